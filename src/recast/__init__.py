@@ -1,0 +1,82 @@
+"""Recast: trained convolutions become gated positional self-attention, and the network computes what it did before.
+
+>>> plan = recast.plan(model, example)            # reads only
+>>> recast.recast_(model, plan)                   # swaps the layers
+>>> recast.verify(parent, model, batch)           # shows that nothing changed
+
+Names are imported on first use (PEP 562), so that `import recast` does not import torch. No module of the package
+has the name of a public function: importing a submodule binds it on the package and would hide the function.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recast.calibration import calibrate_
+    from recast.config import RecastConfig
+    from recast.errors import RecastError
+    from recast.evaluation import evaluate
+    from recast.explain.attention import record
+    from recast.geometry import Geometry
+    from recast.gpsa import GPSA
+    from recast.io import load, save
+    from recast.planning import Plan, plan
+    from recast.surgery import fold_, param_groups, recast_, refresh_gates_
+    from recast.verification import trace, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GPSA",
+    "Geometry",
+    "Plan",
+    "RecastConfig",
+    "RecastError",
+    "__version__",
+    "calibrate_",
+    "evaluate",
+    "fold_",
+    "load",
+    "param_groups",
+    "plan",
+    "recast_",
+    "record",
+    "refresh_gates_",
+    "save",
+    "trace",
+    "verify",
+]
+
+_HOME = {
+    "GPSA": "gpsa",
+    "Geometry": "geometry",
+    "Plan": "planning",
+    "RecastConfig": "config",
+    "RecastError": "errors",
+    "calibrate_": "calibration",
+    "evaluate": "evaluation",
+    "fold_": "surgery",
+    "load": "io",
+    "param_groups": "surgery",
+    "plan": "planning",
+    "recast_": "surgery",
+    "record": "explain.attention",
+    "refresh_gates_": "surgery",
+    "save": "io",
+    "trace": "verification",
+    "verify": "verification",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'recast' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"recast.{_HOME[name]}"), name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
