@@ -1,0 +1,42 @@
+# Every target works on a fresh clone; each is also a plain command: see CONTRIBUTING.md.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install test quickstart lint check format clean
+
+install: .venv/.dev
+
+test: lint  ## style, types and the whole default test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+quickstart: .venv/.quickstart  ## the whole story on embedded data
+	$(BIN)/recast quickstart
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: test quickstart
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache dist
+
+# One stamp per set of extras: the install runs again only when pyproject.toml is newer.
+.venv/.dev: pyproject.toml .venv/.uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch .venv/.dev .venv/.quickstart
+
+.venv/.quickstart: pyproject.toml .venv/.uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[quickstart]'
+	@touch $@
+
+.venv/.uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
