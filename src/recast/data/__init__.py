@@ -1,0 +1,9 @@
+"""Data sets by name: `load_data(DataConfig(name="digits"))`. Pixels are in [0, 1]; a model normalises for itself."""
+
+from __future__ import annotations
+
+from recast.data.images import load_image
+from recast.data.loading import loader
+from recast.data.sources import Data, load_data
+
+__all__ = ["Data", "load_data", "load_image", "loader"]

@@ -1,0 +1,124 @@
+"""From an image file to pixels: a (3, S, S) float32 tensor in [0, 1]. Normalisation is never done here."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from recast.errors import RecastError
+
+EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+MAX_BYTES = 4 * 2**30
+"""What decoded images may take in memory."""
+
+# Everything that Pillow's decoders were seen to raise on broken files; OSError covers UnidentifiedImageError.
+_DECODE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def is_image_name(name: str) -> bool:
+    """True for a name with the ending of an image that is not hidden (`._x.png` is no image)."""
+    return Path(name).suffix.lower() in EXTENSIONS and not Path(name).name.startswith(".")
+
+
+def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image.Image:
+    """Decode the whole image to RGB. Raises RecastError naming the file (`name`, or the path) if it cannot be read."""
+    name = name or str(source)
+    try:
+        with Image.open(source) as image:
+            return _to_rgb(image)
+    except FileNotFoundError:
+        raise RecastError(f"no such image: {name}") from None
+    except IsADirectoryError:
+        raise RecastError(f"expected an image file, got a folder: {name}") from None
+    except _DECODE_ERRORS as error:
+        raise RecastError(f"cannot read image {name}: {_reason(error)}. Replace or remove the file") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
+        grey = np.asarray(image).astype(np.float32) / 257
+        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Image.UnidentifiedImageError):  # its text repeats the path, or names a BytesIO
+        return "not an image in a known format, or truncated"
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def crop_fraction(img_size: int) -> float:
+    """Share of the short side that the centre crop keeps: 0.875 (256 to 224) for photographs, all of a small image."""
+    return 0.875 if img_size >= 96 else 1.0
+
+
+def resize_and_crop(image: Image.Image, img_size: int) -> Image.Image:
+    """Short side to img_size / `crop_fraction` (bicubic), then the centre img_size x img_size.
+
+    Rounds as torchvision's Resize and CenterCrop do, so that validation sees the pixels that timm's transform gives.
+    An image that has exactly the wanted size is left as it is.
+    """
+    if image.size == (img_size, img_size):
+        return image
+    short = int(img_size / crop_fraction(img_size))
+    width, height = image.size
+    size = int(short * width / min(width, height)), int(short * height / min(width, height))
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    left, top = round((size[0] - img_size) / 2), round((size[1] - img_size) / 2)
+    return image.crop((left, top, left + img_size, top + img_size))
+
+
+def to_bytes(image: Image.Image) -> Tensor:
+    """RGB image to a (3, H, W) uint8 tensor."""
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).contiguous()
+
+
+def to_pixels(image: Image.Image) -> Tensor:
+    """RGB image to a (3, H, W) float32 tensor in [0, 1]."""
+    return to_bytes(image).float() / 255
+
+
+def stack_images(images: Iterable[Image.Image], count: int, img_size: int, where: str) -> Tensor:
+    """`count` images, resized and cropped, as (count, 3, S, S) uint8. Raises RecastError when that is too large."""
+    needed = count * 3 * img_size**2
+    if needed > MAX_BYTES:
+        raise RecastError(
+            f"{where}: {count} images at img_size={img_size} are {needed / 2**30:.1f} GiB; at most "
+            f"{MAX_BYTES / 2**30:.0f} GiB are kept in memory. Use fewer (num_train), a smaller img_size, or unpack "
+            "archives and use name=folder"
+        )
+    pixels = torch.empty(count, 3, img_size, img_size, dtype=torch.uint8)
+    for position, image in enumerate(images):
+        pixels[position] = to_bytes(resize_and_crop(image, img_size))
+    return pixels
+
+
+def load_image(path: str | Path, img_size: int) -> Tensor:
+    """One image as validation sees it: (3, img_size, img_size) float32 in [0, 1].
+
+    Raises RecastError naming the file when it does not exist or cannot be decoded.
+    """
+    return to_pixels(resize_and_crop(open_image(Path(path)), img_size))
