@@ -1,0 +1,93 @@
+"""What a layer costs: parameters, multiply-accumulates and activation memory, counted by running it without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one image: parameters, multiply-accumulates, bytes kept for the backward pass."""
+
+    parameters: int
+    macs: int
+    activation_bytes: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(a - b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+
+    def as_tuple(self) -> tuple[int, int, int]:
+        """Parameters, macs, activation bytes."""
+        return self.parameters, self.macs, self.activation_bytes
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON-able fields."""
+        return asdict(self)
+
+
+class SavedBytes:
+    """Context manager: bytes that autograd keeps for backward, each storage once, parameters and buffers excluded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        own = (*model.parameters(), *model.buffers())
+        self._seen = {_storage(t) for t in own}
+        self._alive: list[Tensor] = []  # a freed storage's address may be given out again
+        self.total = 0
+        self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._seen:
+            self._seen.add(storage)
+            self._alive.append(tensor)
+            self.total += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def __enter__(self) -> Self:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+        self._alive.clear()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Scalars in the parameters, shared ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def layer_cost(make: Callable[[], nn.Module], channels: int, height: int, width: int, calls: int = 1) -> Cost:
+    """Cost per image of a layer in training, measured on the meta device: nothing is allocated or computed.
+
+    `make` builds the layer on the meta device. Activation memory is the growth from one image to two, so that tensors
+    which do not depend on the batch (scaled kernels, positional maps) do not count.
+    """
+    layer = make()
+    totals: list[int] = []
+    macs = 0
+    for batch in (1, 2):
+        x = torch.empty(batch, channels, height, width, device="meta", requires_grad=True)
+        saved = SavedBytes(layer)
+        with FlopCounterMode(display=False) as flops, saved:
+            layer(x)
+        totals.append(saved.total)
+        macs = flops.get_total_flops() // 2 // batch
+    return Cost(count_parameters(layer), macs * calls, (totals[1] - totals[0]) * calls)

@@ -1,0 +1,157 @@
+"""What every layer sees for an example input, without computing anything: a pass over fake tensors.
+
+A fake tensor has a shape, a dtype and a device but no memory, so a pass over a network of any size takes milliseconds a
+layer and never changes a running statistic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.cost import SavedBytes
+from recast.errors import RecastError
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer: shapes of its first input and of its output, batch included."""
+
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass
+class Observation:
+    """What a pass saw: the calls of every watched layer in the order of their first use, and the totals of the pass."""
+
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    batch: int = 1
+    macs: int = 0
+    activation_bytes: int = 0
+    real: bool = False
+    """True where fake tensors failed and one real pass in eval mode was made instead."""
+    note: str = ""
+
+
+def run_example(model: nn.Module, example: Example) -> Any:
+    """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def batch_of(example: Example) -> int:
+    """Images in an example: the first dimension of its first tensor. Raises `RecastError` where there is none."""
+    values = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple) else (example,)
+    for value in values:
+        if isinstance(value, Tensor) and value.dim() > 0:
+            return max(1, value.shape[0])
+    raise RecastError(f"the example holds no tensor: expected a batch of images, got {type(example).__name__}")
+
+
+@contextmanager
+def in_eval(*models: nn.Module) -> Iterator[None]:
+    """Set eval mode, and give every module its own mode back afterwards."""
+    before = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in before:
+            # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: restore the flag alone
+            module.training = training
+
+
+@contextmanager
+def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Call `hook(name, inputs, output)` after every forward of the named layers."""
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _module, inputs, output: hook(name, inputs, output)
+
+    handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of `model` whose parameters and buffers are fake: the same structure, no memory."""
+    memo: dict[int, Any] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        fake = mode.from_tensor(tensor.detach())
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+    return copy.deepcopy(model, memo)
+
+
+def observe(
+    model: nn.Module, example: Example, names: set[str], edit: Callable[[nn.Module], None] | None = None
+) -> Observation:
+    """Run the example through a fake copy of `model` and note what the named layers see; `model` itself is only read.
+
+    `edit` may change the copy first (another stride, say). Where fake tensors fail on a model, one real pass in eval mode
+    is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the model.
+    """
+    seen = Observation(batch=batch_of(example))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with mode:
+            subject = fake_copy(model, mode)
+            fakes = tree_map_only(Tensor, mode.from_tensor, example)
+            _run(subject, fakes, names, seen, edit)
+        return seen
+    except Exception as error:  # whatever a model does that fake tensors cannot follow
+        reason = error
+    seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {_first_line(reason)}")
+    try:
+        subject = copy.deepcopy(model) if edit else model
+        with torch.no_grad():
+            _run(subject, example, names, seen, edit)
+    except Exception as error:
+        raise RecastError(
+            f"{type(model).__name__} cannot run on the example {describe(example)}: {_first_line(error)}"
+        ) from error
+    return seen
+
+
+def _run(
+    model: nn.Module, example: Example, names: set[str], seen: Observation, edit: Callable[[nn.Module], None] | None
+) -> None:
+    if edit:
+        edit(model)
+
+    def note(name: str, inputs: Any, output: Any) -> None:
+        seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape)))
+
+    saved = SavedBytes(model)
+    with in_eval(model), hooks(model, names, note), FlopCounterMode(display=False) as flops, saved:
+        run_example(model, example)
+    seen.macs = flops.get_total_flops() // 2 // seen.batch
+    seen.activation_bytes = saved.total // seen.batch
+
+
+def describe(example: Example) -> str:
+    """The shapes of an example, for messages."""
+    return str(tree_map_only(Tensor, lambda t: tuple(t.shape), example))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

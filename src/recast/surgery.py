@@ -1,0 +1,178 @@
+"""The verbs that change a model: `recast_`, `fold_`, `refresh_gates_`; and its parameters in groups for an optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from recast.errors import RecastError, suggest
+from recast.geometry import Geometry
+from recast.gpsa import GPSA
+from recast.planning import Plan, Step, apply_edits_
+from recast.rules import check_finite, find_rule, refusal
+from recast.strides import replace_module_
+
+LINEAR_GATE_LR_RATIO = 10.0
+SIGMOID_GATE_LR = 0.1
+
+
+def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
+    """The GPSA layers of a model by name, each once, in the order of `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}
+
+
+def applied_plan(model: nn.Module) -> Plan:
+    """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
+    plan = getattr(model, "recast_plan", None)
+    if not isinstance(plan, Plan):
+        raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
+    return plan
+
+
+def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
+    """Replace the planned convolutions of `model` by GPSA, in place; returns the model (a new one if it is itself a conv).
+
+    With the linear gate at its start and `stride="keep"` the model computes exactly what it did. `steps` names the steps
+    to take now (all by default); later calls with the same plan may take others. Every check comes before the first
+    change. Raises `RecastError` if the plan is for another model, a layer is already recast, or weights are not finite.
+    """
+    chosen = plan if steps is None else plan.only(list(steps))
+    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
+    done = getattr(model, "recast_plan", None)
+    if done is None:
+        apply_edits_(model, {s.name: s.geometry for s in plan.steps if s.geometry != s.parent_geometry}, plan.edits)
+    for step in chosen.steps:
+        module = modules[step.name]
+        found = find_rule(module)
+        assert found is not None
+        layer = found[1](module, plan.config)
+        if step.bias_added:
+            layer.add_bias_()
+        new: nn.Module = layer.to_conv() if step.folded else layer
+        if step.name == "":
+            model = new
+        else:
+            replace_module_(model, module, new)
+    applied = chosen if done is None else replace(plan, steps=done.steps + chosen.steps)
+    model.recast_plan = applied  # type: ignore[assignment]
+    return model
+
+
+def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
+    """The convolution of a step, if it is the one that was planned."""
+    try:
+        module = model.get_submodule(step.name)
+    except AttributeError:
+        hint = suggest(step.name, (name for name, _ in model.named_modules()))
+        raise RecastError(
+            f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "
+            f"(planned for {plan.model}).{hint}"
+        ) from None
+    if isinstance(module, GPSA):
+        raise RecastError(f"{step.name or 'the model'} is already recast: a plan is applied once")
+    if reason := refusal(module):
+        raise RecastError(f"{step.name} cannot be recast: {reason}")
+    assert isinstance(module, nn.Conv2d)
+    done = getattr(model, "recast_plan", None)
+    expected = step.parent_geometry if done is None else step.geometry
+    shape = (module.in_channels, Geometry.of(module), module.groups)
+    planned = (step.input[0], expected, step.groups)
+    if shape != planned or module.out_channels != step.output[0]:
+        raise RecastError(
+            f"the plan is for another model: {step.name} is {module.in_channels} → {module.out_channels} {shape[1]}, "
+            f"planned {planned[0]} → {step.output[0]} {expected}"
+        )
+    check_finite(step.name, module)
+    return module
+
+
+def refresh_gates_(model: nn.Module, tol: float = 0.0) -> nn.Module:
+    """Look at the gates of every GPSA layer so that eval skips closed heads (|γ| ≤ tol and |s| ≤ tol); returns the model.
+
+    Call it whenever the weights were changed by something other than `load` or `fit` and speed in eval matters.
+    """
+    for layer in gpsa_layers(model).values():
+        layer.refresh_gates(tol)
+    return model
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What `fold_` did to a layer: heads closed of all, whether it became a convolution, and the kernel's largest change."""
+
+    name: str
+    closed: int
+    heads: int
+    convolution: bool
+    change: float
+    """Largest dropped gate, max(|γ|, |s|) over the closed heads: 0 where the fold is exact."""
+
+
+@torch.no_grad()
+def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
+    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place; skip other closed heads.
+
+    With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model` does
+    the same through `GPSA.fuse`. Sigmoid gates never close exactly and stay. A model that is itself a layer is not
+    replaced: use its `fold()`.
+    """
+    report: list[Folded] = []
+    names: list[str] = []
+    for name, layer in gpsa_layers(model).items():
+        gates = layer.gates()
+        new = layer.fold(tol) if name else layer
+        opened = layer.refresh_gates(tol)
+        closed = 0 if opened is None else layer.num_heads - len(opened)
+        change = 0.0
+        if closed:
+            size = torch.maximum(gates["gamma"].abs(), gates["s"].abs())
+            change = float(size[size <= tol].max())
+        if new is not layer:
+            replace_module_(model, layer, new)
+            names.append(name)
+        report.append(Folded(name, closed, layer.num_heads, new is not layer, change))
+    if names and hasattr(model, "recast_plan"):
+        plan = applied_plan(model)
+        steps = tuple(replace(step, folded=step.folded or step.name in names) for step in plan.steps)
+        model.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
+    return report
+
+
+def param_groups(
+    model: nn.Module, lr: float = 1e-4, gate_lr: float | None = None, weight_decay: float = 0.05
+) -> list[dict[str, Any]]:
+    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val and gates never do.
+
+    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al.
+    2021). Frozen parameters are left out. The model need not hold GPSA layers, so that a control arm gets the same groups.
+    """
+    plain: list[nn.Parameter] = []
+    linear: list[nn.Parameter] = []
+    sigmoid: list[nn.Parameter] = []
+    for layer in gpsa_layers(model).values():
+        plain += [p for p in (layer.center, layer.raw_alpha, layer.value) if p is not None]
+        if layer.config.gate == "linear":
+            linear += [layer.gamma, layer.spread]
+        else:
+            sigmoid.append(layer.lam)
+    special = {id(p) for p in (*plain, *linear, *sigmoid)}
+    decayed: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if id(parameter) not in special:
+            (decayed if parameter.dim() > 1 else plain).append(parameter)
+    groups = [
+        _group("decay", decayed, lr, weight_decay),
+        _group("no_decay", plain, lr, 0.0),
+        _group("gates", linear, lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr, 0.0),
+        _group("sigmoid_gates", sigmoid, SIGMOID_GATE_LR if gate_lr is None else gate_lr, 0.0),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _group(name: str, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> dict[str, Any]:
+    trained = [p for p in parameters if p.requires_grad]
+    return {"name": name, "params": trained, "lr": lr, "weight_decay": weight_decay}

@@ -1,0 +1,147 @@
+"""Is the recast model the same function? `verify` compares parent and child on real inputs, layer by layer and end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from recast.config import Backend
+from recast.errors import RecastError
+from recast.planning import Plan
+from recast.shapes import Example, hooks, in_eval, run_example
+from recast.surgery import applied_plan, gpsa_layers
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model computed for a batch: its output, and the output of every planned layer, by name."""
+
+    output: Any
+    layers: dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How far a child is from its parent. Relative error is max|child − parent| / max|parent| over a tensor."""
+
+    images: int
+    max_relative_error: float
+    bitwise: bool
+    argmax_agreement: float
+    """Share of images with the same argmax of the (first) output, 0 to 1."""
+    backend: str
+    layers: dict[str, float]
+
+    def ok(self, tol: float = TOLERANCE) -> bool:
+        """Same argmax on every image and relative error within `tol`."""
+        return self.argmax_agreement == 1.0 and self.max_relative_error <= tol
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
+        same = round(self.argmax_agreement * self.images)
+        return f"{how}; same prediction on {same} of {self.images} images ({self.backend})"
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """max|a − b| / max|b|; infinite where a value is not finite or the shapes differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0
+    scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+    error = float((a - b).abs().max() / scale)
+    return error if error == error else float("inf")
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
+    """Let every GPSA layer compute with `backend` (None: leave each its own)."""
+    before = {name: layer.backend for name, layer in gpsa_layers(model).items()}
+    try:
+        for layer in gpsa_layers(model).values():
+            layer.backend = backend or layer.backend
+        yield
+    finally:
+        for name, layer in gpsa_layers(model).items():
+            layer.backend = before[name]
+
+
+@torch.no_grad()
+def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
+    """Run `batch` in eval mode and keep the outputs that `verify` compares: take it before an in-place recast."""
+    layers: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, _inputs: Any, output: Tensor) -> None:
+        layers.setdefault(name, []).append(output.clone())
+
+    with in_eval(model), full_precision(), hooks(model, {step.name for step in plan.steps}, keep):
+        output = run_example(model, batch)
+    return Trace(tree_map_only(Tensor, torch.clone, output), layers)
+
+
+def verify(
+    parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None
+) -> Exactness:
+    """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
+
+    Sets eval mode and TF32 off, and restores both. `backend` makes every layer compute with that code. With
+    `stride="dilate"` layers are compared at the parent's positions, which are the even ones of the child. Outputs may be
+    any nest of tensors. Raises `RecastError` if the outputs cannot be compared.
+    """
+    plan = applied_plan(child)
+    before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
+    with use_backend(child, backend):
+        after = trace(child, plan, batch)
+        backends = sorted({layer.chosen_backend() for layer in gpsa_layers(child).values()})
+    pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    if not tensors or len(tree_leaves(after.output)) != len(tree_leaves(before.output)):
+        raise RecastError("parent and child return different kinds of output: they cannot be compared")
+    first, reference = tensors[0]
+    same = first.shape == reference.shape and first.dim() > 1
+    agreement = float((first.argmax(1) == reference.argmax(1)).float().mean()) if same else float("nan")
+    return Exactness(
+        images=len(first) if first.dim() else 1,
+        max_relative_error=max(relative_error(a, b) for a, b in tensors),
+        bitwise=all(torch.equal(a, b) for a, b in tensors),
+        argmax_agreement=agreement,
+        backend=", ".join(backends) or "convolution",
+        layers={name: _layer_error(after.layers[name], outputs) for name, outputs in before.layers.items()},
+    )
+
+
+def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor]) -> float:
+    if len(child) != len(parent):
+        return float("inf")
+    return max(relative_error(_at_parent_positions(c, p), p) for c, p in zip(child, parent, strict=True))
+
+
+def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
+    """Every s-th pixel of a map that is s times denser than the parent's."""
+    if child.dim() != 4 or child.shape == parent.shape:
+        return child
+    s0, s1 = (-(-c // p) for c, p in zip(child.shape[2:], parent.shape[2:], strict=True))
+    return child[:, :, ::s0, ::s1]
