@@ -1,0 +1,232 @@
+"""Small residual networks for 32×32 images: the CIFAR ResNets, and one for handwritten digits.
+
+Shapes: images B×C×H×W. Three stages at H, H/2 and H/4 with 16, 32 and 64 channels; depth = 6n + 2 for n blocks a stage.
+Paper: He et al. 2015, Deep Residual Learning for Image Recognition, section 4.2 (arXiv:1512.03385).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+
+__all__ = ["CifarResNet", "SubsampleShortcut", "cifar_resnet"]
+
+Shortcut = Literal["option_a", "conv"]
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class SubsampleShortcut(nn.Module):
+    """y = pad(x[:, :, ::stride, ::stride]): every stride-th pixel, `pad_channels` zero channels before and after.
+
+    Option A of the paper: a shortcut without parameters.
+    """
+
+    def __init__(self, stride: int, pad_channels: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.pad_channels = pad_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, self.pad_channels, self.pad_channels))
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, pad_channels={self.pad_channels}"
+
+
+def _shortcut(in_channels: int, channels: int, stride: int, kind: Shortcut) -> nn.Module | None:
+    if stride == 1 and in_channels == channels:
+        return None
+    if kind == "option_a":
+        if channels < in_channels or (channels - in_channels) % 2:
+            raise RecastError(
+                f"option_a pads channels evenly on both sides: cannot go from {in_channels} to {channels}"
+            )
+        return SubsampleShortcut(stride, (channels - in_channels) // 2)
+    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
+
+
+class Block(nn.Module):
+    """y = relu(shortcut(x) + bn(conv(relu(bn(conv(x)))))), 3×3 convolutions, the first one strided."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.act1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = _shortcut(in_channels, channels, stride, shortcut)
+        self.act2 = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x)))))
+        return self.act2(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class CifarResNet(nn.Module):
+    """Stem 3×3, three stages, average pooling, a linear head.
+
+    `blocks`: blocks of each stage. `head_name`: the head's attribute, so that published weights load as they are.
+    `num_classes=0`: pooled features B×widths[-1] instead of logits.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int] = (3, 3, 3),
+        widths: Sequence[int] = (16, 32, 64),
+        num_classes: int = 10,
+        in_chans: int = 3,
+        shortcut: Shortcut = "conv",
+        head_name: str = "fc",
+    ) -> None:
+        super().__init__()
+        if shortcut not in ("option_a", "conv"):
+            raise RecastError(f"shortcut must be 'option_a' or 'conv', got {shortcut!r}")
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = widths[-1]
+        self.head_name = head_name
+        self.feature_info = [
+            {"num_chs": width, "reduction": 2**i, "module": f"layer{i + 1}"} for i, width in enumerate(widths)
+        ]
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.act1 = nn.ReLU(inplace=True)
+        channels = widths[0]
+        for i, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+            stage = []
+            for j in range(count):
+                stage.append(Block(channels, width, 2 if i > 0 and j == 0 else 1, shortcut))
+                channels = width
+            self.add_module(f"layer{i + 1}", nn.Sequential(*stage))
+        self.global_pool = nn.AdaptiveAvgPool2d(1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.reset_classifier(num_classes)
+
+    def get_classifier(self) -> nn.Module:
+        return getattr(self, self.head_name)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        setattr(self, self.head_name, head.to(self.conv1.weight.device))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """B×C×H×W images to the last stage's map, B×widths[-1]×H/4×W/4."""
+        x = self.act1(self.bn1(self.conv1(x)))
+        for stage in self.feature_info:
+            x = getattr(self, str(stage["module"]))(x)
+        return x
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = self.global_pool(x).flatten(1)
+        return x if pre_logits else self.get_classifier()(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def cifar_resnet(
+    depth: int, num_classes: int, shortcut: Shortcut = "option_a", head_name: str = "fc", in_chans: int = 3
+) -> CifarResNet:
+    """A CIFAR ResNet of depth 6n + 2: 20, 32, 44, 56, 110…
+
+    `shortcut="option_a"` with `head_name="linear"` has the parameter names of akamaster/pytorch_resnet_cifar10,
+    `shortcut="conv"` with `head_name="fc"` those of chenyaofo/pytorch-cifar-models.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise RecastError(f"depth of a CIFAR ResNet must be 6n + 2 (8, 14, 20, 32, 44, 56, 110), got {depth}")
+    return CifarResNet(
+        ((depth - 2) // 6,) * 3, num_classes=num_classes, in_chans=in_chans, shortcut=shortcut, head_name=head_name
+    )
+
+
+def _cfg(
+    mean: tuple[float, ...], std: tuple[float, ...], num_classes: int, head_name: str
+) -> dict[str, Any] | PretrainedCfg:
+    return {
+        "input_size": (3, 32, 32),
+        "pool_size": (8, 8),
+        "crop_pct": 1.0,
+        "interpolation": "bilinear",
+        "mean": mean,
+        "std": std,
+        "num_classes": num_classes,
+        "first_conv": "conv1",
+        "classifier": head_name,
+    }
+
+
+# The first tag of a name is its default. No tag has weights to fetch: pass a checkpoint.
+default_cfgs = generate_default_cfgs(
+    {
+        f"{name}.{tag}": cfg
+        for name in ("cifar_resnet20", "cifar_resnet56")
+        for tag, cfg in {
+            "cifar100": _cfg(CIFAR100_MEAN, CIFAR100_STD, 100, "fc"),
+            "cifar10": _cfg(CIFAR10_MEAN, CIFAR10_STD, 10, "fc"),
+        }.items()
+    }
+    | {
+        "cifar_resnet20_a": _cfg(IMAGENET_MEAN, IMAGENET_STD, 10, "linear"),
+        "cifar_resnet56_a": _cfg(IMAGENET_MEAN, IMAGENET_STD, 10, "linear"),
+        "digits_resnet": _cfg((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 10, "fc"),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> CifarResNet:
+    feature_cfg = {"out_indices": (0, 1, 2), "flatten_sequential": False}
+    return build_model_with_cfg(CifarResNet, variant, pretrained, feature_cfg=feature_cfg, **kwargs)
+
+
+@register_model
+def cifar_resnet20(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-20 with 1×1 shortcuts (chenyaofo's layout)."""
+    return _create(
+        "cifar_resnet20", pretrained, **{"blocks": (3, 3, 3), "shortcut": "conv", "head_name": "fc", **kwargs}
+    )
+
+
+@register_model
+def cifar_resnet56(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-56 with 1×1 shortcuts (chenyaofo's layout)."""
+    return _create(
+        "cifar_resnet56", pretrained, **{"blocks": (9, 9, 9), "shortcut": "conv", "head_name": "fc", **kwargs}
+    )
+
+
+@register_model
+def cifar_resnet20_a(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-20 with parameter-free shortcuts (akamaster's layout, which normalises as for ImageNet)."""
+    return _create(
+        "cifar_resnet20_a", pretrained, **{"blocks": (3, 3, 3), "shortcut": "option_a", "head_name": "linear", **kwargs}
+    )
+
+
+@register_model
+def cifar_resnet56_a(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-56 with parameter-free shortcuts (akamaster's layout, which normalises as for ImageNet)."""
+    return _create(
+        "cifar_resnet56_a", pretrained, **{"blocks": (9, 9, 9), "shortcut": "option_a", "head_name": "linear", **kwargs}
+    )
+
+
+@register_model
+def digits_resnet(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """One block a stage, two in the last (64 channels at 8×8): learns the 1,797 digits in half a minute on a CPU."""
+    return _create(
+        "digits_resnet", pretrained, **{"blocks": (1, 1, 2), "shortcut": "conv", "head_name": "fc", **kwargs}
+    )

@@ -1,0 +1,156 @@
+"""Weights from files that may be foreign: read as tensors only, checked in full, then loaded.
+
+A pickle may run any code when it is read, so `.pth` files are read with torch's `weights_only` reader, which knows
+tensors and plain containers and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+
+PICKLED = (".pth", ".pt", ".bin", ".tar")
+WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # where training scripts keep the weights
+PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Name → tensor of a `.safetensors` or `.pth/.pt/.bin` file, on the CPU; wrappers and prefixes taken off.
+
+    Raises RecastError for a file that is absent, truncated, of another kind, or that holds code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RecastError(
+            f"checkpoint {path} does not exist" if not path.exists() else f"checkpoint {path} is not a file"
+        )
+    if path.suffix == ".safetensors":
+        content: Any = _read_safetensors(path)
+    elif path.suffix in PICKLED:
+        content = _read_pickled(path)
+    else:
+        raise RecastError(
+            f"checkpoint {path} must end in .safetensors, {', '.join(PICKLED)}, got {path.suffix or 'no suffix'}"
+        )
+    return _strip(_unwrap(content, path), path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
+
+
+def _read_pickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise RecastError(
+                f"checkpoint {path} needs {named[1]} to be run while it is read, which is refused: "
+                "save its state_dict alone (torch.save(model.state_dict(), ...) or safetensors)"
+            ) from None
+        if "TorchScript" in str(error):
+            raise RecastError(
+                f"checkpoint {path} is a TorchScript program, not weights: save its state_dict alone"
+            ) from None
+        raise RecastError(
+            f"checkpoint {path} is truncated or not a file of torch.save ({type(error).__name__})"
+        ) from None
+
+
+def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(content, Mapping):
+        wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if wrapper is None:
+            break
+        content = content[wrapper]
+    if not isinstance(content, Mapping):
+        raise RecastError(f"checkpoint {path} must hold a mapping of names to tensors, got {type(content).__name__}")
+    if not content:
+        raise RecastError(f"checkpoint {path} holds no weights")
+    for name, value in content.items():
+        if not (isinstance(name, str) and isinstance(value, Tensor)):
+            raise RecastError(
+                f"checkpoint {path} must hold a mapping of names to tensors (or one below {', '.join(WRAPPERS)}), "
+                f"but {name!r} is {type(value).__name__}"
+            )
+    return dict(content)
+
+
+def _strip(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in weights):
+            return _strip({name.removeprefix(prefix): value for name, value in weights.items()}, path)
+    return weights
+
+
+def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
+    """Load `weights` strictly into `model`. Every check comes first: on an error the model is as it was.
+
+    `source` names the weights in messages. Dtypes follow the model (fp16 files load into an fp32 model).
+    A BatchNorm's missing `num_batches_tracked` (files from before torch 0.4.1) is no error.
+    """
+    if message := mismatch(model, weights):
+        raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
+    if name := first_nonfinite(model, weights):
+        raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
+    model.load_state_dict(dict(weights), strict=True)
+
+
+def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
+    """What keeps `weights` from loading strictly into `model`, in one line; empty if nothing does."""
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
+    unexpected = [name for name in weights if name not in own]
+    shapes = [name for name in own if name in weights and own[name].shape != weights[name].shape]
+    kinds = [
+        name
+        for name in own
+        if name in weights and own[name].is_floating_point() and not weights[name].is_floating_point()
+    ]
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing (first: {missing[0]})")
+    if unexpected:
+        parts.append(f"{len(unexpected)} unexpected (first: {unexpected[0]})")
+    if shapes:
+        first = shapes[0]
+        parts.append(
+            f"{len(shapes)} of another shape (first: {first} is {tuple(weights[first].shape)}, "
+            f"the model's is {tuple(own[first].shape)})"
+        )
+    if kinds:
+        parts.append(f"{len(kinds)} not floating point (first: {kinds[0]} is {weights[kinds[0]].dtype})")
+    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
+        parts.append(f"the file has {classes} classes: pass num_classes={classes}")
+    return ", ".join(parts)
+
+
+def _head_classes(shapes: list[str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
+    """Number of classes of the file if only the rows of one layer differ, else None."""
+    layers = {name.rpartition(".")[0] for name in shapes}
+    rows = {len(weights[name]) for name in shapes if weights[name].ndim}
+    same_rest = all(own[name].shape[1:] == weights[name].shape[1:] for name in shapes)
+    return rows.pop() if len(layers) == 1 and len(rows) == 1 and same_rest else None
+
+
+def first_nonfinite(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
+    """Name of the first parameter or running statistic with NaN or infinity. Other buffers (masks) may hold -inf."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    for name in names:
+        value = weights.get(name)
+        if value is not None and value.is_floating_point() and not value.float().isfinite().all():
+            return name
+    return None

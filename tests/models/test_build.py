@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from recast.config import ModelConfig
+from recast.errors import RecastError
+from recast.models.build import build, build_from, constructor, input_defaults
+
+OWN_NETWORKS = """
+from torch import nn
+
+def tiny(num_classes=3):
+    return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def fixed():
+    return nn.Sequential(nn.Conv2d(3, 2, 3))
+
+def poisoned():
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, float("nan"))
+    return model
+
+def word():
+    return "resnet18"
+"""
+
+
+@pytest.fixture
+def own_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_networks_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN_NETWORKS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "timm:digits_resnet", "torchvision:squeezenet1_1"])
+def test_registry_names(name: str) -> None:
+    model = build(ModelConfig(name), num_classes=6).eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 6)
+
+
+def test_the_config_decides_on_classes_before_the_data_set() -> None:
+    assert build(ModelConfig("digits_resnet", num_classes=5), num_classes=6).num_classes == 5
+    assert build(ModelConfig("digits_resnet")).num_classes == 10
+    with pytest.raises(RecastError, match="at least 1, got 0"):
+        build(ModelConfig("digits_resnet", num_classes=0))
+
+
+def test_own_function(own_networks: str) -> None:
+    assert build(ModelConfig(f"{own_networks}:tiny"), num_classes=6)(torch.randn(1, 3, 8, 8)).shape == (1, 6)
+    assert len(list(build(ModelConfig(f"{own_networks}:fixed")).parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet81", r"timm has no model 'resnet81'. Did you mean .*resnet18"),
+        ("cifar_resnet21", "Did you mean .*cifar_resnet20"),
+        ("squeezenet1_1", "Did you mean torchvision:squeezenet1_1"),
+        ("torchvision:resnet51", "torchvision has no model 'resnet51'. Did you mean resnet5"),
+        ("cifar_resnet20.imagenet", "has no tag 'imagenet', only cifar10, cifar100"),
+        ("", "a model is named|timm has no model"),
+        ("hf-hub:timm/resnet18", "a model is named timm:NAME"),
+        ("no_such_package.net:make", "cannot import no_such_package.net"),
+        ("timm.layers:create_con2d", r"timm.layers has no function 'create_con2d'. Did you mean create_conv2d"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message) as error:
+        build(ModelConfig(name))
+    assert "\n" not in str(error.value)
+
+
+def test_functions_that_do_not_fit(own_networks: str) -> None:
+    with pytest.raises(RecastError, match="fixed takes no argument num_classes"):
+        build(ModelConfig(f"{own_networks}:fixed"), num_classes=6)
+    with pytest.raises(RecastError, match="tiny takes no argument pretrained"):
+        build(ModelConfig(f"{own_networks}:tiny", pretrained=True))
+    with pytest.raises(RecastError, match=r"must return an nn\.Module, got str"):
+        build(ModelConfig(f"{own_networks}:word"))
+    with pytest.raises(RecastError, match="NaN or infinity in weight"):
+        build(ModelConfig(f"{own_networks}:poisoned"))
+
+
+def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:
+    parent = timm.create_model("digits_resnet", num_classes=6)
+    path = tmp_path / "parent.safetensors"
+    save_file(parent.state_dict(), path)
+    child = build(ModelConfig("digits_resnet", checkpoint=str(path), num_classes=6))
+    assert all(torch.equal(a, b) for a, b in zip(parent.parameters(), child.parameters(), strict=True))
+    with pytest.raises(RecastError, match="pass num_classes=6"):
+        build(ModelConfig("digits_resnet", checkpoint=str(path)))
+    with pytest.raises(RecastError, match=r"does not fit CifarResNet: \d+ missing"):
+        build(ModelConfig("cifar_resnet20", checkpoint=str(path), num_classes=6))
+    with pytest.raises(RecastError, match="either checkpoint or pretrained"):
+        build(ModelConfig("digits_resnet", checkpoint=str(path), pretrained=True))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "torchvision:squeezenet1_1"])
+def test_pretrained_without_network_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or the hub retries for 40 s
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(RecastError, match=r"could not fetch the pretrained weights of .*; pass a checkpoint") as error:
+        build(ModelConfig(name, pretrained=True))
+    assert "\n" not in str(error.value)
+
+
+def test_pretrained_where_there_is_none() -> None:
+    with pytest.raises(RecastError, match="no pretrained weights for digits_resnet"):
+        build(ModelConfig("digits_resnet", pretrained=True))
+    with pytest.raises(RecastError, match="have 1000 classes, got num_classes=6"):
+        build(ModelConfig("torchvision:squeezenet1_1", pretrained=True), num_classes=6)
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "torchvision:squeezenet1_1"])
+def test_constructor_survives_json(name: str) -> None:
+    config = ModelConfig(name, checkpoint="somewhere.pth", num_classes=6)
+    described = json.loads(json.dumps(constructor(config)))
+    assert described["kwargs"] == {"num_classes": 6}
+    again, original = build_from(described), build(ModelConfig(name, num_classes=6))
+    assert [(k, v.shape) for k, v in again.state_dict().items()] == [
+        (k, v.shape) for k, v in original.state_dict().items()
+    ]
+    assert constructor(ModelConfig("digits_resnet"), num_classes=4) == {
+        "name": "timm:digits_resnet",
+        "kwargs": {"num_classes": 4},
+    }
+
+
+def test_a_file_cannot_call_functions(own_networks: str) -> None:
+    described = constructor(ModelConfig(f"{own_networks}:tiny"), num_classes=6)
+    with pytest.raises(RecastError, match="asks to run own_networks"):
+        build_from(described)
+    assert isinstance(build_from(described, allow_functions=True), nn.Sequential)
+    with pytest.raises(RecastError, match="may set num_classes, got checkpoint_path"):
+        build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
+    with pytest.raises(RecastError, match="a constructor must be"):
+        build_from({"kwargs": {}})
+
+
+def test_input_defaults() -> None:
+    assert input_defaults(nn.Linear(1, 1)) is None
+    defaults = input_defaults(build(ModelConfig("cifar_resnet20_a")))
+    assert defaults == (32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from recast.config import ModelConfig
+from recast.errors import RecastError
+from recast.models.build import build, input_defaults
+from recast.models.small import CifarResNet, SubsampleShortcut, cifar_resnet
+
+NAMES = ["cifar_resnet20", "cifar_resnet56", "cifar_resnet20_a", "cifar_resnet56_a", "digits_resnet"]
+
+
+def test_subsample_shortcut_is_option_a() -> None:
+    x = torch.randn(2, 16, 9, 7)
+    y = SubsampleShortcut(stride=2, pad_channels=8)(x)
+    assert y.shape == (2, 32, 5, 4)
+    assert torch.equal(y[:, 8:24], x[:, :, ::2, ::2])
+    assert not y[:, :8].any()
+    assert not y[:, 24:].any()
+
+
+@pytest.mark.parametrize(
+    ("depth", "shortcut", "parameters"),
+    # 0.27M and 0.85M: table 6 of the paper. 1×1 shortcuts with norms add 16·32 + 64 + 32·64 + 128.
+    [(20, "option_a", 269722), (20, "conv", 272474), (56, "option_a", 853018), (56, "conv", 855770)],
+)
+def test_parameter_counts_of_the_paper(depth: int, shortcut: str, parameters: int) -> None:
+    model = cifar_resnet(depth, num_classes=10, shortcut=shortcut)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("depth", [0, 2, 18, 34])
+def test_depth_must_be_6n_plus_2(depth: int) -> None:
+    with pytest.raises(RecastError, match=f"6n \\+ 2 .* got {depth}"):
+        cifar_resnet(depth, num_classes=10)
+
+
+def test_unknown_shortcut_is_refused() -> None:
+    with pytest.raises(RecastError, match="'option_a' or 'conv', got 'b'"):
+        cifar_resnet(20, num_classes=10, shortcut="b")
+
+
+def test_option_a_cannot_pad_unevenly() -> None:
+    with pytest.raises(RecastError, match="from 16 to 33"):
+        CifarResNet((1, 1), (16, 33), shortcut="option_a")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_timm_creates_it_by_name(name: str) -> None:
+    model = timm.create_model(name, num_classes=7).eval()
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+    assert model.forward_features(torch.randn(1, 3, 32, 48)).shape == (1, 64, 8, 12)
+    defaults = input_defaults(model)
+    assert defaults is not None
+    assert defaults.img_size == 32
+    assert name in timm.list_models("*_resnet*")
+
+
+def test_features_and_classifier_follow_timm() -> None:
+    model = timm.create_model("cifar_resnet20_a", num_classes=0)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 64)
+    model.reset_classifier(5)
+    assert model.get_classifier() is model.linear
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+    maps = timm.create_model("cifar_resnet20", features_only=True)(torch.randn(1, 3, 32, 32))
+    assert [tuple(m.shape[1:]) for m in maps] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+
+
+def test_normalisation_differs_by_tag() -> None:
+    ten = input_defaults(timm.create_model("cifar_resnet20.cifar10"))
+    hundred = input_defaults(timm.create_model("cifar_resnet20"))
+    assert ten is not None
+    assert hundred is not None
+    assert ten.mean == (0.4914, 0.4822, 0.4465)
+    assert hundred.mean == (0.5071, 0.4867, 0.4408)
+    assert timm.create_model("cifar_resnet20.cifar10").num_classes == 10
+    assert timm.create_model("cifar_resnet20").num_classes == 100
+
+
+def test_digits_resnet_learns() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("digits_resnet", num_classes=4)
+    x = torch.randn(32, 3, 16, 16)
+    y = torch.arange(32) % 4
+    x += y.float()[:, None, None, None]  # brightness tells the class
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(15):
+        loss = F.cross_entropy(model(x), y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.5  # log 4 = 1.39 before
+
+
+slow = pytest.mark.skipif(
+    not (os.environ.get("RECAST_SLOW") and os.environ.get("RECAST_DATA")),
+    reason="needs RECAST_SLOW=1 and trained weights in RECAST_DATA",
+)
+
+
+def accuracy(model: torch.nn.Module, archive: Path, classes: list[str]) -> float:
+    """Top-1 in percent on a zip of CLASS/NUMBER.png, normalised as the model says."""
+    defaults = input_defaults(model)
+    assert defaults is not None
+    mean, std = (torch.tensor(v)[:, None, None] for v in (defaults.mean, defaults.std))
+    correct = 0
+    with zipfile.ZipFile(archive) as files:
+        names = [name for name in files.namelist() if name.endswith(".png")]
+        assert len(names) == 5000
+        for i in range(0, len(names), 250):
+            pixels = np.stack([np.asarray(Image.open(io.BytesIO(files.read(n)))) for n in names[i : i + 250]])
+            x = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - mean) / std
+            labels = torch.tensor([classes.index(n.split("/")[0]) for n in names[i : i + 250]])
+            with torch.inference_mode():
+                correct += int((model(x).argmax(1) == labels).sum())
+    return 100 * correct / len(names)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "data", "weights", "top1"),
+    [
+        ("cifar_resnet20_a", "cifar10", "cifar10_resnet20_akamaster", 91.92),
+        ("cifar_resnet20", "cifar100", "cifar100_resnet20_chenyaofo", 68.90),
+        ("cifar_resnet56_a", "cifar10", "cifar10_resnet56_akamaster", 93.40),
+        ("cifar_resnet56", "cifar100", "cifar100_resnet56_chenyaofo", 72.58),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_published_weights_reach_their_accuracy(name: str, data: str, weights: str, top1: float) -> None:
+    folder = Path(os.environ["RECAST_DATA"])
+    model = build(ModelConfig(name, checkpoint=str(folder / "weights" / f"{weights}.safetensors"))).eval()
+    classes = (folder / data / "classes.txt").read_text(encoding="utf-8").split()
+    assert accuracy(model, folder / data / "test.zip", classes) == pytest.approx(top1, abs=0.005)
+
+
+@slow
+def test_squeezenet_loads_strictly() -> None:
+    checkpoint = Path(os.environ["RECAST_DATA"]) / "weights" / "imagenet_squeezenet1_1.safetensors"
+    model = build(ModelConfig("torchvision:squeezenet1_1", checkpoint=str(checkpoint)))
+    assert model.features[0].weight.abs().sum() > 0

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from recast.errors import RecastError
+from recast.models.weights import load_weights_, read_weights
+
+
+def net(classes: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, classes))
+
+
+class TouchesAFile:
+    """Unpickling it creates a file: the proof that code ran."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin"])
+@pytest.mark.parametrize("wrap", [lambda w: w, lambda w: {"epoch": 3, "state_dict": w}, lambda w: {"model": w}])
+def test_reads_what_was_saved(tmp_path: Path, suffix: str, wrap: Any) -> None:
+    weights = net().state_dict()
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(wrap({f"module.{k}": v for k, v in weights.items()}), path)
+    read = read_weights(path)
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[k], weights[k]) for k in weights)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_with_code_is_refused_and_never_run(tmp_path: Path, zipped: bool) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "evil.pth"
+    content = {"state_dict": net().state_dict(), "args": TouchesAFile(marker)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(RecastError, match=r"evil.pth needs \S+ to be run while it is read, which is refused") as error:
+        read_weights(path)
+    assert "\n" not in str(error.value)
+    assert not marker.exists()
+    torch.load(path, weights_only=False)  # the file is a real threat: the careless reader runs it
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("keep", [0, 4, 0.5, 0.99])
+def test_truncated_file_is_one_clear_line(tmp_path: Path, suffix: str, keep: float) -> None:
+    path = tmp_path / f"cut{suffix}"
+    if suffix == ".safetensors":
+        save_file(net().state_dict(), path)
+    else:
+        torch.save(net().state_dict(), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    with pytest.raises(RecastError, match=rf"cut{suffix} is truncated or not a") as error:
+        read_weights(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "must hold a mapping of names to tensors, got list"),
+        ({}, "holds no weights"),
+        ({"state_dict": {}}, "holds no weights"),
+        ({"epoch": 3, "weights": {"a": torch.ones(1)}}, "'epoch' is int"),
+        ({1: torch.ones(1)}, "1 is Tensor"),
+    ],
+)
+def test_foreign_content_is_refused(tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "foreign.pt"
+    torch.save(content, path)
+    with pytest.raises(RecastError, match=message):
+        read_weights(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="does not exist"):
+        read_weights(tmp_path / "none.pth")
+    with pytest.raises(RecastError, match="is not a file"):
+        read_weights(tmp_path)
+    (tmp_path / "weights.pkl").write_bytes(pickle.dumps({}))
+    with pytest.raises(RecastError, match=r"must end in .safetensors.*got .pkl"):
+        read_weights(tmp_path / "weights.pkl")
+    (tmp_path / "page.pth").write_text("<html>404</html>", encoding="utf-8")
+    with pytest.raises(RecastError, match=r"truncated or not a file of torch\.save"):
+        read_weights(tmp_path / "page.pth")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # only to make the file
+def test_torchscript_is_refused(tmp_path: Path) -> None:
+    torch.jit.trace(nn.ReLU(), torch.ones(1)).save(str(tmp_path / "program.pt"))
+    with pytest.raises(RecastError, match="TorchScript program, not weights"):
+        read_weights(tmp_path / "program.pt")
+
+
+def broken(change: str) -> dict[str, torch.Tensor]:
+    weights = {k: v.clone() for k, v in net().state_dict().items()}
+    if change == "missing":
+        del weights["0.weight"], weights["3.bias"]
+    elif change == "unexpected":
+        weights["7.weight"] = torch.ones(1)
+    elif change == "shape":
+        weights["0.weight"] = torch.ones(8, 3, 5, 5)
+    elif change == "classes":
+        weights |= {"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}
+    elif change == "kind":
+        weights["0.weight"] = weights["0.weight"].to(torch.int8)
+    elif change == "nan":
+        weights["3.weight"][2, 1] = torch.nan
+    elif change == "inf":
+        weights["1.running_var"][0] = torch.inf
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("missing", r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
+        ("unexpected", r"1 unexpected \(first: 7.weight\)"),
+        ("shape", r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"),
+        ("classes", r"the file has 9 classes: pass num_classes=9"),
+        ("kind", r"1 not floating point \(first: 0.weight is torch.int8\)"),
+        ("nan", r"NaN or infinity in 3.weight"),
+        ("inf", r"NaN or infinity in 1.running_var"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(change: str, message: str) -> None:
+    model = net()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(RecastError, match=message) as error:
+        load_weights_(model, broken(change), source="f.pth")
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_fp16_and_old_batchnorm_files_load() -> None:
+    model, weights = net(), net().state_dict()
+    old = {k: v.half() for k, v in weights.items() if not k.endswith("num_batches_tracked")}
+    load_weights_(model, old, source="old.pth")
+    assert model[0].weight.dtype is torch.float32
+    assert torch.equal(model[0].weight, weights["0.weight"].half().float())
+
+
+def test_masks_may_hold_minus_infinity() -> None:
+    model = nn.Module()
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    load_weights_(model, {"mask": torch.full((2, 2), -torch.inf)}, source="f.pth")
