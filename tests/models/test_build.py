@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -145,10 +146,16 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     with pytest.raises(RecastError, match="asks to run own_networks"):
         build_from(described)
     assert isinstance(build_from(described, allow_functions=True), nn.Sequential)
-    with pytest.raises(RecastError, match="may set num_classes, got checkpoint_path"):
+    with pytest.raises(RecastError, match=r"may set num_classes only, got .*checkpoint_path"):
         build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
+    with pytest.raises(RecastError, match="to a whole number"):
+        build_from({"name": "digits_resnet", "kwargs": {"num_classes": "6"}})
+
+
+@pytest.mark.parametrize("content", [{"kwargs": {}}, {"name": 3}, "digits_resnet", ["digits_resnet"]])
+def test_a_constructor_that_is_none(content: Any) -> None:
     with pytest.raises(RecastError, match="a constructor must be"):
-        build_from({"kwargs": {}})
+        build_from(content)
 
 
 def test_input_defaults() -> None:

@@ -56,11 +56,15 @@ def build_from(constructor: Mapping[str, Any], *, allow_functions: bool = False)
     A file's `pkg.module:function` would run whatever it names, so it is called only if `allow_functions`.
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int}}`.
     """
-    name, kwargs = constructor.get("name"), constructor.get("kwargs", {})
-    if not isinstance(name, str) or not isinstance(kwargs, Mapping):
-        raise RecastError(f'a constructor must be {{"name": ..., "kwargs": {{...}}}}, got {dict(constructor)}')
-    if unknown := set(kwargs) - {"num_classes"}:
-        raise RecastError(f"the constructor of {name} may set num_classes, got {', '.join(sorted(unknown))}")
+    if not isinstance(constructor, Mapping) or not isinstance(constructor.get("name"), str):
+        raise RecastError(
+            f'a constructor must be {{"name": ..., "kwargs": {{"num_classes": ...}}}}, got {constructor!r}'
+        )
+    name, kwargs = constructor["name"], constructor.get("kwargs", {})
+    if not isinstance(kwargs, Mapping) or set(kwargs) - {"num_classes"}:
+        raise RecastError(f"the constructor of {name} may set num_classes only, got {kwargs!r}")
+    if type(kwargs.get("num_classes", 1)) is not int:
+        raise RecastError(f"the constructor of {name} must set num_classes to a whole number, got {kwargs!r}")
     source, bare = _split(name)
     if source == "function" and not allow_functions:
         raise RecastError(
