@@ -1,0 +1,121 @@
+"""Suite `basic`: five corruptions of our own at five severities, for images of any size from 8 x 8 on.
+
+Every image has its own random numbers, seeded by its index: all models, batch sizes and severities share them, so a
+severity differs from the next by its strength alone. Not comparable with ImageNet-C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recast.data.loading import mix_seed
+from recast.errors import RecastError, suggest
+from recast.evaluation.bench import Bench, Measurement, count_correct
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:
+    """Corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of its data set."""
+    if kind not in CORRUPTIONS:
+        raise RecastError(
+            f"unknown corruption {kind!r}: expected one of {', '.join(CORRUPTIONS)}.{suggest(kind, CORRUPTIONS)}"
+        )
+    if severity not in SEVERITIES:
+        raise RecastError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
+    # On the CPU whatever the device: the same pixels everywhere, and MPS has no uneven adaptive pooling.
+    return CORRUPTIONS[kind](images.cpu(), severity, first_index).clamp(0, 1).to(images.device)
+
+
+def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indices: range) -> Tensor:
+    """(B, *shape): for each index what `draw` gives with a generator seeded by (kind, index)."""
+    return torch.stack(
+        [draw(shape, generator=torch.Generator().manual_seed(mix_seed(kind, index))) for index in indices]
+    )
+
+
+def _gaussian_noise(images: Tensor, severity: int, first_index: int) -> Tensor:
+    """x + σ·z, σ ∝ √side: 0.08 to 0.38 at 224 (as in ImageNet-C), 0.03 to 0.14 at 32, where less averages out."""
+    sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1] * math.sqrt(min(images.shape[-2:]) / 224)
+    indices = range(first_index, first_index + len(images))
+    return images + sigma * _random(torch.randn, tuple(images.shape[1:]), "gaussian_noise", indices)
+
+
+def _gaussian_blur(images: Tensor, severity: int, first_index: int) -> Tensor:
+    """Gaussian of σ ∝ √side pixels: 1.8 to 6 at 224 (about ImageNet-C), 0.7 to 2.3 at 32."""
+    sigma = (0.12, 0.17, 0.22, 0.30, 0.40)[severity - 1] * math.sqrt(min(images.shape[-2:]))
+    radius = math.ceil(3 * sigma)
+    taps = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
+    taps = taps / taps.sum()
+    channels = images.shape[1]
+    padded = F.pad(images, [radius] * 4, mode="replicate")
+    rows = F.conv2d(padded, taps.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
+    return F.conv2d(rows, taps.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
+
+
+def _contrast(images: Tensor, severity: int, first_index: int) -> Tensor:
+    """m + c·(x - m), m the image's mean per channel"""
+    keep = (0.6, 0.4, 0.3, 0.2, 0.1)[severity - 1]
+    mean = images.mean(dim=(-2, -1), keepdim=True)
+    return mean + keep * (images - mean)
+
+
+def _pixelate(images: Tensor, severity: int, first_index: int) -> Tensor:
+    """P_H X P_W: every pixel becomes the mean of its cell of a coarser grid."""
+    share = (0.8, 0.65, 0.5, 0.35, 0.25)[severity - 1]
+    height, width = images.shape[-2:]
+    return _cell_means(height, round(height * share)) @ images @ _cell_means(width, round(width * share))
+
+
+def _cell_means(side: int, cells: int) -> Tensor:
+    """The symmetric projection P (side, side) that replaces a value by the mean of its cell."""
+    cell = torch.arange(side) * cells // side
+    same = (cell[:, None] == cell[None, :]).float()
+    return same / same.sum(dim=1)
+
+
+def _occlusion(images: Tensor, severity: int, first_index: int) -> Tensor:
+    """A grey rectangle of a share of each side; it lies inside that of the next severity."""
+    share = (0.125, 0.25, 0.375, 0.5, 0.625)[severity - 1]
+    sizes = [round(share * side) for side in images.shape[-2:]]
+    place = _random(torch.rand, (2,), "occlusion", range(first_index, first_index + len(images)))  # share of the way
+    inside = []
+    for size, side, position in zip(sizes, images.shape[-2:], place.unbind(1), strict=True):
+        begin = (position * (side - size)).floor()[:, None]
+        pixel = torch.arange(side)
+        inside.append((pixel >= begin) & (pixel < begin + size))
+    covered = inside[0][:, :, None] & inside[1][:, None, :]  # (B, H, W)
+    return images.masked_fill(covered[:, None], 0.5)
+
+
+CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "gaussian_noise": _gaussian_noise,
+    "gaussian_blur": _gaussian_blur,
+    "contrast": _contrast,
+    "pixelate": _pixelate,
+    "occlusion": _occlusion,
+}
+
+
+def measure_basic(bench: Bench) -> Iterator[Measurement]:
+    """top1/KIND/SEVERITY in percent, and top1/mean over all of them."""
+    correct: Counter[tuple[str, str, int]] = Counter()
+    for first, images, labels in bench.batches():
+        for kind in CORRUPTIONS:
+            for severity in SEVERITIES:
+                corrupted = corrupt(images, kind, severity, first)
+                for name in bench.models:
+                    correct[name, kind, severity] += count_correct(bench.logits(name, corrupted), labels)
+                    bench.advance(len(labels))
+    n = len(bench.data.val)
+    for name in bench.models:
+        values = {key[1:]: 100 * count / n for key, count in correct.items() if key[0] == name}
+        for (kind, severity), value in values.items():
+            yield Measurement(name, f"top1/{kind}/{severity}", value, n)
+        yield Measurement(name, "top1/mean", sum(values.values()) / len(values), n)

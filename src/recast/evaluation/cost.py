@@ -1,0 +1,74 @@
+"""Suite `cost`: what a model weighs and how fast it runs here."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.evaluation.bench import Bench, Measurement
+
+BATCH_SIZE = 32
+SECONDS = 2.0
+"""Time a model may take, unless its first batches take longer."""
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers in the parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_macs(model: nn.Module, image: Tensor) -> int:
+    """Multiply-accumulates of matrix products and convolutions for one batch `image` (1, C, H, W).
+
+    Half of what `torch.utils.flop_counter` counts (2 per multiply-add); softmax, norms and sums are not in it.
+    """
+    # The counter does not know every fused attention kernel; the plain one is two matrix products that it counts.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(image)
+    return counter.get_total_flops() // 2
+
+
+def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
+    """Seconds a batch takes, several times for each model.
+
+    The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
+    """
+    first = {name: _time(model, images) for name, model in models.items()}
+    repeats = min(20, max(3, int(seconds / max(first.values()))))
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(repeats):
+        for name, model in models.items():
+            times[name].append(_time(model, images))
+    return times
+
+
+def _time(model: nn.Module, images: Tensor) -> float:
+    _synchronize(images.device)
+    begin = time.perf_counter()
+    with torch.no_grad():
+        model(images)
+    _synchronize(images.device)
+    return time.perf_counter() - begin
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def measure_cost(bench: Bench) -> Iterator[Measurement]:
+    """parameters, macs (of one image), images_per_second (median, batches of at most 32)."""
+    _, images, _ = next(bench.batches())
+    images = images[:BATCH_SIZE]
+    times = time_models(bench.models, images)
+    for name, model in bench.models.items():
+        yield Measurement(name, "parameters", count_parameters(model), 1)
+        yield Measurement(name, "macs", count_macs(model, images[:1]), 1)
+        yield Measurement(name, "images_per_second", len(images) / statistics.median(times[name]), len(images))
+        bench.advance(len(bench.data.val))
