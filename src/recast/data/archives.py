@@ -68,7 +68,7 @@ def _classes(members: dict[PurePosixPath, str]) -> dict[str, list[str]]:
     classes: dict[str, list[str]] = {}
     for member, name in members.items():
         is_folder = name.endswith("/")
-        if is_folder or (len(member.parts) > 1):
+        if len(member.parts) > 1 or (is_folder and member.parts):
             images = classes.setdefault(member.parts[0], [])
             if not is_folder and is_image_name(name):
                 images.append(name)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_transform
+
+from recast.data.images import load_image, open_image, stack_images
+from recast.errors import RecastError
+
+
+def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.mark.parametrize("size", [(300, 256), (97, 150), (500, 333), (224, 224)])
+def test_evaluation_pixels_are_those_of_timm(tmp_path: Path, size: tuple[int, int]) -> None:
+    path = save_noise(tmp_path / "a.png", size)
+    timm_transform = create_transform(224, interpolation="bicubic", crop_pct=0.875, mean=(0, 0, 0), std=(1, 1, 1))
+    image = open_image(path)
+    if size == (224, 224):  # timm would enlarge to 256 and crop
+        expected = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    else:
+        expected = timm_transform(image)
+    torch.testing.assert_close(load_image(path, 224), expected, rtol=0, atol=0)
+
+
+def test_small_images_keep_their_border(tmp_path: Path) -> None:
+    pixels = torch.zeros(16, 16, 3, dtype=torch.uint8)
+    pixels[0] = 255
+    Image.fromarray(pixels.numpy()).save(tmp_path / "a.png")
+    assert load_image(tmp_path / "a.png", 32)[:, 0].mean() > 0.9
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(tmp_path / "a.tif")
+    torch.testing.assert_close(load_image(tmp_path / "a.tif", 8), torch.ones(3, 8, 8))
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "a.png")
+    assert load_image(tmp_path / "a.png", 8).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_bad_images_are_named(tmp_path: Path) -> None:
+    truncated = save_noise(tmp_path / "cut.jpg")
+    truncated.write_bytes(truncated.read_bytes()[:-200])
+    text = tmp_path / "text.png"
+    text.write_text("no image", encoding="utf-8")
+    for path in (truncated, text):
+        with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
+            load_image(path, 32)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(RecastError, match=r"no such image: .*gone\.png"):
+        load_image(tmp_path / "gone.png", 32)
+    with pytest.raises(RecastError, match="got a folder"):
+        load_image(tmp_path, 32)
+
+
+def test_more_than_memory_allows_is_refused_before_decoding() -> None:
+    with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
+        stack_images(iter(()), 1_000_000, 224, "big.zip")

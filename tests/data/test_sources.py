@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import csv
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recast.config import DataConfig
+from recast.data import load_data
+from recast.errors import RecastError
+
+COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
+CLASSES = ["Bee", "ant", "zebra"]  # upper case sorts first
+
+
+def make_tree(root: Path, counts: Mapping[str, int] | None = None, size: int = 16) -> Path:
+    """CLASS/i.png of one colour per class; the grey level of the first pixel tells the images of a class apart."""
+    for name, count in (counts or dict.fromkeys(COLORS, 10)).items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            image = Image.new("RGB", (size, size), COLORS.get(name, (9, 9, 9)))
+            image.putpixel((0, 0), (number, number, number))
+            image.save(root / name / f"{number}.png")
+    return root
+
+
+def make_zip(tree: Path, path: Path, prefix: str = "", folders: bool = False) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for item in sorted(tree.rglob("*"), reverse=True):
+            if item.is_file() or folders:
+                archive.write(item, prefix + item.relative_to(tree).as_posix())
+    return path
+
+
+def color_of(image: torch.Tensor) -> tuple[int, ...]:
+    return tuple((image[:, 8, 8] * 255).round().int().tolist())
+
+
+def test_digits() -> None:
+    data = load_data(DataConfig())
+    assert (len(data.train), len(data.val)) == (1297, 500)
+    assert data.val.labels.bincount().tolist() == [50] * 10
+    assert data.classes == [str(digit) for digit in range(10)]
+    assert (data.name, data.img_size, data.augment) == ("digits", 32, "crop")
+    image, _ = data.val[0]
+    assert image.shape == (3, 32, 32)
+    assert image[0].equal(image[2])
+    pixels = data.train.plain().batch(range(1297))[0]
+    assert pixels.mean().item() == pytest.approx(data.mean[0], abs=1e-3)
+    assert pixels.std().item() == pytest.approx(data.std[0], abs=1e-3)
+    assert not {image.numpy().tobytes() for image in pixels} & {
+        image.numpy().tobytes() for image in data.val.batch(range(500))[0]
+    }
+
+
+def test_subsets_and_settings_of_the_config() -> None:
+    config = DataConfig(num_train=40, num_val=20, img_size=8, augment="none", mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
+    data = load_data(config)
+    assert data.train.labels.bincount().tolist() == [4] * 10
+    assert data.val.labels.bincount().tolist() == [2] * 10
+    assert data.val[0][0].shape == (3, 8, 8)
+    assert (data.mean, data.std, data.augment) == ((0.1, 0.2, 0.3), (1, 2, 3), "none")
+    assert data.train[0][0].equal(load_data(config).train[0][0])
+
+
+def test_folder_with_train_and_val(tmp_path: Path) -> None:
+    make_tree(tmp_path / "train")
+    make_tree(tmp_path / "val", dict.fromkeys(COLORS, 2))
+    (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image", encoding="utf-8")
+    (tmp_path / "train" / ".cache").mkdir()
+    data = load_data(DataConfig(name="folder", data_dir=str(tmp_path), img_size=16, augment="crop"))
+    assert data.classes == CLASSES
+    assert (len(data.train), len(data.val)) == (30, 6)
+    assert [color_of(data.val[index][0]) for index in (0, 2, 4)] == [COLORS[name] for name in CLASSES]
+    assert data.val.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert load_data(DataConfig(name="folder", data_dir=str(tmp_path))).img_size == 224
+
+
+def test_class_folders_alone_are_split(tmp_path: Path) -> None:
+    make_tree(tmp_path, dict.fromkeys(COLORS, 20))
+    config = DataConfig(name="folder", data_dir=str(tmp_path), img_size=16)
+    data = load_data(config)
+    assert data.train.labels.bincount().tolist() == [18] * 3
+    assert data.val.labels.bincount().tolist() == [2] * 3
+    assert not set(data.train.paths) & set(data.val.paths)  # type: ignore[attr-defined]
+    assert data.val.paths == load_data(config).val.paths  # type: ignore[attr-defined]
+
+
+def test_only_a_validation_folder_can_be_evaluated_on(tmp_path: Path) -> None:
+    make_tree(tmp_path / "test")
+    data = load_data(DataConfig(name="folder", data_dir=str(tmp_path)))
+    assert (len(data.train), len(data.val)) == (0, 30)
+
+
+def test_empty_class_is_named(tmp_path: Path) -> None:
+    make_tree(tmp_path / "train")
+    make_tree(tmp_path / "val")
+    for path in (tmp_path / "val" / "ant").iterdir():
+        path.unlink()
+    with pytest.raises(RecastError, match=r"class folder without an image: ant in .*val"):
+        load_data(DataConfig(name="folder", data_dir=str(tmp_path)))
+
+
+def test_different_classes_are_refused(tmp_path: Path) -> None:
+    make_tree(tmp_path / "train")
+    make_tree(tmp_path / "val")
+    (tmp_path / "val" / "ant").rename(tmp_path / "val" / "wasp")
+    with pytest.raises(RecastError, match=r"only in .*train: ant; only in .*val: wasp"):
+        load_data(DataConfig(name="folder", data_dir=str(tmp_path)))
+
+
+def write_index(root: Path, rows: list[tuple[str, ...]], header: tuple[str, ...]) -> None:
+    with (root / "index.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_index_gives_labels_of_all_imagenet_classes(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"n01496331": 1, "n01514859": 1})
+    header = ("file", "wnid", "class_index", "name")
+    rows = [
+        ("n01514859/0.png", "n01514859", "8", "hen"),
+        ("n01496331/0.png", "n01496331", "5", "electric ray, torpedo"),
+    ]
+    write_index(tmp_path, rows, header)
+    data = load_data(DataConfig(name="folder", data_dir=str(tmp_path)))
+    assert data.val.labels.tolist() == [8, 5]
+    assert len(data.train) == 0
+    assert len(data.classes) == 1000
+    assert data.classes[5] == "electric ray, torpedo"
+    assert data.classes[0] == "tench, Tinca tinca"
+
+    write_index(tmp_path, [("n01514859/0.png", "n01514859", "3", "")], header)  # not ImageNet's numbering
+    assert load_data(DataConfig(name="folder", data_dir=str(tmp_path))).classes == ["0", "1", "2", "n01514859"]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "message"),
+    [
+        (("file", "label"), ("a/0.png", "1"), "must have columns file and class_index, missing: class_index"),
+        (("file", "class_index"), ("a/0.png", "-1"), "line 2: class_index must be 0, 1, 2 ..., got '-1'"),
+        (("file", "class_index"), ("a/9.png", "1"), "does not exist: .*9.png"),
+    ],
+)
+def test_bad_index_is_one_clear_line(tmp_path: Path, header: tuple, row: tuple, message: str) -> None:
+    make_tree(tmp_path, {"a": 1})
+    write_index(tmp_path, [row], header)
+    with pytest.raises(RecastError, match=message):
+        load_data(DataConfig(name="folder", data_dir=str(tmp_path)))
+
+
+def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree" / "train")
+    make_tree(tmp_path / "tree" / "test", dict.fromkeys(COLORS, 3), size=24)
+    for part in ("train", "test"):
+        make_zip(tmp_path / "tree" / part, tmp_path / f"{part}.zip", folders=part == "test")
+    packed = load_data(DataConfig(name="zip", data_dir=str(tmp_path), img_size=16, num_train=6))
+    loose = load_data(DataConfig(name="folder", data_dir=str(tmp_path / "tree"), img_size=16, num_train=6))
+    assert packed.classes == loose.classes == CLASSES
+    for mine, theirs in ((packed.train, loose.train), (packed.val, loose.val)):
+        images, labels = mine.plain().batch(range(len(mine)))
+        other_images, other_labels = theirs.plain().batch(range(len(theirs)))
+        assert labels.equal(other_labels)
+        assert images.equal(other_images)
+    assert (packed.augment, packed.name) == ("crop_flip", tmp_path.name)
+
+
+@pytest.mark.parametrize("prefix", ["", "pets/"])
+def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: str) -> None:
+    make_tree(tmp_path / "tree" / "train")
+    make_tree(tmp_path / "tree" / "val", dict.fromkeys(COLORS, 2))
+    (tmp_path / "tree" / "__MACOSX").mkdir()
+    (tmp_path / "tree" / "__MACOSX" / "x.png").write_bytes(b"junk")
+    path = make_zip(tmp_path / "tree", tmp_path / "pets.zip", prefix, folders=True)
+    data = load_data(DataConfig(name="zip", data_dir=str(path)))
+    assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 6, 16, "pets")
+    assert color_of(data.val[5][0]) == COLORS["zebra"]
+
+
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_archive_of_class_folders_is_split(tmp_path: Path, prefix: str) -> None:
+    path = make_zip(make_tree(tmp_path / "tree"), tmp_path / "a.zip", prefix)
+    data = load_data(DataConfig(name="zip", data_dir=str(path)))
+    assert data.classes == CLASSES
+    assert (len(data.train), len(data.val)) == (27, 3)
+
+
+def test_bad_archives_are_named(tmp_path: Path) -> None:
+    config = DataConfig(name="zip", data_dir=str(tmp_path / "a.zip"))
+    tree = make_tree(tmp_path / "tree")
+    (tree / "ant" / "3.png").write_bytes((tree / "ant" / "3.png").read_bytes()[:60])
+    make_zip(tree, tmp_path / "a.zip")
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: ant/3\.png"):
+        load_data(config)
+
+    shutil.rmtree(tree / "ant")
+    (tree / "ant").mkdir()
+    make_zip(tree, tmp_path / "a.zip", folders=True)
+    with pytest.raises(RecastError, match=r"class folder without an image: ant in .*a\.zip"):
+        load_data(config)
+
+    content = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(content[: len(content) // 2])
+    with pytest.raises(RecastError, match=r"cannot read archive .*a\.zip.*complete"):
+        load_data(config)
+
+    with pytest.raises(RecastError, match=r"needs a \.zip file"):
+        load_data(DataConfig(name="zip", data_dir=str(tree)))
+
+
+def test_damaged_bytes_in_an_archive_are_named(tmp_path: Path) -> None:
+    path = make_zip(make_tree(tmp_path / "tree", {"ant": 2, "Bee": 2}), tmp_path / "a.zip")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT") + 8] ^= 0xFF
+    path.write_bytes(bytes(content))
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: (ant|Bee)/\d\.png: Bad CRC-32"):
+        load_data(DataConfig(name="zip", data_dir=str(path)))
+
+
+def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(name="cifar10", data_dir=str(tmp_path))
+    with pytest.raises(RecastError, match=r"cifar10 is not in .*CIFAR10\(.*download=True"):
+        load_data(config)
+
+    def fake(root: Path, train: bool, download: bool) -> SimpleNamespace:
+        count = 20 if train else 10
+        pixels = np.full((count, 32, 32, 3), 7, dtype=np.uint8)
+        return SimpleNamespace(data=pixels, targets=[n % 10 for n in range(count)], classes=list("abcdefghij"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("recast.data.sources.datasets.CIFAR10", fake)
+        data = load_data(DataConfig(name="cifar10", data_dir=str(tmp_path), num_train=10))
+    assert (len(data.train), len(data.val), data.classes[9]) == (10, 10, "j")
+    assert data.val[3][0].equal(torch.full((3, 32, 32), 7 / 255))
+
+    for part in ("train", "test"):
+        make_zip(make_tree(tmp_path / part), tmp_path / f"{part}.zip")
+    data = load_data(config)
+    assert (data.name, data.classes, data.mean[0], data.augment) == ("cifar10", CLASSES, 0.4914, "crop_flip")
+
+
+def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RECAST_DATA", raising=False)
+    with pytest.raises(RecastError, match=r"Give data_dir .* RECAST_DATA"):
+        load_data(DataConfig(name="cifar100"))
+    monkeypatch.setenv("RECAST_DATA", str(tmp_path))
+    with pytest.raises(RecastError, match=r"no such data folder: .*imagenet"):
+        load_data(DataConfig(name="imagenet"))
+    make_tree(tmp_path / "imagenet" / "train")
+    make_tree(tmp_path / "imagenet" / "val")
+    data = load_data(DataConfig(name="imagenet"))
+    assert (data.name, data.img_size, data.augment, len(data.val)) == ("imagenet", 224, "imagenet", 30)
+    assert data.train[0][0].shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DataConfig(name="cifar"), "unknown data set 'cifar'.* Did you mean cifar10"),
+        (DataConfig(img_size=0), "img_size must be at least 1"),
+        (DataConfig(mean=(0.5,)), "mean must be three numbers"),
+        (DataConfig(std=(1, 0, 1)), "std must be positive"),
+        (DataConfig(num_train=2000), "num_train must be between 1 and 1297"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(config: DataConfig, message: str) -> None:
+    with pytest.raises(RecastError, match=message) as caught:
+        load_data(config)
+    assert "\n" not in str(caught.value)
