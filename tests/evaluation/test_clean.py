@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import Data
+from recast.errors import RecastError
+from recast.evaluation import evaluate
+from recast.evaluation.bench import PixelModel, count_correct
+
+
+class Constant(nn.Module):
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
+    labels = torch.tensor([9, 5, 2])
+    data = replace(gray, val=replace(gray.val, labels=labels))  # type: ignore[type-var]
+    rows = evaluate({"m": Constant(torch.arange(10.0))}, ["clean"], data, run="r", batch_size=2, progress=False)
+    values = {row.metric: row.value for row in rows}
+    assert values["top1"] == pytest.approx(100 / 3)
+    assert values["top5"] == pytest.approx(200 / 3)
+    assert values["loss"] == pytest.approx(F.cross_entropy(torch.arange(10.0).expand(3, -1), labels).item())
+    assert {(row.run, row.model, row.suite, row.dataset, row.n) for row in rows} == {("r", "m", "clean", "digits", 3)}
+
+
+def test_top5_needs_six_classes(gray: Data) -> None:
+    data = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
+    rows = evaluate({"m": Constant(torch.arange(5.0))}, ["clean"], data, progress=False)
+    assert [row.metric for row in rows] == ["top1", "loss"]
+
+
+def test_count_correct() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    assert count_correct(logits, torch.tensor([1, 1])) == 1
+    assert count_correct(logits, torch.tensor([1, 1]), k=2) == 2
+
+
+def test_pixel_model_normalises() -> None:
+    model = PixelModel(nn.Identity(), (0.5, 0.25, 0.0), (0.5, 0.25, 2.0))
+    assert model(torch.ones(1, 3, 2, 2))[0, :, 0, 0].tolist() == [1.0, 3.0, 0.5]
+    assert model.state_dict() == {}
+    double = PixelModel(nn.Conv2d(3, 1, 1).double(), (0.0,) * 3, (1.0,) * 3)
+    assert double(torch.ones(1, 3, 2, 2)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Constant(torch.zeros(7)), r"logits of shape \(3, 10\).* got \(3, 7\).*num_classes"),
+        (Constant(torch.full((10,), torch.nan)), "model 'm' gives NaN"),
+    ],
+)
+def test_outputs_that_mean_nothing_are_refused(gray: Data, model: nn.Module, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        evaluate({"m": model}, ["clean"], gray, progress=False)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import Data
+from recast.errors import RecastError
+from recast.evaluation import evaluate
+from recast.evaluation.corruption import CORRUPTIONS, SEVERITIES, _cell_means, corrupt
+
+
+def make_images(height: int, width: int, count: int = 8) -> Tensor:
+    """Coloured blobs with some texture, in [0, 1]."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    smooth = F.interpolate(coarse, size=(height, width), mode="bicubic")
+    return (smooth + 0.2 * torch.rand(count, 3, height, width, generator=generator)).clamp(0, 1)
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("size", [(8, 8), (16, 12), (32, 32), (45, 64), (224, 224)])
+def test_severities_move_away_from_the_clean_image(kind: str, size: tuple[int, int]) -> None:
+    images = make_images(*size)
+    distances = [(corrupt(images, kind, severity) - images).norm() for severity in SEVERITIES]
+    for weaker, stronger in zip([0.0, *distances], distances, strict=False):
+        assert stronger > weaker
+    assert distances[0] > 0
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_severities_are_monotone_on_digits(kind: str, digits: Data) -> None:
+    images, _ = digits.val.batch(range(len(digits.val)))
+    distances = [(corrupt(images, kind, severity) - images).norm().item() for severity in SEVERITIES]
+    assert distances == sorted(set(distances))
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_pixels_follow_the_image_not_the_batch(kind: str) -> None:
+    images = make_images(16, 16)
+    whole = corrupt(images, kind, 3, first_index=100)
+    parts = torch.cat([corrupt(images[:3], kind, 3, 100), corrupt(images[3:], kind, 3, 103)])
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-6)
+    assert whole.shape == images.shape
+    assert whole.min() >= 0
+    assert whole.max() <= 1
+    if kind in ("gaussian_noise", "occlusion"):
+        assert not whole.equal(corrupt(images, kind, 3, first_index=101))
+
+
+def test_occlusions_are_nested_squares() -> None:
+    images = torch.zeros(8, 3, 32, 32)
+    covered = [corrupt(images, "occlusion", severity) == 0.5 for severity in SEVERITIES]
+    assert [int(mask[0, 0].sum()) for mask in covered] == [16, 64, 144, 256, 400]
+    for smaller, larger in pairwise(covered):
+        assert (smaller <= larger).all()
+
+
+def test_blur_and_pixelation_keep_the_mean_of_smooth_images_and_contrast_of_all() -> None:
+    images = make_images(32, 32)
+    assert corrupt(images, "pixelate", 5).mean().item() == pytest.approx(images.mean().item(), abs=5e-3)
+    assert corrupt(images, "contrast", 5).mean((2, 3)).allclose(images.mean((2, 3)), atol=1e-5)
+    flat = torch.full((1, 3, 32, 32), 0.3)
+    for kind in ("gaussian_blur", "pixelate", "contrast"):
+        torch.testing.assert_close(corrupt(flat, kind, 5), flat)
+
+
+def test_pixelation_averages_over_cells() -> None:
+    image = torch.arange(8.0).div(8).expand(1, 3, 8, 8)
+    assert corrupt(image, "pixelate", 5)[0, 0, 0].tolist() == [0.1875] * 4 + [0.6875] * 4
+
+
+@pytest.mark.parametrize("side", [2, 7, 8, 32, 45, 224])
+def test_cells_are_nested_and_nearly_even(side: int) -> None:
+    milder = torch.eye(side)
+    for cells in range(side, 0, -1):
+        means = _cell_means(side, cells)
+        torch.testing.assert_close(means @ means, means)
+        torch.testing.assert_close(means @ milder, means)  # averaging the milder averages: cells are unions
+        assert means.unique(dim=0).shape[0] == cells
+        assert 1 / means.diagonal().min() < 2 * side / cells + 1  # no cell is twice the average
+        milder = means
+
+
+def test_rows(trained: nn.Module, digits: Data) -> None:
+    rows = evaluate({"a": trained, "b": trained}, ["clean", "basic"], digits, batch_size=32, progress=False)
+    values = {row.metric: row.value for row in rows if row.model == "a"}
+    assert values == {row.metric: row.value for row in rows if row.model == "b"}
+    single = {metric: value for metric, value in values.items() if metric.count("/") == 2}
+    assert set(single) == {f"top1/{kind}/{severity}" for kind in CORRUPTIONS for severity in SEVERITIES}
+    assert values["top1/mean"] == pytest.approx(sum(single.values()) / 25)
+    assert values["top1/mean"] < values["top1"]
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(RecastError, match=r"unknown corruption 'gaussian_blurr'.*Did you mean gaussian_blur"):
+        corrupt(make_images(8, 8), "gaussian_blurr", 1)
+    with pytest.raises(RecastError, match="severity must be 1, 2, 3, 4 or 5, got 6"):
+        corrupt(make_images(8, 8), "contrast", 6)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import Data
+from recast.evaluation import evaluate
+from recast.evaluation.cost import count_macs, count_parameters, time_models
+
+
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT  # (B, N, C)
+        return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
+class Sleep(nn.Module):
+    def __init__(self, seconds: float, log: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.log = seconds, log
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(self.seconds)
+        time.sleep(self.seconds)
+        return x
+
+
+def test_macs_by_hand() -> None:
+    image = torch.rand(1, 6, 8, 8)
+    assert count_macs(nn.Conv2d(6, 4, 3, padding=1), image) == 64 * 9 * 6 * 4
+    assert count_macs(nn.Conv2d(6, 6, 3, padding=1, groups=6), image) == 64 * 9 * 6
+    assert count_macs(nn.Sequential(nn.Flatten(), nn.Linear(384, 10)), image) == 3840
+    assert count_macs(Attention(), image) == 2 * 64 * 64 * 6
+
+
+def test_shared_parameters_count_once() -> None:
+    layer = nn.Linear(4, 4)
+    assert count_parameters(nn.Sequential(layer, layer, nn.BatchNorm1d(4))) == 20 + 8
+
+
+def test_models_take_turns() -> None:
+    log: list[float] = []
+    times = time_models({"slow": Sleep(0.01, log), "fast": Sleep(0.001, log)}, torch.rand(1), seconds=0.05)
+    assert log == [0.01, 0.001] * (len(log) // 2)
+    assert 3 <= len(times["slow"]) == len(times["fast"]) == len(log) // 2 - 1
+    assert min(times["slow"]) >= 0.01
+
+
+def test_rows(trained: nn.Module, digits: Data) -> None:
+    rows = evaluate({"m": trained}, ["cost"], digits, progress=False)
+    values = {row.metric: row.value for row in rows}
+    assert set(values) == {"parameters", "macs", "images_per_second"}
+    assert values["parameters"] == sum(p.numel() for p in trained.parameters())
+    assert values["macs"] == 256 * 27 * 8 + 64 * 72 * 16 + 640
+    assert values["images_per_second"] > 0

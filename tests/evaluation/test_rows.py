@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError
+from recast.evaluation.rows import Row, read_rows, write_rows
+
+ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
+OTHERS = [replace(ROW, metric="loss", value=0.1), replace(ROW, model="pärent", value=float("inf"), n=7)]
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
+    assert read_rows(tmp_path / "rows.csv") == [ROW, *OTHERS]
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith("run,model,suite,dataset,metric,value,n\n")
+
+
+def test_same_key_is_replaced_in_place_and_the_rest_kept(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
+    new, added = replace(ROW, value=1.0, n=3), replace(ROW, suite="fgsm", metric="top1@1")
+    write_rows(tmp_path / "rows.csv", [added, new])
+    assert read_rows(tmp_path / "rows.csv") == [new, *OTHERS, added]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must start with the columns run,model"),
+        ("a,b\n1,2\n", "must start with the columns .* got 'a,b'"),
+        ("run,model,suite,dataset,metric,value,n\nr,m,s,d\n", "line 2: expected 7 cells"),
+        ("run,model,suite,dataset,metric,value,n\nr,m,s,d,t,high,3\n", "line 2: value must be a number"),
+        ("run,model,suite,dataset,metric,value,n\nr,m,s,d,t,1.5,3.5\n", "n an integer, got value='1.5' n='3.5'"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=message):
+        read_rows(path)
+    with pytest.raises(RecastError, match=message):
+        write_rows(path, [ROW])
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no such file of results"):
+        read_rows(tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecastError, match="cannot read"):
+        read_rows(tmp_path / "rows.csv")
+
+
+def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_rows(tmp_path / "rows.csv", [ROW])
+    monkeypatch.setattr("recast.evaluation.rows.os.replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(tmp_path / "rows.csv", OTHERS)
+    assert read_rows(tmp_path / "rows.csv") == [ROW]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_rows_import_no_torch() -> None:
+    code = "import sys, recast.evaluation.rows, recast.evaluation; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.data import Data
+from recast.errors import RecastError
+from recast.evaluation import SUITES, Row, evaluate
+
+
+class Spy(nn.Module):
+    """Remembers what it saw."""
+
+    def __init__(self, fail: bool = False) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.fail = fail
+        self.inner = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 16 * 16, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.inner.training
+        if self.fail:
+            raise KeyboardInterrupt
+        self.seen.append(x.detach().clone())
+        return self.inner(x)
+
+
+def test_all_models_see_the_same_pixels(digits: Data) -> None:
+    first, second = Spy(), Spy()
+    evaluate({"a": first, "b": second}, ["clean", "basic"], digits, batch_size=20, progress=False)
+    assert len(first.seen) == 3 * 26
+    assert all(mine.equal(theirs) for mine, theirs in zip(first.seen, second.seen, strict=True))
+
+
+def test_rows_do_not_depend_on_the_batch_size(trained: nn.Module, digits: Data) -> None:
+    def rows(batch_size: int) -> list[Row]:
+        found = evaluate({"m": trained}, ["clean", "basic"], digits, batch_size=batch_size, progress=False)
+        return [replace(row, value=round(row.value, 5)) for row in found]
+
+    assert rows(7) == rows(50)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_training_flags_are_restored_each(digits: Data, fail: bool) -> None:
+    spy = Spy(fail).train()
+    spy.inner[1].eval()  # as a frozen part would be
+    before = [module.training for module in spy.modules()]
+    try:
+        evaluate({"m": spy}, ["clean"], digits, progress=False)
+    except KeyboardInterrupt:
+        assert fail
+    assert [module.training for module in spy.modules()] == before
+    assert before == [True, True, True, False, True]
+    assert all(parameter.grad is None for parameter in spy.parameters())
+
+
+def test_rows_come_by_suite_then_model(trained: nn.Module, digits: Data) -> None:
+    models = {"parent": trained, "recast": trained}
+    rows = evaluate(models, ["fgsm", "clean", "clean"], digits, eps=(1, 1), progress=False)
+    assert [(row.suite, row.model, row.metric) for row in rows] == [
+        ("fgsm", "parent", "top1@1"),
+        ("fgsm", "recast", "top1@1"),
+        *[("clean", model, metric) for model in models for metric in ("top1", "top5", "loss")],
+    ]
+
+
+def test_progress_bar_goes_to_stderr_and_ends(
+    trained: nn.Module, digits: Data, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate({"m": trained}, list(SUITES), digits, eps=(1,), batch_size=50)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"suites": ["clean", "pdg"]}, "unknown suite 'pdg': expected clean, fgsm, pgd, basic, cost. Did you mean pgd"),
+        ({"suites": []}, "nothing to evaluate"),
+        ({"models": {}}, "nothing to evaluate"),
+        ({"eps": (1.0, -1.0)}, "eps must be numbers of 0 or more"),
+        ({"eps": (float("nan"),)}, "eps must be numbers of 0 or more"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"device": "gpu"}, "device 'gpu' cannot be used"),
+    ],
+)
+def test_bad_requests_stop_before_anything_is_measured(digits: Data, change: dict[str, object], message: str) -> None:
+    spy = Spy()
+    request: dict = {"models": {"m": spy}, "suites": ["clean"], "progress": False} | change
+    with pytest.raises(RecastError, match=message) as caught:
+        evaluate(data=digits, **request)
+    assert spy.seen == []
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_absent_device_is_one_line(digits: Data) -> None:
+    with pytest.raises(RecastError, match=r"device 'cuda' cannot be used .* Use device=cpu"):
+        evaluate({"m": Spy()}, ["clean"], digits, device="cuda", progress=False)
+
+
+def test_no_validation_images(digits: Data) -> None:
+    empty = replace(digits, val=digits.val.subset(torch.empty(0, dtype=torch.long)))
+    with pytest.raises(RecastError, match="digits has no validation images"):
+        evaluate({"m": Spy()}, ["clean"], empty, progress=False)
