@@ -1,0 +1,53 @@
+"""Run folders in, one self-contained HTML page out. Reads files only: torch is never imported here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from recast.errors import RecastError
+
+__all__ = ["write_report"]
+
+
+def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> Path:
+    """Write the report of one or several run folders and return where it lies.
+
+    Args:
+        runs: run folders, see `recast.report.read`.
+        out: the HTML file; for one run the default is RUN/report.html.
+
+    The page is built in memory, written to a temporary name and renamed: a failure leaves an older report alone.
+
+    Raises:
+        RecastError: no run, a missing or truncated file in a run, nowhere to write, or no matplotlib or jinja2.
+    """
+    folders = [Path(run) for run in runs]
+    if not folders:
+        raise RecastError("a report needs at least one run folder, got none")
+    if out is None and len(folders) > 1:
+        raise RecastError(f"a report of {len(folders)} runs belongs to none of them: say where (--out FILE.html)")
+    target = Path(out) if out is not None else folders[0] / "report.html"
+    if target.is_dir():
+        raise RecastError(f"the report must be a file, got the folder {target}: add a name such as report.html")
+    if out is not None and not target.parent.is_dir():
+        raise RecastError(f"the folder of the report does not exist: {target.parent}")
+    try:
+        from recast.report.page import render_page
+        from recast.report.read import read_run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2", "yaml", "numpy", "PIL"}:
+            raise
+        raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
+
+    html = render_page([read_run(folder) for folder in folders])
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(html, encoding="utf-8", newline="\n")
+        os.replace(partial, target)
+    except OSError as error:
+        raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,236 @@
+"""Line charts as inline SVG.
+
+matplotlib draws with place-holder colours that become CSS variables of the page, text stays text in the page's font and
+only ids that are referred to are kept, made the picture's own: one picture serves light and dark mode, many share a page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# Place-holders: no two alike, none a colour anybody would choose.
+INK, MUTED, RULE = "#010203", "#010204", "#010205"
+ARM_COLORS = {"parent": "#010206", "finetuned": "#010207", "recast": "#010208"}
+VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    RULE: "var(--rule)",
+    ARM_COLORS["parent"]: "var(--parent)",
+    ARM_COLORS["finetuned"]: "var(--finetuned)",
+    ARM_COLORS["recast"]: "var(--recast)",
+}
+ARM_MARKERS = {"parent": "D", "finetuned": "s", "recast": "o"}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recast",
+    "font.size": 8.5,
+    "axes.edgecolor": RULE,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.labelcolor": MUTED,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "ytick.major.size": 0,
+    "xtick.major.size": 3,
+    "text.color": INK,
+    "path.simplify": True,
+}
+POINTS = 200
+"""Longer curves are thinned to this many points."""
+ALL_LABELLED = 12
+"""With more heads than this only the three highest and the three lowest are labelled."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    arm: str
+    dotted: bool = False
+
+
+def line_chart(
+    curves: Sequence[Curve],
+    description: str,
+    *,
+    xlabel: str,
+    reference: float = math.nan,
+    whole_x: bool = False,
+    ylim: tuple[float, float] | None = None,
+    xticks: Sequence[float] | None = None,
+    size: tuple[float, float] = (4.0, 2.4),
+) -> Markup:
+    """Curves of the arms; `reference` is a dashed horizontal line in the parent's grey; inches for `size`."""
+    with _style():
+        figure, axes = _axes(size, right=0.97)
+        if math.isfinite(reference):
+            axes.axhline(reference, color=ARM_COLORS["parent"], linewidth=1.4, dashes=(4, 3))
+        for curve in curves:
+            x, y = _thin(curve.x, curve.y)
+            axes.plot(
+                x,
+                y,
+                color=ARM_COLORS[curve.arm],
+                linewidth=1.3 if curve.dotted else 2.0,
+                linestyle=(0, (1, 1.6)) if curve.dotted else "-",
+                marker=ARM_MARKERS[curve.arm] if len(x) <= 30 and not curve.dotted else None,
+                markersize=4.2,
+                zorder=3 if curve.arm == "recast" else 2.5,
+            )
+        if ylim is not None:
+            axes.set_ylim(*ylim)
+        _finish(axes, xlabel, whole_x)
+        if xticks is not None and len(xticks) <= 8:
+            axes.set_xticks(xticks, [f"{tick:g}" for tick in xticks])
+        return _svg(figure, description)
+
+
+def head_chart(
+    epochs: Sequence[float],
+    heads: np.ndarray,
+    labels: Sequence[str],
+    description: str,
+    *,
+    ylim: tuple[float, float],
+    baseline: float = math.nan,
+    size: tuple[float, float] = (3.5, 2.5),
+) -> Markup:
+    """Thin lines for the heads, (epochs, heads), a thick one for their mean (after T-CNN, Fig. 4 B and C).
+
+    The heads' labels stand at the end of their lines, moved apart where they would overlap.
+    """
+    with _style():
+        figure, axes = _axes(size, right=0.86)
+        if math.isfinite(baseline):
+            axes.axhline(baseline, color=MUTED, linewidth=0.9, dashes=(2, 2))
+        marker = "o" if len(epochs) == 1 else None
+        for index in range(heads.shape[1]):
+            x, y = _thin(epochs, heads[:, index])
+            axes.plot(x, y, color=ARM_COLORS["recast"], linewidth=0.9, alpha=0.75, marker=marker, markersize=3)
+        x, y = _thin(epochs, heads.mean(axis=1))
+        axes.plot(x, y, color=INK, linewidth=2.6, marker=marker, zorder=3)
+        axes.set_ylim(*ylim)
+        axes.margins(x=0.02)
+        _finish(axes, "epoch", whole_x=True)
+        if len(epochs) == 1:
+            axes.set_xticks(list(epochs), [f"{epochs[0]:g}"])
+        _label_ends(axes, heads[-1], labels, height=size[1] * 72 * axes.get_position().height)
+        return _svg(figure, description)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        yield
+
+
+def _label_ends(axes: Axes, last: np.ndarray, labels: Sequence[str], height: float) -> None:
+    low, high = axes.get_ylim()
+    order = [int(index) for index in np.argsort(last) if math.isfinite(last[index])]
+    if len(order) > ALL_LABELLED:
+        order = order[:3] + order[-3:]
+    size, gap = 7.2, 8.6 / height
+    true = [(float(last[index]) - low) / (high - low) for index in order]
+    for index, end, position in zip(order, true, _spread(true, gap), strict=True):
+        axes.plot(
+            [1.005, 1.045],
+            [end, position],
+            transform=axes.transAxes,
+            color=ARM_COLORS["recast"],
+            linewidth=0.6,
+            alpha=0.75,
+            clip_on=False,
+        )
+        place: dict[str, Any] = {"transform": axes.transAxes, "va": "center_baseline"}
+        axes.text(1.06, position, labels[index], fontsize=size, color=MUTED, **place)
+
+
+def _spread(positions: Sequence[float], gap: float) -> list[float]:
+    """Ascending positions, moved as little as can be (least squares) so that neighbours are `gap` apart, within 0..1.
+
+    Less `gap` per place, that is isotonic regression: neighbours in the wrong order are pooled and take their mean.
+    """
+    pools: list[tuple[float, int]] = []
+    for place, position in enumerate(positions):
+        mean, size = position - place * gap, 1
+        while pools and pools[-1][0] > mean:
+            other, members = pools.pop()
+            mean, size = (mean * size + other * members) / (size + members), size + members
+        pools.append((mean, size))
+    low, high = 0.0, 1.0 - gap * (len(positions) - 1)
+    flat = [min(max(mean, low), max(high, low)) for mean, size in pools for _ in range(size)]
+    return [position + place * gap for place, position in enumerate(flat)]
+
+
+def _axes(size: tuple[float, float], right: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size)
+    FigureCanvasSVG(figure)
+    # Fixed margins: a layout engine costs more time than the whole drawing.
+    left, bottom = 36 / (72 * size[0]), 34 / (72 * size[1])
+    axes = figure.add_axes((left, bottom, right - left, 0.96 - bottom))
+    axes.patch.set_visible(False)
+    return figure, axes
+
+
+def _finish(axes: Axes, xlabel: str, whole_x: bool) -> None:
+    axes.set_xlabel(xlabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole_x))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _thin(x: Sequence[float], y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    across, up = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if len(across) > POINTS:
+        keep = np.unique(np.linspace(0, len(across) - 1, POINTS).round().astype(int))
+        return across[keep], up[keep]
+    return across, up
+
+
+def _svg(figure: Figure, description: str) -> Markup:
+    buffer = io.StringIO()
+    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    prefix = f"f{hashlib.sha1((description + text).encode()).hexdigest()[:8]}-"
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", text)
+    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    view = re.search(r'viewBox="[^"]+"', text)
+    assert view is not None
+    space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
+    return Markup(opening + text[text.index(">") + 1 :].strip())

@@ -1,0 +1,95 @@
+"""Gates and spans of every head over the epochs, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recast.report import figures, formats, maps
+from recast.report.read import Run, number
+
+QUANTITIES = {
+    "gamma": ("γ", "share of content attention", 0.0),
+    "s": ("s", "spread: one-hot shift (0) to Gaussian (1)", 0.0),
+    "sigma": ("σ(λ)", "share of positional attention", math.nan),
+    "span": ("1/α", "attention span of the Gaussian", math.nan),
+}
+
+
+def head_charts(run: Run, budget: int) -> tuple[list[dict[str, Any]], int]:
+    """Charts of every head's gates and span, layer by layer, and how many layers were left out for their weight."""
+    steps = [step for step in run.plan["steps"] if len(step.get("kernel") or ()) == 2]
+    kernels = {str(step["name"]): (int(step["kernel"][0]), int(step["kernel"][1])) for step in steps}
+    recorded = [row for row in run.metrics if isinstance(row.get("layers"), dict) and row["layers"]]
+    names = list(recorded[-1]["layers"]) if recorded else []
+    series = {name: _series(recorded, name) for name in names}
+    limits: dict[str, tuple[float, float]] = {}
+    for quantity in QUANTITIES:  # one scale for all layers, so that they can be compared
+        found = [layer[quantity][1].ravel() for layer in series.values() if quantity in layer]
+        limits[quantity] = _limits(np.concatenate(found), quantity) if found else (0.0, 1.0)
+    layers: list[dict[str, Any]] = []
+    spent = 0
+    for name in names:
+        charts = []
+        for quantity, (epochs, values) in series[name].items():
+            labels = maps.head_labels(values.shape[1], kernels.get(name))
+            symbol, meaning, baseline = QUANTITIES[quantity]
+            last = values[-1]
+            reading = _reading(last, labels)
+            svg = figures.head_chart(
+                epochs,
+                values,
+                labels,
+                f"{name}: {symbol} of {values.shape[1]} heads by epoch, {meaning}. At the end: {reading}.",
+                ylim=limits[quantity],
+                baseline=baseline,
+            )
+            charts.append({"symbol": symbol, "meaning": meaning, "svg": svg, "reading": reading})
+        spent += sum(len(chart["svg"]) for chart in charts)
+        if layers and spent > budget:
+            break
+        layers.append({"name": name, "charts": charts})
+    return layers, len(names) - len(layers)
+
+
+def _series(recorded: Sequence[dict[str, Any]], name: str) -> dict[str, tuple[list[float], np.ndarray]]:
+    """quantity → (epochs, (epochs, heads)) of one layer; epochs before a progressive recast are absent."""
+    rows = [(number(row["epoch"]), row["layers"][name]) for row in recorded if name in row["layers"]]
+    found: dict[str, tuple[list[float], np.ndarray]] = {}
+    for quantity in QUANTITIES:
+        heads = len(rows[-1][1].get(quantity) or ())
+        kept = [(epoch, layer[quantity]) for epoch, layer in rows if heads and len(layer.get(quantity) or ()) == heads]
+        if kept:
+            found[quantity] = (
+                [epoch for epoch, _ in kept],
+                np.array([[number(value) for value in values] for _, values in kept]),
+            )
+    return found
+
+
+def _limits(values: np.ndarray, quantity: str) -> tuple[float, float]:
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return (0.0, 1.0)
+    low, high = float(known.min()), float(known.max())
+    if quantity in {"gamma", "s"}:
+        low, high = min(low, 0.0), max(high, 0.0)
+    room = 0.08 * (high - low) or max(0.1 * abs(high), 0.01)
+    return (low - room, high + room)
+
+
+def _reading(last: np.ndarray, labels: Sequence[str]) -> str:
+    known = np.flatnonzero(np.isfinite(last))
+    if not known.size:
+        return "not finite"
+    low, high = known[np.argmin(last[known])], known[np.argmax(last[known])]
+    mean = formats.decimal(float(last[known].mean()), 3)
+    if low == high or last[low] == last[high]:
+        return f"mean {mean}"
+    return (
+        f"mean {mean}, from {formats.decimal(float(last[low]), 3)} (head {labels[low]}) "
+        f"to {formats.decimal(float(last[high]), 3)} (head {labels[high]})"
+    )

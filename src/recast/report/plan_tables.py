@@ -1,0 +1,85 @@
+"""What was recast, what it costs, and what was left: the plan as cells of text."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import groupby
+from typing import Any
+
+from recast.report import formats
+from recast.report.read import Run, number
+
+
+def plan_lines(run: Run) -> list[dict[str, Any]]:
+    """One line per recast convolution."""
+    return [
+        {
+            "name": str(step["name"]),
+            "kernel": _kernel(step),
+            "shape": " → ".join("×".join(map(str, step[key])) for key in ("input", "output") if step.get(key)),
+            "heads": step.get("heads", formats.MISSING),
+            "tokens": _tokens(step),
+            "costs": _costs(step["before"], step["after"]),
+            "exact": step.get("exact"),
+        }
+        for step in run.plan["steps"]
+    ]
+
+
+def totals(run: Run) -> list[dict[str, str]]:
+    """Before and after for the whole model, empty if the plan does not say."""
+    both = run.plan.get("totals")
+    return _costs(both.get("before") or {}, both.get("after") or {}) if isinstance(both, dict) else []
+
+
+def _tokens(step: dict[str, Any]) -> str:
+    return f"{step['queries']:,} × {step['keys']:,}" if {"queries", "keys"} <= set(step) else formats.MISSING
+
+
+def _kernel(step: dict[str, Any]) -> str:
+    text = "×".join(str(size) for size in step.get("kernel") or []) or formats.MISSING
+    for key, sign in (("stride", "stride"), ("dilation", "dilation")):
+        sizes = step.get(key) or [1]
+        if any(size != 1 for size in sizes):
+            text += f", {sign} " + ("×".join(map(str, sizes)) if len(set(sizes)) > 1 else str(sizes[0]))
+    if step.get("groups", 1) != 1:
+        text += f", {step['groups']} groups"
+    return text
+
+
+def _costs(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:
+    costs = []
+    for key, write in (
+        ("parameters", formats.compact),
+        ("macs", formats.compact),
+        ("activation_bytes", formats.memory),
+    ):
+        old, new = number(before.get(key)), number(after.get(key))
+        grown = math.isfinite(old) and math.isfinite(new)
+        costs.append(
+            {
+                "before": write(old),
+                "after": write(new),
+                "change": f"{formats.signed(100 * (new - old) / old, 0)}{formats.NBSP}%" if grown and old else "",
+                "title": f"{old:,.0f} → {new:,.0f}" if grown else "unknown",
+            }
+        )
+    return costs
+
+
+def left_by_reason(run: Run) -> list[tuple[str, list[str]]]:
+    """(reason, layers) of what was left, the most frequent reason first; numbers do not tell reasons apart."""
+
+    def kind(left: dict[str, Any]) -> str:
+        return re.sub(r"\d[\d,.]*", "N", str(left["reason"]))
+
+    groups = []
+    for _, members in groupby(sorted(run.plan["left"], key=kind), kind):
+        layers = list(members)
+        reasons = {str(left["reason"]) for left in layers}
+        if len(reasons) == 1:
+            groups.append((reasons.pop(), [str(left["name"]) for left in layers]))
+        else:
+            groups.append((kind(layers[0]), [f"{left['name']}: {left['reason']}" for left in layers]))
+    return sorted(groups, key=lambda group: -len(group[1]))

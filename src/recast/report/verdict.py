@@ -1,0 +1,147 @@
+"""What the numbers of a run allow to say, in one sentence, and no more than that."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from recast.report import formats
+from recast.report.read import Run, number
+
+EXACT = 1e-5
+"""Largest relative error of the outputs that still counts as the same function (fp32)."""
+
+
+def accuracy(run: Run, model: str) -> float:
+    """Top-1 of an arm in percent: from rows.csv, otherwise the last validation of its training."""
+    measured = run.value(model, "clean", "top1")
+    if math.isfinite(measured):
+        return measured
+    if model == "recast":
+        return number(run.metrics[-1]["val_top1"])
+    if model == "finetuned" and run.control:
+        return number(run.control[-1]["val_top1"])
+    return math.nan if model != "parent" or not run.control else number(run.control[0]["val_top1"])
+
+
+def test_images(run: Run) -> int:
+    """How many images the clean accuracy was measured on, 0 if unknown."""
+    found = [row.n for row in run.rows if (row.suite, row.metric, row.model) == ("clean", "top1", "recast")]
+    return found[-1] if found else 0
+
+
+def agreement(run: Run) -> tuple[int, int]:
+    """(predictions that agree with the parent's, images) of verify.json."""
+    assert run.verify is not None
+    images = int(number(run.verify["images"]))
+    share = number(run.verify["argmax_agreement"])
+    return round(share * images) if math.isfinite(share) else 0, images
+
+
+def is_exact(run: Run) -> bool:
+    """The recast model started as its parent: every prediction the same and the outputs equal to rounding."""
+    if run.verify is None:
+        return False
+    same, images = agreement(run)
+    return same == images and number(run.verify["max_relative_error"]) <= EXACT
+
+
+def verdict(run: Run) -> str:
+    """The sentence at the top of the page."""
+    exact = is_exact(run)
+    joint = " and" if exact else ";"
+    return f"{_start(run)}{joint} {_end(run, subject='' if exact else 'it ')}."
+
+
+def _start(run: Run) -> str:
+    if run.verify is None:
+        return "How the recast model started was not measured (no verify.json)"
+    same, images = agreement(run)
+    relative = formats.error(number(run.verify["max_relative_error"]))
+    counts = f"{same:,}{formats.NBSP}of{formats.NBSP}{images:,}"
+    if is_exact(run):
+        how = "bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
+        return f"The recast model starts with the parent’s exact predictions ({counts}, {how})"
+    if same == images:
+        return (
+            f"The recast model starts with the parent’s predictions ({counts}), "
+            f"though not with its exact outputs (max relative error {relative})"
+        )
+    return f"The recast model does not start as its parent: {counts} predictions agree (max relative error {relative})"
+
+
+def _end(run: Run, subject: str) -> str:
+    recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
+    if run.epochs == 0:
+        if math.isfinite(recast):
+            return f"{subject}has not been trained; as it stands it reaches {formats.percent(recast)}"
+        return f"{subject}has not been trained"
+    planned = number(run.recipe.get("epochs"))
+    count = f"{run.epochs} of {planned:.0f} epochs" if planned > run.epochs else _plural(run.epochs, "epoch")
+    if not math.isfinite(recast):
+        return f"{subject}was trained for {count}, but its accuracy was not measured"
+    reached = f"after {count} {subject}reaches {formats.percent(recast)}"
+    if not math.isfinite(finetuned):
+        against = f", {_against(recast - parent, 'its parent')}" if math.isfinite(parent) else ""
+        caution = "so more training alone may explain it" if recast > parent else "so there is no fair comparison"
+        return f"{reached}{against}; no parent was fine-tuned the same way, {caution}"
+    difference = recast - finetuned
+    images = test_images(run)
+    counted = round(abs(difference) / 100 * images)
+    in_images = f"{counted:,}{formats.NBSP}of{formats.NBSP}{images:,} images; " if counted else ""
+    return (
+        f"{reached}, {_against(difference, 'the parent fine-tuned the same way')} "
+        f"({in_images}one seed: a first look, not evidence)"
+    )
+
+
+def _against(difference: float, other: str) -> str:
+    if abs(difference) < 0.005:
+        return f"the same as {other}"
+    return f"{formats.points(abs(difference))}{formats.NBSP}points {'above' if difference > 0 else 'below'} {other}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count}{formats.NBSP}{noun}{'' if count == 1 else 's'}"
+
+
+def seeds_apart(runs: Sequence[Run]) -> bool:
+    """The runs are one recipe with different seeds, so that a mean over them means something."""
+
+    def without_seed(run: Run) -> dict[str, Any]:
+        return {key: value for key, value in run.recipe.items() if key not in {"seed", "device"}}
+
+    seeds = [run.recipe.get("seed") for run in runs]
+    return (
+        len(runs) > 1
+        and all(isinstance(seed, int) for seed in seeds)
+        and len(set(seeds)) == len(seeds)
+        and all(without_seed(run) == without_seed(runs[0]) for run in runs)
+        and len({run.epochs for run in runs}) == 1
+    )
+
+
+def joint_verdict(runs: Sequence[Run]) -> str:
+    """The sentence above several runs."""
+    exact = sum(is_exact(run) for run in runs)
+    how_many = f"All {len(runs)}" if exact == len(runs) else f"{exact} of {len(runs)}"
+    start = f"{how_many} recast models start with their parent’s exact predictions"
+    differences = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
+    known = [difference for difference in differences if math.isfinite(difference)]
+    if not known:
+        return f"{start}; none was trained beside a parent fine-tuned the same way, so nothing is compared."
+    if seeds_apart(runs) and len(known) == len(runs):
+        mean, deviation = statistics.mean(known), statistics.stdev(known)
+        if abs(mean) < 0.005:
+            against = "level with the parent fine-tuned the same way"
+        else:
+            against = _against(mean, "the parent fine-tuned the same way")
+        spread = f"standard deviation {formats.points(deviation)}"
+        return f"{start}; over {len(runs)} seeds they are on average {against} ({spread})."
+    above, below = (sum(sign * difference >= 0.005 for difference in known) for sign in (1, -1))
+    return (
+        f"{start}; of {_plural(len(known), 'run')} with a parent fine-tuned the same way, the recast model ends "
+        f"above it in {above}, below it in {below} and level in {len(known) - above - below}."
+    )
