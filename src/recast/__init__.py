@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from recast.geometry import Geometry
     from recast.gpsa import GPSA
     from recast.io import load, save
-    from recast.planning import Plan, plan
+    from recast.planning import plan
+    from recast.steps import Plan
     from recast.surgery import fold_, param_groups, recast_, refresh_gates_
     from recast.verification import trace, verify
 
@@ -52,7 +53,7 @@ __all__ = [
 _HOME = {
     "GPSA": "gpsa",
     "Geometry": "geometry",
-    "Plan": "planning",
+    "Plan": "steps",
     "RecastConfig": "config",
     "RecastError": "errors",
     "calibrate_": "calibration",

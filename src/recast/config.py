@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from recast.errors import RecastError
+from recast.errors import RecastError, suggest
 
 Gate = Literal["linear", "sigmoid"]
 Backend = Literal["auto", "reference", "dense", "split"]
+StrideMode = Literal["keep", "remove", "dilate"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,20 @@ class RecastConfig:
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: int | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), 8 for depthwise."""
-    stride: Literal["keep", "remove", "dilate"] = "keep"
-    """keep: exact. remove: the paper, stride 2 becomes 1. dilate: as remove, but the layers after it are dilated."""
+    stride: StrideMode = "keep"
+    """keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
     attend_padding: bool = False
     """Let content attention see the padding tokens (the paper's literal reading)."""
     backend: Backend = "auto"
     """Which code computes the layer: they agree to rounding."""
 
     def __post_init__(self) -> None:
+        for name, allowed in (("gate", Gate), ("stride", StrideMode), ("backend", Backend)):
+            value, options = getattr(self, name), get_args(allowed)
+            if value not in options:
+                raise RecastError(
+                    f"{name} must be one of {', '.join(options)}, got {value!r}.{suggest(value, options)}"
+                )
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise RecastError(f"alpha must be a positive number (locality strength), got alpha={self.alpha}")
         if self.head_dim is not None and self.head_dim < 1:
@@ -49,11 +56,17 @@ class RecastConfig:
             if not math.isfinite(getattr(self, name)):
                 raise RecastError(f"{name} must be finite, got {getattr(self, name)}")
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
-            raise RecastError("gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init")
+            raise RecastError(
+                "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
+            )
         if self.gate == "linear" and self.lambda_init != 1.0:
             raise RecastError("lambda_init belongs to gate='sigmoid'; gate='linear' takes gamma_init and s_init")
-        if self.gate_range is not None and not self.gate_range[0] < self.gate_range[1]:
-            raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
+        if self.gate_range is not None:
+            low, high = self.gate_range
+            if not low < high:
+                raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
+            if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
+                raise RecastError(f"gamma_init and s_init must lie in gate_range {self.gate_range}")
 
 
 @dataclass

@@ -8,8 +8,9 @@
 
 The three coefficients of a head sum to one (`linear_gates`, `sigmoid_gates`).
 
-Shapes: B batch, C input channels, O output channels, g groups, H heads, D head width, N queries (output pixels, row-major),
-M keys (pixels of the padded input, row-major), I×J the query grid, Y×X the key grid. All functions agree to rounding.
+Shapes: B batch, C input channels, O output channels, g groups, H heads, D head width, N queries (output pixels,
+row-major), M keys (pixels of the padded input, row-major), I×J the query grid, Y×X the key grid. All functions agree to
+rounding.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int,
 def gaussian_factors(
     center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """G as a Kronecker product: row softmax (H, I, Y) and column softmax (H, J, X), G[h, ij, yx] = R[h, i, y]·K[h, j, x].
+    """G as a Kronecker product of softmaxes R (H, I, Y) and K (H, J, X): G[h, ij, yx] = R[h, i, y] · K[h, j, x].
 
     Exact on any rectangle, borders included, because ‖δ−Δ‖² is a sum over the two axes. At least fp32: half precision
     cannot hold the squared distances of a large map.
@@ -146,7 +147,7 @@ def _keys(x: Tensor, key: Tensor, num_heads: int) -> Tensor:
 def content_map(
     x: Tensor, query: Tensor, key: Tensor, num_heads: int, geometry: Geometry, attend_padding: bool = False
 ) -> Tensor:
-    """C = softmax(Q Kᵀ / √D), (B, H, N, M), over the padded grid; padding keys get exactly 0 unless `attend_padding`."""
+    """C = softmax(Q Kᵀ / √D), (B, H, N, M), over the padded grid; padding gets exactly 0 unless `attend_padding`."""
     height, width = x.shape[-2:]
     padded = geometry.pad(x)
     q, k = _queries(padded, query, num_heads, geometry, height, width), _keys(padded, key, num_heads)
@@ -156,11 +157,11 @@ def content_map(
     return torch.softmax(logits, dim=-1)
 
 
-# --- three ways to the same output ------------------------------------------------------------------------------------
+# --- three ways to the same output -----------------------------------------------------------------------------------
 
 
 def reference(x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False) -> Tensor:
-    """The definition, head by head, every map written out: (B, C, height, width) → (B, O, I, J). Slow, kept for ever."""
+    """The definition, head by head, every map written out: (B, C, height, width) → (B, O, I, J). Slow, and kept."""
     height, width = x.shape[-2:]
     num_heads = geometry.num_heads
     tokens = geometry.pad(x).flatten(2).transpose(1, 2)
@@ -192,18 +193,23 @@ def attention_maps(x: Tensor, w: Weights, geometry: Geometry, attend_padding: bo
     return AttentionMaps(S, G, C, mix)
 
 
-def dense(x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False) -> Tensor:
-    """Merge the three maps, one product with the shared values, one product with W_out: im2col by attention.
+def gather(x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False) -> Tensor:
+    """What every head gathers from the shared values, A_h X W_val: (B, C, H, I, J).
 
-    A convolution gathers the pixel under each tap (im2col) and multiplies by the kernel; here the gather is a mix of
-    attention maps, so the second step is the same 1×1 product with the kernel's C/g · H columns.
+    A convolution gathers the pixel under each tap (im2col); here the gather is a mix of attention maps.
     """
-    height, width = x.shape[-2:]
     mix = attention_maps(x, w, geometry, attend_padding).mix
     values = geometry.pad(project_values(x, w.value, groups)).flatten(2)
     gathered = values @ mix.to(values.dtype).flatten(1, 2).transpose(-1, -2)
-    gathered = gathered.unflatten(-1, (geometry.num_heads, *geometry.output_size(height, width)))
-    return project_out(gathered, w.weight.flatten(2), w.bias, groups)
+    return gathered.unflatten(-1, (geometry.num_heads, *geometry.output_size(*x.shape[-2:])))
+
+
+def dense(x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False) -> Tensor:
+    """Merge the three maps, one product with the shared values, one product with W_out: im2col by attention.
+
+    The second step is a convolution's own: a 1×1 product with the kernel's C/g · H columns.
+    """
+    return project_out(gather(x, w, geometry, groups, attend_padding), w.weight.flatten(2), w.bias, groups)
 
 
 def split(

@@ -59,12 +59,13 @@ class Geometry:
         else:
             rows, columns = _pair(cast("tuple[int, int]", conv.padding))
             padding = (rows, rows, columns, columns)
-        return cls(kernel, _pair(conv.stride), padding, cast(PaddingMode, conv.padding_mode), dilation)
+        return cls(kernel, _pair(conv.stride), padding, conv.padding_mode, dilation)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Geometry:
         """The inverse of `to_dict`: lists become tuples again."""
-        return cls(**{name: tuple(v) if isinstance(v, list | tuple) else v for name, v in fields.items()})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list | tuple) else v for name, v in fields.items()}
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""

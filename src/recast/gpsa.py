@@ -21,6 +21,10 @@ QUERY_STD = 0.02
 DEPTHWISE_HEAD_DIM = 8
 
 
+def _versions(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(-1 if t.is_inference() else t._version for t in tensors)
+
+
 def inverse_softplus(alpha: float) -> float:
     """α̃ with softplus(α̃) = log(1 + exp(β α̃)) / β = α, β = 5; α = 1 ↔ 0.99865. Stable for any α > 0."""
     return alpha + math.log(-math.expm1(-SOFTPLUS_BETA * alpha)) / SOFTPLUS_BETA
@@ -57,16 +61,17 @@ class GPSA(nn.Module):
     S is the one-hot shift to the head's tap, G a Gaussian of locality strength α around Δ, C content attention
     (`recast.functional`). NCHW in, NCHW out, any height and width: nothing in `state_dict` depends on the input's size.
 
-    Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g; none
-    for depthwise), `query` and `key` (H·D, C), `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha; β = 5),
-    and the gates: `gamma` and `spread` (linear) or `lam` (sigmoid), (H,) each.
+    Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
+    none for depthwise), `query` and `key` (H·D, C), `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha;
+    β = 5), and the gates: `gamma` and `spread` (linear) or `lam` (sigmoid), (H,) each.
 
-    In training every head is computed. In eval, heads that `refresh_gates` found closed are skipped: call
-    `recast.refresh_gates_(model)` after the weights changed, as `load` and `fit` do. `train()` and `load_state_dict`
-    forget what was found, so a stale answer is never used after either.
+    In training every head is computed. In eval without gradients, heads that `refresh_gates` found closed are left out:
+    call `recast.refresh_gates_(model)` after the weights changed, as `load` and `fit` do. Gates that an optimiser, an
+    EMA or `load_state_dict` wrote to since then are noticed, and every head runs again.
     """
 
     open_heads: tuple[int, ...] | None
+    _gate_versions: tuple[int, ...]
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class GPSA(nn.Module):
         depthwise = groups == in_channels and groups > 1
         self.head_dim = config.head_dim or (DEPTHWISE_HEAD_DIM if depthwise else max(1, in_channels // heads))
         self.backend = config.backend
-        self.open_heads = None
+        self.open_heads, self._gate_versions = None, ()
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -168,15 +173,26 @@ class GPSA(nn.Module):
             return self.backend
         return "split" if self.config.gate == "linear" else "dense"
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check_input(x)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
         backend, w = self.chosen_backend(), self.weights()
         if backend == "split":
-            # Closed heads still need their maps for their gate's gradient: skip them only where none is asked for.
-            heads = None if self.training or torch.is_grad_enabled() else self.open_heads
-            return functional.split(x, w, self.geometry, self.groups, self.config.attend_padding, heads)
+            heads = self._heads_to_run()
+            return functional.split(input, w, self.geometry, self.groups, self.config.attend_padding, heads)
         function = functional.dense if backend == "dense" else functional.reference
-        return function(x, w, self.geometry, self.groups, self.config.attend_padding)
+        return function(input, w, self.geometry, self.groups, self.config.attend_padding)
+
+    def _heads_to_run(self) -> tuple[int, ...] | None:
+        """The open heads where the others may be skipped, None where all run.
+
+        Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for. A
+        tensor's version is a Python number that every in-place write raises, so no value is read here.
+        """
+        if self.training or torch.is_grad_enabled() or self.open_heads is None:
+            return None
+        if not torch.compiler.is_compiling() and self._gate_versions != _versions(self.gamma, self.spread):
+            return None
+        return self.open_heads
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
@@ -189,11 +205,13 @@ class GPSA(nn.Module):
 
         The one place where gate values are read as Python numbers. None means that every head runs.
         """
-        if self.config.gate == "linear":
-            gates = self.gates()
-            is_open = (gates["gamma"].abs() > tol) | (gates["s"].abs() > tol) | gates["gamma"].isnan()
-            self.open_heads = tuple(is_open.nonzero().flatten().tolist())
-        return self.open_heads
+        if self.config.gate != "linear":
+            return None
+        gates = self.gates()
+        is_closed = (gates["gamma"].abs() <= tol) & (gates["s"].abs() <= tol)
+        found = tuple((~is_closed).nonzero().flatten().tolist())
+        self.open_heads, self._gate_versions = found, _versions(self.gamma, self.spread)
+        return found
 
     @torch.no_grad()
     def fold(self, tol: float = 0.0) -> nn.Module:
@@ -210,7 +228,7 @@ class GPSA(nn.Module):
 
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
-        """The shift part alone as a convolution (with a padding layer in front where `nn.Conv2d` has no word for it)."""
+        """The shift part alone as a convolution, with a padding layer in front where `nn.Conv2d` has no word for it."""
         g, padding = self.geometry, self.geometry.padding
         top, bottom, left, right = padding
         explicit = (top, left) != (bottom, right)
@@ -234,6 +252,13 @@ class GPSA(nn.Module):
         }
         return nn.Sequential(layers[g.padding_mode]((left, right, top, bottom)), conv).train(self.training)
 
+    @torch.no_grad()
+    def set_geometry_(self, geometry: Geometry) -> None:
+        """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its taps."""
+        assert geometry.kernel == self.geometry.kernel
+        self.geometry = geometry
+        self.center.copy_(torch.tensor(geometry.offsets(), dtype=torch.float32))
+
     def add_bias_(self) -> None:
         """Give a layer without bias a zero one (calibration needs it)."""
         if self.bias is None:
@@ -256,6 +281,7 @@ class GPSA(nn.Module):
         opened = "all" if self.open_heads is None else len(self.open_heads)
         groups = f", groups={self.groups}" if self.groups > 1 else ""
         return (
-            f"{self.in_channels} → {self.out_channels}, {self.geometry}, {self.num_heads} heads × {self.head_dim}{groups}, "
-            f"bias={self.bias is not None}, gate={self.config.gate}, backend={self.chosen_backend()}, {opened} open in eval"
+            f"{self.in_channels} → {self.out_channels}, {self.geometry}{groups}, bias={self.bias is not None}, "
+            f"{self.num_heads} heads × {self.head_dim} ({opened} open in eval), gate={self.config.gate}, "
+            f"backend={self.chosen_backend()}"
         )

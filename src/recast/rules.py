@@ -52,8 +52,11 @@ def refusal(module: nn.Module) -> str | None:
     if find_rule(module) is None:
         known = ", ".join(sorted(k.__name__ for k in _RULES))
         return f"no rule for {kind} (rules exist for {known})"
-    if module._forward_hooks or module._forward_pre_hooks:
-        return f"{kind} carries forward hooks, which the new layer would lose"
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks):
+        return f"{kind} carries hooks, which the new layer would lose"
+    if "forward" in vars(module):
+        return f"{kind} has a forward of its own, set on the instance"
     return None
 
 
@@ -88,8 +91,8 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
         conv.in_channels, conv.out_channels, Geometry.of(conv), groups=conv.groups, bias=conv.bias is not None,
         config=config, device=weight.device, dtype=weight.dtype,
     )  # fmt: skip
+    layer.weight = nn.Parameter(weight.clone())  # clone keeps channels_last, which copy_ into a new tensor would not
     with torch.no_grad():
-        layer.weight.copy_(weight)
         # a parametrised weight is a plain tensor here: what it was made from says whether it is trained
         trained = any(p.requires_grad for n, p in conv.named_parameters() if n != "bias")
         layer.weight.requires_grad_(trained)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -20,10 +22,14 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a plan: `tokens` per layer (keys of the padded map), `memory` of added activations per image in bytes."""
+    """Limits of a plan: `tokens` per layer (padded pixels), `memory` of added activations per image in bytes."""
 
     tokens: int = DEFAULT_TOKENS
     memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or (self.memory is not None and self.memory < 0):
+            raise RecastError(f"a budget needs tokens ≥ 1 and memory ≥ 0, got {self}")
 
     @classmethod
     def parse(cls, text: str | int | Budget | None) -> Budget:
@@ -54,12 +60,12 @@ class Selection:
 
 def is_spatial(module: nn.Module) -> bool:
     """Whether a convolution has more than one tap."""
-    kernel = getattr(module, "kernel_size", None) or getattr(getattr(module, "geometry", None), "kernel", (1,))
-    return max(kernel) > 1 if isinstance(kernel, tuple) else kernel > 1
+    kernel: Any = getattr(module, "kernel_size", 1)
+    return bool(max(kernel) > 1) if isinstance(kernel, tuple) else bool(kernel > 1)
 
 
 def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> Selection:
-    """Choose among the model's convolutions. Raises `RecastError` if a pattern, or the whole selection, matches nothing."""
+    """Choose among the model's convolutions. Raises `RecastError` if a pattern, or the selection, matches nothing."""
     where = "last_stage" if where is None else where
     left: dict[str, str] = {}
     wanted: dict[str, bool] = {}  # name -> asked for by its full name
@@ -71,6 +77,8 @@ def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[
                 left[name] = "excluded by the predicate"
     else:
         patterns = [where] if isinstance(where, str) else list(where)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise RecastError(f"where takes names, globs or a predicate, got {where!r}")
         for pattern in patterns:
             for name in _matches(pattern, convolutions, calls):
                 wanted[name] = wanted.get(name, False) or name == pattern
@@ -109,7 +117,7 @@ def last_stage_size(convolutions: dict[str, nn.Module], calls: dict[str, list[Ca
 
 
 def _size(name: str, calls: dict[str, list[Call]]) -> tuple[int, ...] | None:
-    return calls[name][0].output[2:] if name in calls else None
+    return min((call.output[2:] for call in calls[name]), key=math.prod) if name in calls else None
 
 
 def _reason(

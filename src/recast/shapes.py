@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.cost import SavedBytes
@@ -55,11 +54,10 @@ def run_example(model: nn.Module, example: Example) -> Any:
 
 def batch_of(example: Example) -> int:
     """Images in an example: the first dimension of its first tensor. Raises `RecastError` where there is none."""
-    values = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple) else (example,)
-    for value in values:
+    for value in tree_leaves(example if isinstance(example, Tensor | tuple | list) else dict(example)):
         if isinstance(value, Tensor) and value.dim() > 0:
             return max(1, value.shape[0])
-    raise RecastError(f"the example holds no tensor: expected a batch of images, got {type(example).__name__}")
+    raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
 
 
 @contextmanager
@@ -80,10 +78,11 @@ def in_eval(*models: nn.Module) -> Iterator[None]:
 def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], None]) -> Iterator[None]:
     """Call `hook(name, inputs, output)` after every forward of the named layers."""
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _module, inputs, output: hook(name, inputs, output)
+    def watch(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+        # a layer's first argument may be passed by name
+        return lambda _module, inputs, named, output: hook(name, (*inputs, *named.values()), output)
 
-    handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n in names]
+    handles = [m.register_forward_hook(watch(n), with_kwargs=True) for n, m in model.named_modules() if n in names]
     try:
         yield
     finally:
@@ -92,12 +91,12 @@ def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], Non
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of `model` whose parameters and buffers are fake: the same structure, no memory."""
+    """A copy of `model` whose parameters and buffers are fake: the same structure, no memory, nothing frozen."""
     memo: dict[int, Any] = {}
     for tensor in chain(model.parameters(), model.buffers()):
         fake = mode.from_tensor(tensor.detach())
         is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+        memo[id(tensor)] = nn.Parameter(fake, tensor.is_floating_point()) if is_parameter else fake
     return copy.deepcopy(model, memo)
 
 
@@ -106,8 +105,9 @@ def observe(
 ) -> Observation:
     """Run the example through a fake copy of `model` and note what the named layers see; `model` itself is only read.
 
-    `edit` may change the copy first (another stride, say). Where fake tensors fail on a model, one real pass in eval mode
-    is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the model.
+    `edit` may change the copy first (another stride, say). Where fake tensors fail on a model, one real pass in eval
+    mode is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the
+    model.
     """
     seen = Observation(batch=batch_of(example))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -121,9 +121,7 @@ def observe(
         reason = error
     seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {_first_line(reason)}")
     try:
-        subject = copy.deepcopy(model) if edit else model
-        with torch.no_grad():
-            _run(subject, example, names, seen, edit)
+        _run(copy.deepcopy(model) if edit else model, example, names, seen, edit)
     except Exception as error:
         raise RecastError(
             f"{type(model).__name__} cannot run on the example {describe(example)}: {_first_line(error)}"

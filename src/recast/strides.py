@@ -1,12 +1,13 @@
 """Removing a stride, a step on a residual block: the convolution, its shortcut, and the convolutions that follow.
 
-The papers run the last stage at stride 1 (d'Ascoli et al. 2021, as BoTNet does). That changes the network's function: the
-map is denser, and a 3×3 layer after it sees half the distance. `dilate` gives the layers after it twice the reach instead,
-so that the outputs at even positions are the parent's.
+The papers run the last stage at stride 1 (d'Ascoli et al. 2021, as BoTNet does). That changes the network's function:
+the map is denser, and a 3×3 layer after it sees half the distance. `dilate` gives the layers after it twice the reach
+instead, so that the outputs at even positions are the parent's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,14 +27,15 @@ class Edit:
 
     name: str
     action: Action
-    """geometry: new stride, dilation and padding. stride_1: set `.stride` to 1. identity, pool_stride_1: replace a pool."""
+    """geometry: new stride, dilation, padding. stride_1: set `.stride`. identity, pool_stride_1: replace a pool."""
     geometry: dict[str, Any] | None = None
 
     def apply_(self, model: nn.Module) -> None:
         """Carry the change out."""
         module = model.get_submodule(self.name)
         if self.action == "geometry":
-            assert isinstance(module, nn.Conv2d) and self.geometry is not None
+            assert isinstance(module, nn.Conv2d)
+            assert self.geometry is not None
             set_geometry_(module, Geometry.from_dict(self.geometry))
         elif self.action == "stride_1":
             module.stride = (1, 1) if isinstance(module.stride, tuple) else 1  # type: ignore[assignment]
@@ -82,13 +84,20 @@ def plan_stride_edits(
 ) -> tuple[dict[str, Geometry], list[Edit]]:
     """New geometries of convolutions by name, and the edits of shortcuts, for taking the stride out of `selected`.
 
-    `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where the
-    strided convolution is not in the last stage, or where a layer cannot be dilated.
+    `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
+    the strided convolution is not in the last stage, or where a layer cannot be dilated.
     """
     geometries: dict[str, Geometry] = {}
     edits: list[Edit] = []
     order = list(calls)
-    strided = [n for n in order if n in selected and Geometry.of(_conv(spatial[n])).stride != (1, 1)]
+    strided = [n for n in order if n in selected and n in spatial and Geometry.of(_conv(spatial[n])).stride != (1, 1)]
+    if pointwise := [n for n in selected if n not in spatial]:
+        raise RecastError(f"stride={mode!r} works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
+    if any(math.prod(calls[n][0].output[2:]) == 1 for n in strided):
+        raise RecastError(
+            f"stride={mode!r}: the last stage is a single pixel at this example, so shapes cannot show whether the "
+            "shortcuts fit; plan with a larger image"
+        )
     if not strided:
         raise RecastError(f"stride={mode!r}: none of the selected convolutions has a stride to remove")
     for name in strided:
@@ -123,7 +132,9 @@ def _conv(module: nn.Module) -> nn.Conv2d:
 
 def _check_numeric(name: str, conv: nn.Conv2d, mode: str) -> None:
     if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
-        raise RecastError(f"stride={mode!r} needs numeric zero padding, {name} has {conv.padding!r} {conv.padding_mode}")
+        raise RecastError(
+            f"stride={mode!r} needs numeric zero padding, {name} has {conv.padding!r} {conv.padding_mode}"
+        )
 
 
 def _shortcut_edits(model: nn.Module, name: str, mode: Literal["remove", "dilate"]) -> list[Edit]:
@@ -175,6 +186,6 @@ def _single(value: Any) -> int:
 
 def _unknown(path: str, layer: nn.Module, name: str) -> RecastError:
     return RecastError(
-        f"cannot take the stride out of {name}: its shortcut {path} is {type(layer).__name__}, not one of the known kinds "
+        f"cannot take the stride out of {name}: its shortcut {path} is {type(layer).__name__}, not a known kind "
         "(convolution, 2×2 average pool and convolution, subsampling module); use stride='keep'"
     )

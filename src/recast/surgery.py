@@ -1,4 +1,4 @@
-"""The verbs that change a model: `recast_`, `fold_`, `refresh_gates_`; and its parameters in groups for an optimiser."""
+"""The verbs that change a model: `recast_`, `fold_`, `refresh_gates_`; and its parameters in groups."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import nn
 from recast.errors import RecastError, suggest
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
-from recast.planning import Plan, Step, apply_edits_
+from recast.planning import apply_edits_
 from recast.rules import check_finite, find_rule, refusal
-from recast.strides import replace_module_
+from recast.steps import Plan, Step
+from recast.strides import Edit, replace_module_
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
@@ -34,35 +35,67 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model` by GPSA, in place; returns the model (a new one if it is itself a conv).
+    """Replace the planned convolutions of `model` by GPSA, in place; returns the model (a new one if it is a conv
+    itself).
 
-    With the linear gate at its start and `stride="keep"` the model computes exactly what it did. `steps` names the steps
-    to take now (all by default); later calls with the same plan may take others. Every check comes before the first
-    change. Raises `RecastError` if the plan is for another model, a layer is already recast, or weights are not finite.
+    With the linear gate at its start and `stride="keep"` the model computes exactly what it did. `steps` names the
+    steps to take now (all by default); later calls with the same plan may take others. Every check, and every new
+    layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer is already
+    recast, or weights are not finite.
     """
     chosen = plan if steps is None else plan.only(list(steps))
-    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     done = getattr(model, "recast_plan", None)
+    if isinstance(done, Plan):
+        _check_continues(done, plan, chosen)
+    modules = {step.name: _checked(model, plan, step, continued=done is not None) for step in chosen.steps}
+    layers = {step.name: _layer(modules[step.name], plan, step) for step in chosen.steps}
+
+    waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
     if done is None:
-        apply_edits_(model, {s.name: s.geometry for s in plan.steps if s.geometry != s.parent_geometry}, plan.edits)
-    for step in chosen.steps:
-        module = modules[step.name]
-        found = find_rule(module)
-        assert found is not None
-        layer = found[1](module, plan.config)
-        if step.bias_added:
-            layer.add_bias_()
-        new: nn.Module = layer.to_conv() if step.folded else layer
-        if step.name == "":
-            model = new
+        apply_edits_(model, waiting, plan.edits)
+    for name, layer in layers.items():
+        if name == "":
+            model = layer
         else:
-            replace_module_(model, module, new)
-    applied = chosen if done is None else replace(plan, steps=done.steps + chosen.steps)
-    model.recast_plan = applied  # type: ignore[assignment]
+            replace_module_(model, modules[name], layer)
+    model.recast_plan = _applied(plan, chosen, done)  # type: ignore[assignment]
     return model
 
 
-def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
+def _layer(module: nn.Module, plan: Plan, step: Step) -> nn.Module:
+    """The new layer of a step; `module` is only read."""
+    found = find_rule(module)
+    assert found is not None
+    layer = found[1](module, plan.config)
+    if layer.geometry != step.geometry:
+        layer.set_geometry_(step.geometry)
+    if step.bias_added:
+        layer.add_bias_()
+    return layer.to_conv() if step.folded else layer
+
+
+def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
+    """What a replay needs: the steps taken so far, and the new geometry of those that wait as edits."""
+    steps = chosen.steps if done is None else done.steps + chosen.steps
+    taken = {step.name for step in steps}
+    waiting = tuple(
+        Edit(step.name, "geometry", step.geometry.to_dict())
+        for step in plan.steps
+        if step.name not in taken and step.geometry != step.parent_geometry
+    )
+    return replace(plan, steps=steps, edits=plan.edits + waiting)
+
+
+def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:
+    """A model that is partly recast goes on with the plan it was begun with."""
+    taken = {step.name for step in done.steps}
+    if again := [step.name for step in chosen.steps if step.name in taken]:
+        raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
+    if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
+        raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
+
+
+def _checked(model: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
     """The convolution of a step, if it is the one that was planned."""
     try:
         module = model.get_submodule(step.name)
@@ -77,8 +110,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     if reason := refusal(module):
         raise RecastError(f"{step.name} cannot be recast: {reason}")
     assert isinstance(module, nn.Conv2d)
-    done = getattr(model, "recast_plan", None)
-    expected = step.parent_geometry if done is None else step.geometry
+    expected = step.geometry if continued else step.parent_geometry
     shape = (module.in_channels, Geometry.of(module), module.groups)
     planned = (step.input[0], expected, step.groups)
     if shape != planned or module.out_channels != step.output[0]:
@@ -91,7 +123,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
 
 
 def refresh_gates_(model: nn.Module, tol: float = 0.0) -> nn.Module:
-    """Look at the gates of every GPSA layer so that eval skips closed heads (|γ| ≤ tol and |s| ≤ tol); returns the model.
+    """Look at the gates of every GPSA layer so that eval skips closed heads (|γ|, |s| ≤ tol); returns the model.
 
     Call it whenever the weights were changed by something other than `load` or `fit` and speed in eval matters.
     """
@@ -102,7 +134,7 @@ def refresh_gates_(model: nn.Module, tol: float = 0.0) -> nn.Module:
 
 @dataclass(frozen=True)
 class Folded:
-    """What `fold_` did to a layer: heads closed of all, whether it became a convolution, and the kernel's largest change."""
+    """What `fold_` did to a layer: heads closed of all, and whether it became a convolution."""
 
     name: str
     closed: int
@@ -114,10 +146,11 @@ class Folded:
 
 @torch.no_grad()
 def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
-    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place; skip other closed heads.
+    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place; skip other closed
+    heads.
 
-    With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model` does
-    the same through `GPSA.fuse`. Sigmoid gates never close exactly and stay. A model that is itself a layer is not
+    With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model`
+    does the same through `GPSA.fuse`. Sigmoid gates never close exactly and stay. A model that is itself a layer is not
     replaced: use its `fold()`.
     """
     report: list[Folded] = []
@@ -147,8 +180,8 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val and gates never do.
 
-    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al.
-    2021). Frozen parameters are left out. The model need not hold GPSA layers, so that a control arm gets the same groups.
+    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
+    al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
     """
     plain: list[nn.Parameter] = []
     linear: list[nn.Parameter] = []

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from recast.planning import Plan, Step
+    from recast.steps import Plan, Step
 
 # wider than any plan: columns keep their natural width, nothing is cut off
 WIDTH = 1000

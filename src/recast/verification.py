@@ -1,7 +1,8 @@
-"""Is the recast model the same function? `verify` compares parent and child on real inputs, layer by layer and end to end."""
+"""Is the recast model the same function? `verify` compares parent and child, layer by layer and end to end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,8 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recast.config import Backend
 from recast.errors import RecastError
-from recast.planning import Plan
 from recast.shapes import Example, hooks, in_eval, run_example
+from recast.steps import Plan
 from recast.surgery import applied_plan, gpsa_layers
 
 TOLERANCE = 1e-5
@@ -36,13 +37,13 @@ class Exactness:
     max_relative_error: float
     bitwise: bool
     argmax_agreement: float
-    """Share of images with the same argmax of the (first) output, 0 to 1."""
+    """Share of images with the same argmax of the first output, 0 to 1; NaN where there is none to compare."""
     backend: str
     layers: dict[str, float]
 
     def ok(self, tol: float = TOLERANCE) -> bool:
         """Same argmax on every image and relative error within `tol`."""
-        return self.argmax_agreement == 1.0 and self.max_relative_error <= tol
+        return (self.argmax_agreement == 1.0 or math.isnan(self.argmax_agreement)) and self.max_relative_error <= tol
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""
@@ -50,6 +51,8 @@ class Exactness:
 
     def __str__(self) -> str:
         how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
+        if math.isnan(self.argmax_agreement):
+            return f"{how} ({self.backend})"
         same = round(self.argmax_agreement * self.images)
         return f"{how}; same prediction on {same} of {self.images} images ({self.backend})"
 
@@ -60,6 +63,8 @@ def relative_error(a: Tensor, b: Tensor) -> float:
         return float("inf")
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
+    if not (a.is_floating_point() and b.is_floating_point()):
+        a, b = a.double(), b.double()
     scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
     error = float((a - b).abs().max() / scale)
     return error if error == error else float("inf")
@@ -89,32 +94,34 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
             layer.backend = before[name]
 
 
-@torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     """Run `batch` in eval mode and keep the outputs that `verify` compares: take it before an in-place recast."""
+    return _trace(model, {step.name for step in plan.steps}, batch)
+
+
+@torch.no_grad()
+def _trace(model: nn.Module, names: set[str], batch: Example) -> Trace:
     layers: dict[str, list[Tensor]] = {}
 
     def keep(name: str, _inputs: Any, output: Tensor) -> None:
         layers.setdefault(name, []).append(output.clone())
 
-    with in_eval(model), full_precision(), hooks(model, {step.name for step in plan.steps}, keep):
+    with in_eval(model), full_precision(), hooks(model, names, keep):
         output = run_example(model, batch)
     return Trace(tree_map_only(Tensor, torch.clone, output), layers)
 
 
-def verify(
-    parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None
-) -> Exactness:
+def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
     """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
 
     Sets eval mode and TF32 off, and restores both. `backend` makes every layer compute with that code. With
-    `stride="dilate"` layers are compared at the parent's positions, which are the even ones of the child. Outputs may be
-    any nest of tensors. Raises `RecastError` if the outputs cannot be compared.
+    `stride="dilate"` layers are compared at the parent's positions, the even ones of the child. Outputs may be any nest
+    of tensors. Raises `RecastError` if the outputs cannot be compared.
     """
     plan = applied_plan(child)
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
-        after = trace(child, plan, batch)
+        after = _trace(child, set(before.layers), batch)
         backends = sorted({layer.chosen_backend() for layer in gpsa_layers(child).values()})
     pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
     tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]

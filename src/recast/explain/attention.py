@@ -1,0 +1,112 @@
+"""What the heads look at: attention maps of a forward pass, and the file of maps that the report draws."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.functional import AttentionMaps
+from recast.gpsa import GPSA
+from recast.selection import DEFAULT_TOKENS
+from recast.shapes import in_eval
+from recast.surgery import gpsa_layers
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps]]:
+    """Record the maps of every GPSA layer during forward passes: `with record(model) as maps: model(x)`.
+
+    `maps[name]` holds S, G, C and their mix, each (1 or B, heads, queries, padded keys), of the layer's latest call;
+    without gradients. The maps are made in full whatever the layer's backend; above the default token budget a warning
+    says so.
+    """
+    maps: dict[str, AttentionMaps] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(layer: nn.Module, inputs: Any, _output: Any) -> None:
+            assert isinstance(layer, GPSA)
+            rows, columns = layer.geometry.padded_size(*inputs[0].shape[-2:])
+            if rows * columns > DEFAULT_TOKENS:
+                warnings.warn(f"{name}: recording maps over {rows * columns} tokens takes memory", stacklevel=2)
+            with torch.no_grad():
+                maps[name] = layer.attention(inputs[0])
+
+        return keep
+
+    handles = [layer.register_forward_hook(watch(name)) for name, layer in gpsa_layers(model).items()]
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def write_attention(
+    path: str | Path,
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Sequence[int],
+    classes: Sequence[str],
+    normalise: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Path:
+    """Write the maps of all heads for some images and the centre query of every layer to an `.npz` file for the report.
+
+    `pixels` (N, 3, height, width) in [0, 1]; `normalise` makes them the model's input. Per layer i: `mix_i` (N, heads,
+    rows, columns) over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) the share of
+    content, `kernel_i`. Raises `RecastError` for a model without GPSA layers.
+    """
+    layers = gpsa_layers(model)
+    if not layers:
+        raise RecastError(f"{type(model).__name__} has no GPSA layer: there are no attention maps to write")
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda _layer, inputs: sizes.update({name: (inputs[0].shape[-2], inputs[0].shape[-1])})
+
+    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in layers.items()]
+    try:
+        with in_eval(model), torch.no_grad(), record(model) as maps:
+            logits = model(normalise(pixels))
+    finally:
+        for handle in handles:
+            handle.remove()
+    reached = [name for name in layers if name in maps]
+    arrays: dict[str, Any] = {
+        "images": (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
+        "labels": np.asarray(labels, dtype=np.int64),
+        "predictions": logits.argmax(1).cpu().numpy(),
+        "classes": np.asarray(list(classes), dtype=np.str_),
+        "layers": np.asarray(reached, dtype=np.str_),
+    }
+    for i, name in enumerate(reached):
+        mix, query = centre_query(layers[name], maps[name].mix, *sizes[name])
+        mix = mix.expand(len(pixels), -1, -1, -1)
+        arrays[f"mix_{i}"] = mix.float().cpu().numpy()
+        arrays[f"query_{i}"] = np.asarray(query)
+        arrays[f"gate_{i}"] = layers[name].coefficients().content.detach().float().cpu().numpy()
+        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(temporary, path)
+    return path
+
+
+def centre_query(layer: GPSA, mix: Tensor, height: int, width: int) -> tuple[Tensor, tuple[int, int]]:
+    """Maps (B, heads, height, width) of the middle query over the real pixels, and that query's pixel (row, column)."""
+    geometry = layer.geometry
+    rows, columns = geometry.query_positions(height, width)
+    i, j = len(rows) // 2, len(columns) // 2
+    top, _, left, _ = geometry.padding
+    grid = mix[:, :, i * len(columns) + j].unflatten(-1, geometry.padded_size(height, width))
+    return grid[..., top : top + height, left : left + width], (rows[i] - top, columns[j] - left)

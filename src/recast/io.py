@@ -1,0 +1,97 @@
+"""Saving and loading: one safetensors file that holds the weights, how to build the parent, and the plan.
+
+Loading a recast model = build the parent, replay the plan, load the weights. No pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.steps import Plan
+from recast.surgery import recast_, refresh_gates_
+
+KEY = "recast"
+
+
+def save(model: nn.Module, path: str | Path, constructor: dict[str, Any] | None = None) -> Path:
+    """Write weights, plan and constructor of a model (recast or plain) to one `.safetensors` file; returns its path.
+
+    `constructor` says how to build the parent (`recast.models.build.constructor`); without it, `load` needs the parent.
+    Written to a temporary name first: a file that exists is replaced only by a whole one.
+    """
+    path = Path(path)
+    plan = getattr(model, "recast_plan", None)
+    header = {"constructor": constructor, "plan": plan.to_json() if isinstance(plan, Plan) else None}
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses two names for one memory
+        tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
+        storages.add(tensor.untyped_storage().data_ptr())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(header)})
+    os.replace(temporary, path)
+    return path
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """`{"constructor": …, "plan": …}` of a saved file. Raises `RecastError` if it is missing, truncated or foreign."""
+    path = Path(path)
+    if not path.is_file():
+        raise RecastError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
+    if text is None:
+        raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
+    header = json.loads(text)
+    return {"constructor": header.get("constructor"), "plan": header.get("plan")}
+
+
+def load(path: str | Path, parent: nn.Module | None = None) -> nn.Module:
+    """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
+
+    Raises `RecastError` before any weight is loaded if the file is truncated or foreign, if it names no constructor and
+    no `parent` is given, or if its tensors are not the model's.
+    """
+    header = read_header(path)
+    if parent is None:
+        if header["constructor"] is None:
+            raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
+        from recast.models.build import build_from
+
+        model = build_from(header["constructor"])
+    else:
+        model = copy.deepcopy(parent)
+    if header["plan"] is not None:
+        model = recast_(model, Plan.from_json(header["plan"]))
+    tensors = load_file(path)
+    _check_same(path, {k: v.shape for k, v in tensors.items()}, {k: v.shape for k, v in model.state_dict().items()})
+    model.load_state_dict(tensors, strict=True)
+    return refresh_gates_(model.eval())
+
+
+def _check_same(path: str | Path, found: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+    missing, foreign = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or foreign:
+        raise RecastError(
+            f"{path} does not fit the model: {len(missing)} tensors missing (first: {missing[:1]}), "
+            f"{len(foreign)} unknown (first: {foreign[:1]})"
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise RecastError(f"{path} does not fit the model: {name} is {tuple(found[name])}, expected {tuple(shape)}")

@@ -1,0 +1,142 @@
+"""A plan as data: its steps, what it leaves and why, and the JSON that replays it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from recast.config import RecastConfig
+from recast.cost import Cost
+from recast.errors import RecastError
+from recast.geometry import Geometry
+from recast.strides import Edit
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One convolution that becomes GPSA. Sizes are (channels, rows, columns) at the example; costs are per image."""
+
+    name: str
+    rule: str
+    parent_geometry: Geometry
+    geometry: Geometry
+    groups: int
+    input: tuple[int, int, int]
+    output: tuple[int, int, int]
+    before: Cost
+    after: Cost
+    exact: bool
+    calls: int = 1
+    bias_added: bool = False
+    """Calibration gave the layer a bias that the convolution did not have."""
+    folded: bool = False
+    """The layer was folded back into a convolution."""
+
+    @property
+    def queries(self) -> int:
+        """Output pixels."""
+        return self.output[1] * self.output[2]
+
+    @property
+    def keys(self) -> int:
+        """Tokens: pixels of the explicitly padded input."""
+        rows, columns = self.geometry.padded_size(*self.input[1:])
+        return rows * columns
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields, with what a reader wants to see beside what a replay needs."""
+        fields = {k: getattr(self, k) for k in ("name", "rule", "groups", "exact", "calls", "bias_added", "folded")}
+        return {
+            **fields,
+            **self.geometry.to_dict(),
+            "parent_geometry": self.parent_geometry.to_dict(),
+            "input": self.input,
+            "output": self.output,
+            "heads": self.geometry.num_heads,
+            "queries": self.queries,
+            "keys": self.keys,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Step:
+        """The inverse of `to_dict`."""
+        geometry = {k: d[k] for k in ("kernel", "stride", "padding", "padding_mode", "dilation")}
+        return cls(
+            d["name"], d["rule"], Geometry.from_dict(d["parent_geometry"]), Geometry.from_dict(geometry), d["groups"],
+            tuple(d["input"]), tuple(d["output"]), Cost(**d["before"]), Cost(**d["after"]), d["exact"], d["calls"],
+            d["bias_added"], d["folded"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Left:
+    """A convolution that stays as it is, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `recast_` will do, as data: printed, reviewed, stored and replayed."""
+
+    model: str
+    """Class name of the model it was made for."""
+    config: RecastConfig
+    steps: tuple[Step, ...]
+    left: tuple[Left, ...]
+    edits: tuple[Edit, ...]
+    before: Cost
+    after: Cost
+    note: str = ""
+
+    def to_json(self) -> str:
+        """Everything needed to replay the plan, as indented JSON."""
+        document = {
+            "version": VERSION,
+            "model": self.model,
+            "config": asdict(self.config),
+            "steps": [step.to_dict() for step in self.steps],
+            "left": [asdict(item) for item in self.left],
+            "edits": [asdict(edit) for edit in self.edits],
+            "totals": {"before": self.before.to_dict(), "after": self.after.to_dict()},
+            "note": self.note,
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of `to_json`. Raises `RecastError` if the text is not a plan of this version."""
+        try:
+            d = json.loads(text)
+            if d["version"] != VERSION:
+                raise RecastError(f"a plan of version {VERSION} was expected, got version {d['version']}: plan again")
+            config = dict(d["config"])
+            if config["gate_range"] is not None:
+                config["gate_range"] = tuple(config["gate_range"])
+            return cls(
+                d["model"], RecastConfig(**config), tuple(map(Step.from_dict, d["steps"])),
+                tuple(Left(**item) for item in d["left"]), tuple(Edit(**edit) for edit in d["edits"]),
+                Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"],
+            )  # fmt: skip
+        except RecastError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecastError(f"this is not a plan ({type(error).__name__}: {error})") from error
+
+    def only(self, names: list[str]) -> Plan:
+        """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
+        known = {step.name for step in self.steps}
+        if unknown := [name for name in names if name not in known]:
+            raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
+        return replace(self, steps=tuple(step for step in self.steps if step.name in names))
+
+    def __str__(self) -> str:
+        from recast.table import plan_table
+
+        return plan_table(self)
