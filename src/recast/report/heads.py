@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from recast.report import figures, formats, maps
 from recast.report.read import Run, number
@@ -39,14 +40,10 @@ def head_charts(run: Run, budget: int) -> tuple[list[dict[str, Any]], int]:
             symbol, meaning, baseline = QUANTITIES[quantity]
             last = values[-1]
             reading = _reading(last, labels)
-            svg = figures.head_chart(
-                epochs,
-                values,
-                labels,
-                f"{name}: {symbol} of {values.shape[1]} heads by epoch, {meaning}. At the end: {reading}.",
-                ylim=limits[quantity],
-                baseline=baseline,
-            )
+            story = f"{name}: {symbol} of {values.shape[1]} heads by epoch, {meaning}. At the end: {reading}."
+            svg = Markup()
+            if len(epochs) > 1:  # one epoch is no curve: the numbers say it
+                svg = figures.head_chart(epochs, values, labels, story, ylim=limits[quantity], baseline=baseline)
             charts.append({"symbol": symbol, "meaning": meaning, "svg": svg, "reading": reading})
         spent += sum(len(chart["svg"]) for chart in charts)
         if layers and spent > budget:

@@ -80,7 +80,11 @@ def _tiles(run: Run) -> list[dict[str, str]]:
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
         kept = f"{same:,} of{formats.NBSP}{images:,}"
         tiles.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
-    tiles.append(_compared("Top-1 at the end", {arm: verdict.accuracy(run, arm) for arm in ARMS}))
+    tiles.append(
+        _compared(
+            "Top-1 at the end" if run.epochs else "Top-1, untrained", {arm: verdict.accuracy(run, arm) for arm in ARMS}
+        )
+    )
     corrupted = {arm: run.value(arm, "basic", "top1/mean") for arm in ARMS}
     if math.isfinite(corrupted["recast"]):
         tiles.append(_compared("Top-1 on corrupted images", corrupted))

@@ -242,13 +242,12 @@ def summary(runs: Sequence[Run]) -> tuple[list[dict[str, str]], dict[str, str] |
     lines = []
     for run in runs:
         values = {arm: accuracy(run, arm) for arm in ARMS}
+        start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
         lines.append(
             {
                 "name": run.name,
                 "what": f"{run.model} on {run.dataset}, {run.gate} gate",
-                "epochs": str(run.epochs),
-                "seed": str(run.recipe.get("seed", formats.MISSING)),
-                "start": formats.MISSING if run.verify is None else "exact" if is_exact(run) else "not exact",
+                "how": f"{start} start, {run.epochs} epochs, seed {run.recipe.get('seed', formats.MISSING)}",
                 **{arm: formats.decimal(values[arm]) for arm in ARMS},
                 "to_parent": formats.signed(values["recast"] - values["parent"], 1),
                 "to_finetuned": formats.signed(values["recast"] - values["finetuned"], 1),

@@ -21,9 +21,9 @@ def accuracy(run: Run, model: str) -> float:
         return measured
     if model == "recast":
         return number(run.metrics[-1]["val_top1"])
-    if model == "finetuned" and run.control:
-        return number(run.control[-1]["val_top1"])
-    return math.nan if model != "parent" or not run.control else number(run.control[0]["val_top1"])
+    if model == "finetuned":
+        return number(run.control[-1]["val_top1"]) if run.control and run.control[-1]["epoch"] > 0 else math.nan
+    return number(run.control[0]["val_top1"]) if model == "parent" and run.control else math.nan
 
 
 def test_images(run: Run) -> int:
