@@ -90,11 +90,11 @@ class DataConfig:
     name: str = "digits"
     """digits, cifar10, cifar100, imagenet, folder, or zip (an ImageFolder tree, or a zip of one)."""
     data_dir: str | None = None
-    """Folder that holds the data; train/ and val/ (or test/) below it, or train.zip and test.zip."""
+    """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
     img_size: int | None = None
-    """Side in pixels. None: the data set's own (32 for digits and CIFAR, 224 otherwise)."""
+    """Side in pixels. None: 32 for digits and CIFAR, a zip's own (at most 224), 224 otherwise."""
     augment: Literal["none", "crop", "crop_flip", "imagenet"] | None = None
-    """Training augmentation. None: crop for digits, crop_flip for CIFAR, imagenet otherwise."""
+    """Training augmentation. None: crop for digits, crop_flip for CIFAR and small images in a zip, imagenet otherwise."""
     mean: tuple[float, ...] | None = None
     """Per-channel mean of the normalisation in [0, 1] pixels. None: the data set's own."""
     std: tuple[float, ...] | None = None

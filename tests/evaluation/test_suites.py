@@ -98,7 +98,7 @@ def test_bad_requests_stop_before_anything_is_measured(digits: Data, change: dic
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_absent_device_is_one_line(digits: Data) -> None:
-    with pytest.raises(RecastError, match=r"device 'cuda' cannot be used .* Use device=cpu"):
+    with pytest.raises(RecastError, match=r"device 'cuda' cannot be used .* device=cpu"):
         evaluate({"m": Spy()}, ["clean"], digits, device="cuda", progress=False)
 
 

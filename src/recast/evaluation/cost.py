@@ -28,7 +28,7 @@ def count_macs(model: nn.Module, image: Tensor) -> int:
 
     Half of what `torch.utils.flop_counter` counts (2 per multiply-add); softmax, norms and sums are not in it.
     """
-    # The counter does not know every fused attention kernel; the plain one is two matrix products that it counts.
+    # The counter does not know the fused attention kernels of every device; the plain one is two products it counts.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops() // 2

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from recast.data import Data
+from recast.device import choose_device
 from recast.errors import RecastError, suggest
 from recast.evaluation.adversarial import measure_fgsm, measure_pgd
 from recast.evaluation.bench import Bench, Measurement, PixelModel, ready
@@ -66,7 +67,7 @@ def evaluate(
         raise RecastError(f"eps must be numbers of 0 or more (in 1/255), got {tuple(eps)}")
     if len(data.val) == 0:
         raise RecastError(f"{data.name} has no validation images to evaluate on")
-    chosen = _device(device)
+    chosen = choose_device(device)
     wrapped = {name: PixelModel(model, data.mean, data.std) for name, model in models.items()}
     bench = Bench(wrapped, data, batch_size, chosen, tuple(dict.fromkeys(eps)))
     rows = []
@@ -77,18 +78,6 @@ def evaluate(
             measurements = suite.measure(replace(bench, advance=partial(bar.advance, task)))
             rows += [Row(run, m.model, name, data.name, m.metric, float(m.value), m.n) for m in measurements]
     return rows
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RecastError(f"device {str(device)!r} cannot be used ({reason}). Use device=cpu or device=auto") from None
-    return chosen
 
 
 def _progress(shown: bool) -> Progress:
