@@ -94,7 +94,7 @@ class DataConfig:
     img_size: int | None = None
     """Side in pixels. None: 32 for digits and CIFAR, a zip's own (at most 224), 224 otherwise."""
     augment: Literal["none", "crop", "crop_flip", "imagenet"] | None = None
-    """Training augmentation. None: crop for digits, crop_flip for CIFAR and zips of small images, imagenet otherwise."""
+    """Augmentation. None: crop for digits, crop_flip for CIFAR and zips of small images, imagenet otherwise."""
     mean: tuple[float, ...] | None = None
     """Per-channel mean of the normalisation in [0, 1] pixels. None: the data set's own."""
     std: tuple[float, ...] | None = None
