@@ -83,7 +83,7 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
     for name, old in (
         ("plan.json", "stage3.0.conv1"),
         ("metrics.jsonl", "stage3.0.conv1"),
-        ("rows.csv", "gaussian_noise"),
+        ("rows.csv", "contrast"),
         ("recipe.yaml", "recast_resnet_small"),
         ("environment.json", "Linux-x86_64"),
     ):

@@ -87,10 +87,16 @@ def test_plan(make_run: MakeRun) -> None:
     assert second["kernel"] == "3×3"
     assert first["costs"][0]["title"] == "36,864 → 49,203"
     assert totals(run)[0]["change"] == "+14\u00a0%"
-    assert left_by_reason(run)[0] == (
-        "N key tokens, N allowed",
-        ["stage1.0.conv1: 1,156 key tokens, 1,024 allowed", "stage2.0.conv1: 2,312 key tokens, 1,024 allowed"],
-    )
+
+
+def test_reasons_are_told_once(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
+    run.plan["left"][:] = [{"name": name, "reason": reason} for name, reason in (reasons | {"e": "1×1"}).items()]
+    assert left_by_reason(run) == [
+        ("1×1", 3, "b, d, e"),
+        ("too many tokens", 2, "a: 90 (9× of 10)\nc: 80 (8× of 10)"),
+    ]
 
 
 def test_summary_over_seeds(make_run: MakeRun) -> None:

@@ -102,5 +102,5 @@ def corruptions(run: Run) -> list[dict[str, Any]]:
                 ylim=(0, 102),
                 size=(3.5, 2.2),
             )
-            charts.append({"title": kind, "svg": svg})
+            charts.append({"title": kind.replace("_", " "), "svg": svg})
     return charts

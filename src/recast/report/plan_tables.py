@@ -68,18 +68,28 @@ def _costs(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]
     return costs
 
 
-def left_by_reason(run: Run) -> list[tuple[str, list[str]]]:
-    """(reason, layers) of what was left, the most frequent reason first; numbers do not tell reasons apart."""
+def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
+    """(reason, how many layers, which) of what was left, the most frequent first.
 
-    def kind(left: dict[str, Any]) -> str:
-        return re.sub(r"\d[\d,.]*", "N", str(left["reason"]))
+    Reasons that differ in their numbers only are one: its words stand above, the numbers beside the layers.
+    """
+
+    def words(left: dict[str, Any]) -> str:
+        return re.sub(r"\d+(?:[.,]\d+)*", "…", str(left["reason"]))
 
     groups = []
-    for _, members in groupby(sorted(run.plan["left"], key=kind), kind):
-        layers = list(members)
-        reasons = {str(left["reason"]) for left in layers}
-        if len(reasons) == 1:
-            groups.append((reasons.pop(), [str(left["name"]) for left in layers]))
+    for pattern, members in groupby(sorted(run.plan["left"], key=words), words):
+        layers: dict[str, list[str]] = {}
+        for left in members:
+            layers.setdefault(str(left["reason"]), []).append(str(left["name"]))
+        count = sum(map(len, layers.values()))
+        if len(layers) == 1:
+            (reason,) = layers
+            groups.append((reason, count, ", ".join(layers[reason])))
         else:
-            groups.append((kind(layers[0]), [f"{left['name']}: {left['reason']}" for left in layers]))
-    return sorted(groups, key=lambda group: -len(group[1]))
+            heading = pattern.partition("…")[0].rstrip(" (:,") or pattern
+            each = [
+                f"{', '.join(names)}: {reason.removeprefix(heading).lstrip(' :,')}" for reason, names in layers.items()
+            ]
+            groups.append((heading, count, "\n".join(each)))
+    return sorted(groups, key=lambda group: -group[1])
