@@ -101,7 +101,7 @@ def _plan(gate: str, config: dict[str, Any]) -> dict[str, Any]:
         }
         for name, (side, out) in LAYERS.items()
     ]
-    left = [{"name": f"stage{i}.0.conv1", "reason": f"too many tokens: {1156 * i:,} (the budget is 1,024)"} for i in (1, 2)]
+    left = [{"name": f"stage{i}.0.conv1", "reason": f"too many tokens: {1156 * i:,} of 1,024"} for i in (1, 2)]
     left += [{"name": f"stage{i}.0.shortcut", "reason": "1×1 kernel: nothing to attend to"} for i in (2, 3)]
     left.append({"name": "head", "reason": "Linear is not a convolution"})
     return {
