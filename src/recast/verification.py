@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recast.config import Backend
 from recast.errors import RecastError
+from recast.gpsa import GPSA
 from recast.shapes import Example, hooks, in_eval, run_example
 from recast.steps import Plan
 from recast.surgery import applied_plan, gpsa_layers
@@ -152,3 +153,38 @@ def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
         return child
     s0, s1 = (-(-c // p) for c, p in zip(child.shape[2:], parent.shape[2:], strict=True))
     return child[:, :, ::s0, ::s1]
+
+
+@torch.no_grad()
+def enliven_(model: nn.Module) -> nn.Module:
+    """Make random weights telling, in place: norm weights in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
+
+    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            scale = parameter.dim() == 1 and name in ("weight", "gamma") and not isinstance(module, GPSA)
+            if scale and name == "weight":
+                parameter.uniform_(0.5, 1.5)
+            elif scale:
+                parameter.uniform_(0.5, 1.0)
+            elif parameter.dim() > 1 and not parameter.any():
+                nn.init.trunc_normal_(parameter, std=0.02)
+    return model
+
+
+@contextmanager
+def swapped_taps(model: nn.Module) -> Iterator[None]:
+    """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move."""
+    layer = next((m for m in gpsa_layers(model).values() if m.num_heads > 1), None)
+    if layer is None:
+        raise RecastError("the control needs a GPSA layer with two taps")
+    kept = layer.weight.detach().clone()
+    order = [layer.num_heads - 1, *range(1, layer.num_heads - 1), 0]
+    with torch.no_grad():
+        layer.weight.copy_(kept.flatten(2)[..., order].view_as(kept))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            layer.weight.copy_(kept)

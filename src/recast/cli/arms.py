@@ -1,0 +1,53 @@
+"""Rows of the three arms as a table on a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from recast.evaluation.rows import Row
+
+ARMS = ("parent", "finetuned", "recast")
+PERCENT = ("top1", "top5")
+
+
+def arms_table(rows: Sequence[Row]) -> str:
+    """One line per metric: the arms, and what recast is above parent and above the parent fine-tuned the same way.
+
+    Of a corruption suite only the mean is shown; the rest is in rows.csv.
+    """
+    values: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if row.metric.count("/") < 2:
+            values.setdefault((row.suite, row.metric), {})[row.model] = row.value
+    table = Table()
+    table.add_column("measure", no_wrap=True)
+    for title in ("parent", "fine-tuned", "recast", "recast − parent", "recast − fine-tuned"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for (suite, metric), of in values.items():
+        percent = metric.startswith(PERCENT)
+        cells = [_number(of.get(arm), percent) for arm in ARMS]
+        for other in ("parent", "finetuned"):
+            both = "recast" in of and other in of
+            cells.append(_difference(of["recast"], of[other], percent) if both else "")
+        table.add_row(f"{suite} {metric}", *cells)
+    buffer = io.StringIO()
+    Console(file=buffer, width=140, color_system=None).print(table)
+    return buffer.getvalue().rstrip("\n")
+
+
+def _number(value: float | None, percent: bool) -> str:
+    if value is None:
+        return "–"
+    if percent:
+        return f"{value:.2f} %"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _difference(value: float, other: float, percent: bool) -> str:
+    if percent:
+        return f"{value - other:+.2f}"
+    return f"× {value / other:.3g}" if other else ""

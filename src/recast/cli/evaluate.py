@@ -1,0 +1,55 @@
+"""`recast evaluate RUN`: the arms of a run, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from recast.cli.arms import arms_table
+from recast.cli.options import new_parser, parse, print_json
+
+EXAMPLES = """  recast evaluate runs/mine
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --num-val 1000
+"""
+DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost"]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measure runs, write their rows.csv, print the three-arm tables."""
+    parser = new_parser(
+        "evaluate",
+        "Measure parent, fine-tuned parent and recast model of each run on the same validation images.\n"
+        "Suites: clean, fgsm, pgd (ε in 1/255 of a [0, 1] pixel), basic (five corruptions × 5 severities), cost.",
+        EXAMPLES,
+    )
+    parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
+    parser.add_argument("--suite", type=list[str], default=DEFAULT_SUITES, help="which suites")
+    parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
+    parser.add_argument("--num_val", type=int | None, default=None, help="use this many validation images")
+    parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
+    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
+    options = parse(parser, argv)
+
+    from recast.evaluation.run_folder import evaluate_run
+
+    found = []
+    for folder in options.runs:
+        rows = evaluate_run(
+            folder,
+            options.suite,
+            num_val=options.num_val,
+            batch_size=options.batch_size,
+            device=options.device,
+            eps=options.eps,
+            progress=sys.stderr.isatty(),
+        )
+        found += rows
+        if not options.json:
+            print(f"{folder}\n{arms_table(rows)}")
+            if not any(row.model == "finetuned" for row in rows):
+                print("no control arm here: without the parent fine-tuned the same way a gain proves nothing")
+    if options.json:
+        print_json([asdict(row) for row in found])
+    return 0

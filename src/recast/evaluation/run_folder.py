@@ -1,0 +1,101 @@
+"""The three arms of a run folder, rebuilt from its files, and their evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recast.config import Recipe
+from recast.data import Data, load_data
+from recast.errors import RecastError
+from recast.evaluation.bench import PixelModel
+from recast.evaluation.rows import Row, write_rows
+from recast.evaluation.suites import evaluate
+from recast.explain.attention import write_attention
+from recast.io import load
+from recast.models.build import build
+from recast.recipe import load_recipe
+from recast.surgery import gpsa_layers
+
+NUM_PICTURES = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast."""
+
+    folder: Path
+    recipe: Recipe
+    data: Data
+    models: dict[str, nn.Module]
+
+
+def open_run(folder: str | Path) -> Run:
+    """Rebuild the three arms of a run folder. Raises `RecastError` for a folder without a finished recast arm."""
+    folder = Path(folder)
+    if not (folder / "recipe.yaml").is_file():
+        raise RecastError(f"{folder} is no run folder: it has no recipe.yaml (recast train writes one)")
+    if not (folder / "weights.safetensors").is_file():
+        raise RecastError(f"{folder} has no weights.safetensors: finish it with recast train --resume {folder}")
+    recipe = load_recipe(folder / "recipe.yaml")
+    data = load_data(recipe.data)
+    parent = build(recipe.model, num_classes=len(data.classes)).eval()
+    models = {"parent": parent}
+    control = folder / "finetuned" / "weights.safetensors"
+    if control.is_file():
+        models["finetuned"] = load(control, parent=parent)
+    models["recast"] = load(folder / "weights.safetensors", parent=parent)
+    return Run(folder, recipe, data, models)
+
+
+def evaluate_run(
+    folder: str | Path,
+    suites: Sequence[str],
+    *,
+    num_val: int | None = None,
+    batch_size: int = 256,
+    device: str = "auto",
+    eps: Sequence[float] = (1.0, 4.0),
+    progress: bool = True,
+) -> list[Row]:
+    """Measure the arms of a run side by side; writes `rows.csv` and `attention.npz` into the folder, returns the rows.
+
+    `num_val` takes that many validation images, class-balanced. Raises `RecastError` as `open_run` and `evaluate` do.
+    """
+    run = open_run(folder)
+    data = run.data if num_val is None else load_data(replace(run.recipe.data, num_val=num_val))
+    data = replace(data, mean=run.data.mean, std=run.data.std)
+    rows = evaluate(
+        run.models,
+        suites,
+        data,
+        run=run.folder.resolve().name,
+        batch_size=batch_size,
+        device=device,
+        eps=eps,
+        progress=progress,
+    )
+    write_rows(run.folder / "rows.csv", rows)
+    if gpsa_layers(run.models["recast"]):
+        write_pictures(run)
+    return rows
+
+
+def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:
+    """Maps of the first validation images of `count` different classes, for the report."""
+    chosen: dict[int, int] = {}
+    for index in range(len(run.data.val)):
+        chosen.setdefault(int(run.data.val.labels[index]), index)
+        if len(chosen) == min(count, len(run.data.classes)):
+            break
+    items = [run.data.val[index] for index in chosen.values()]
+    pixels = torch.stack([image for image, _ in items])
+    child = run.models["recast"]
+    normalise = PixelModel(nn.Identity(), run.data.mean, run.data.std)
+    return write_attention(
+        run.folder / "attention.npz", child, pixels, [label for _, label in items], run.data.classes, normalise
+    )
