@@ -157,7 +157,7 @@ def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
 
 @torch.no_grad()
 def enliven_(model: nn.Module) -> nn.Module:
-    """Make random weights telling, in place: norm weights in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
+    """Make random weights telling, in place: norms in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
 
     Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer.
     """

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING
 
 from recast.cli.options import RECAST_ALIASES, new_parser, parse, parse_size, print_json
 from recast.cli.plan import add_model_options, model_config
+from recast.config import Backend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from recast.data import Data
+    from recast.models.build import InputDefaults
 
 EXAMPLES = """  recast verify resnet50
   recast verify resnext50_32x4d --img-size 224x160 --where layer3* layer4*
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
-FORMS = ("split", "dense")
+FORMS: tuple[Backend, ...] = ("split", "dense")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print how far the recast model is from its parent, in each form of the layer; 1 if it is not the same function."""
+    """Print how far the recast model is from its parent in each form of the layer; 1 if it is another function."""
     parser = new_parser(
         "verify",
         "Recast a model and compare it with its parent on images: random ones, or those of a data set.\n"
@@ -51,9 +53,7 @@ def run(argv: Sequence[str]) -> int:
     defaults = input_defaults(model)
     height, width = parse_size(options.img_size, data.img_size if data else defaults.img_size if defaults else 224)
     if data is not None:
-        batch = _images(
-            data, options.num_images, defaults.mean if defaults else None, defaults.std if defaults else None
-        )
+        batch = _images(data, options.num_images, defaults)
     else:
         batch = torch.randn(options.num_images, 3, height, width)
     if not (options.pretrained or options.checkpoint):
@@ -93,11 +93,12 @@ def _data(name: str | None, data_dir: str | None) -> Data | None:
     return load_data(DataConfig(name, data_dir))
 
 
-def _images(data: Data, count: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Tensor:
+def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:
     """The first `count` validation images, normalised as the model knows them."""
     import torch
     from torchvision.transforms.v2.functional import normalize
 
     pixels = torch.stack([data.val[i][0] for i in range(min(count, len(data.val)))])
-    normalised: Tensor = normalize(pixels, list(mean or data.mean), list(std or data.std))
+    known = defaults or data
+    normalised: Tensor = normalize(pixels, list(known.mean), list(known.std))
     return normalised
