@@ -1,0 +1,157 @@
+"""Shared helpers: random convolutions, open gates, networks that are not vacuous.
+
+Given as fixtures that return functions, because test files are not importable from one another (importmode=importlib).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.gpsa import GPSA
+
+# xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
+torch.set_num_threads(1)
+
+
+class Case(NamedTuple):
+    """A random convolution and an input it fits."""
+
+    conv: nn.Conv2d
+    x: Tensor
+    text: str
+
+
+def _channels(rng: random.Random) -> tuple[int, int, int]:
+    """Input channels, output channels, groups."""
+    kind = rng.choice(("one", "one", "groups", "depthwise", "multiplier"))
+    if kind == "one":
+        return rng.randint(1, 5), rng.randint(1, 5), 1
+    groups = rng.randint(2, 4)
+    if kind == "groups":
+        return groups * rng.randint(2, 3), groups * rng.randint(1, 3), groups
+    return groups, groups * (1 if kind == "depthwise" else rng.randint(2, 3)), groups
+
+
+@torch.no_grad()
+def bias_free_output_is_zero(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether the convolution sees no pixel of `x`."""
+    zero = conv(torch.zeros_like(x))
+    return torch.equal(conv(x), zero)
+
+
+def _random_case(seed: int, dtype: torch.dtype = torch.float64) -> Case:
+    """Any kernel, stride, dilation, groups, padding and padding mode that `nn.Conv2d` accepts, on a tiny input."""
+    rng = random.Random(seed)
+    kernel = rng.choice([(1, 1), (3, 3), (2, 2), (1, 7), (5, 3), (rng.randint(1, 4), rng.randint(1, 4))])
+    dilation = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2, 3)))
+    stride = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2, 3)))
+    mode = rng.choice(("zeros", "zeros", "reflect", "replicate", "circular"))
+    padding: str | int | tuple[int, int] = rng.choice(
+        ("same", "valid", rng.randint(0, 3), (rng.randint(0, 3), rng.randint(0, 3)))
+    )
+    if padding == "same":
+        stride = (1, 1)
+    size = []
+    for axis in range(2):
+        reach = dilation[axis] * (kernel[axis] - 1)
+        if isinstance(padding, str):
+            before, total = (reach // 2, reach) if padding == "same" else (0, 0)
+        else:
+            before = padding if isinstance(padding, int) else padding[axis]
+            total = 2 * before
+        largest = max(before, total - before)
+        fits = {"reflect": largest + 1, "circular": largest}.get(mode, 1)
+        size.append(max(1, fits, reach + 1 - total) + rng.randint(0, 4))
+    in_channels, out_channels, groups = _channels(rng)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        conv = nn.Conv2d(
+            in_channels, out_channels, kernel, stride, padding, dilation, groups, rng.random() < 0.5, mode, dtype=dtype
+        )
+        x = torch.randn(rng.randint(1, 2), in_channels, *size, dtype=dtype)
+        if bias_free_output_is_zero(conv, x):  # every tap falls on padding, at every position: nothing to compare
+            return _random_case(seed + 1_000_003, dtype)
+    return Case(conv, x, f"seed {seed}: {conv} on {tuple(x.shape)}")
+
+
+def _open_gates(layer: GPSA, seed: int = 0) -> GPSA:
+    """Random values for everything that training may move: gates, Δ, α, W_val, queries and keys."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(like: Tensor, scale: float) -> Tensor:
+        return scale * torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
+
+    with torch.no_grad():
+        layer.query.copy_(normal(layer.query, 1.0))
+        layer.key.copy_(normal(layer.key, 1.0))
+        layer.center.add_(normal(layer.center, 0.6))
+        layer.raw_alpha.add_(normal(layer.raw_alpha, 0.4))
+        if layer.value is not None:
+            layer.value.add_(normal(layer.value, 0.3))
+        if layer.config.gate == "linear":
+            layer.gamma.add_(normal(layer.gamma, 0.3))
+            layer.spread.add_(normal(layer.spread, 0.3))
+        else:
+            layer.lam.add_(normal(layer.lam, 1.0))
+    return layer
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    """max|a − b| / max|b|, written here again so that the tests do not trust the package's own."""
+    assert a.shape == b.shape, f"{tuple(a.shape)} against {tuple(b.shape)}"
+    difference, scale = float((a - b).detach().abs().max()), float(b.detach().abs().max())
+    assert difference == difference
+    return difference if difference == 0 else difference / max(scale, 1e-300)
+
+
+def _make_non_vacuous(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Norm weights in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn: every layer moves the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, norms) and module.weight is not None:
+                module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
+            for name, parameter in module.named_parameters(recurse=False):
+                if name == "gamma" and parameter.dim() == 1:
+                    parameter.copy_(torch.rand(parameter.shape, generator=generator) / 2 + 0.5)
+                elif not bool(parameter.any()):
+                    parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(scope="session")
+def random_case() -> Callable[..., Case]:
+    """`random_case(seed, dtype)`: a random convolution, an input, and a text that names it."""
+    return _random_case
+
+
+@pytest.fixture(scope="session")
+def open_gates() -> Callable[..., GPSA]:
+    """`open_gates(layer, seed)`: move every parameter of a layer off its start."""
+    return _open_gates
+
+
+@pytest.fixture(scope="session")
+def error_of() -> Callable[[Tensor, Tensor], float]:
+    """`error_of(a, b)`: max|a − b| / max|b|."""
+    return _error
+
+
+@pytest.fixture(scope="session")
+def make_non_vacuous() -> Callable[..., nn.Module]:
+    """`make_non_vacuous(model, seed)`: a random network in which no layer is silent."""
+    return _make_non_vacuous
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    """Tests that draw random numbers draw the same ones every time."""
+    torch.manual_seed(0)
+    yield
