@@ -8,7 +8,7 @@ from recast.errors import RecastError
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """`auto` is the accelerator that is there (CUDA, then MPS), else the CPU. Raises RecastError for an absent device."""
+    """`auto` is the accelerator that is there, else the CPU. Raises RecastError for a device that is not."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:

@@ -116,7 +116,12 @@ def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
         if value is None and type(None) in args:
             return None
         (inner,) = (arg for arg in args if arg is not type(None))
-        return _convert(inner, value, source, key)
+        try:
+            return _convert(inner, value, source, key)
+        except RecastError as error:
+            raise RecastError(
+                str(error).replace(f" must be {_describe(inner)}", f" must be {_describe(hint)}")
+            ) from None
     if origin is Literal:
         if value is False and "off" in args:  # YAML 1.1 reads a bare `off` as false
             return "off"

@@ -1,0 +1,98 @@
+"""What is written down every epoch: loss and accuracy on the validation images, and where the gates are."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import Data, loader
+from recast.errors import RecastError
+from recast.surgery import gpsa_layers
+
+
+def normalise(pixels: Tensor, data: Data) -> Tensor:
+    """(x − mean) / std for pixels (B, C, H, W) in [0, 1]."""
+    mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
+    return (pixels - mean) / std
+
+
+@torch.no_grad()
+def measure(
+    model: nn.Module, data: Data, batch_size: int, device: torch.device, workers: int = 0
+) -> tuple[float, float]:
+    """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
+
+    Raises RecastError if the model does not give one number per class, or there is nothing to measure on.
+    """
+    model.eval()
+    classes, images_seen, correct, loss = len(data.classes), 0, 0, 0.0
+    for images, labels in loader(data.val, batch_size, workers=workers):
+        logits = model(normalise(images.to(device), data))
+        check_logits(logits, len(images), classes, data.name)
+        loss += F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
+        correct += int((logits.argmax(1).cpu() == labels).sum())
+        images_seen += len(labels)
+    if images_seen == 0:
+        raise RecastError(f"{data.name} has no validation images: nothing could be measured")
+    return loss / images_seen, 100 * correct / images_seen
+
+
+def check_logits(logits: Any, images: int, classes: int, dataset: str) -> None:
+    """Raise RecastError unless `logits` is a tensor (images, classes)."""
+    if not isinstance(logits, Tensor) or logits.shape != (images, classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise RecastError(
+            f"the model must give logits of shape {(images, classes)} (images, classes of {dataset}), got {got}: "
+            "set model.num_classes, or choose the data the model was trained on"
+        )
+
+
+@torch.no_grad()
+def gates_and_spans(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Per GPSA layer: its gate, the gates of every head (`GPSA.gates`) and the spans 1/α, as plain numbers."""
+    return {
+        name: {
+            "gate": layer.config.gate,
+            **{gate: values.tolist() for gate, values in layer.gates().items()},
+            "span": layer.spans().tolist(),
+        }
+        for name, layer in gpsa_layers(model).items()
+    }
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object per epoch, epoch 0 measured before any training. On disk as soon as it is
+    known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, row: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All whole rows; a line that a crash cut off is left out."""
+        if not self.path.is_file():
+            return []
+        rows = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return rows
+
+    def keep_before(self, epoch: int) -> list[dict[str, Any]]:
+        """Drop the rows of `epoch` and later, which a resumed run writes again; returns those that stay."""
+        rows = [row for row in self.rows() if row["epoch"] < epoch]
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(temporary, self.path)
+        return rows

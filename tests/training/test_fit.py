@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from recast.config import Recipe
+from recast.data import Data
+from recast.errors import RecastError
+from recast.io import load
+from recast.surgery import gpsa_layers
+from recast.training import fit as fit_module
+from recast.training.fit import fit
+from recast.training.metrics import measure
+
+MakeChild = Callable[..., nn.Module]
+MakeRecipe = Callable[..., Recipe]
+CPU = torch.device("cpu")
+
+
+def test_a_recast_arm_has_every_row_and_every_file(
+    make_child: MakeChild, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    before = measure(parent, data, 8, CPU)
+    child = make_child()
+    rows = fit(child, data, make_recipe(), tmp_path / "run", progress=False)
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
+    assert rows[0]["train_loss"] is rows[0]["lr"] is rows[0]["gate_lr"] is None
+    assert rows[0]["layers"]["4"]["gamma"] == [0.0] * 9
+    assert all(abs(span - 1) < 1e-6 for span in rows[0]["layers"]["4"]["span"])
+    assert rows[3]["layers"]["4"].keys() == {"gate", "gamma", "s", "span"}
+    assert any(rows[3]["layers"]["4"]["gamma"])
+    assert rows[3]["val_loss"] < rows[0]["val_loss"]
+    assert rows[3]["lr"] == pytest.approx(1e-6)
+    assert rows[3]["gate_lr"] == pytest.approx(1e-5)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*") if path.is_file()) == [
+        "metrics.jsonl", "state.pt", "weights.safetensors",
+    ]  # fmt: skip
+    saved = load_file(tmp_path / "run" / "weights.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in child.state_dict().items())
+    assert not child.training
+
+
+def test_saved_weights_give_the_last_row(
+    make_child: MakeChild, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    untouched = copy.deepcopy(parent)
+    rows = fit(make_child(), data, make_recipe(), tmp_path, progress=False)
+    again = measure(load(tmp_path / "weights.safetensors", parent=untouched), data, 8, CPU)
+    assert again == pytest.approx((rows[-1]["val_loss"], rows[-1]["val_top1"]), rel=1e-6)
+
+
+def test_a_plain_network_trains_the_same_way(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    rows = fit(parent, data, make_recipe(), tmp_path, progress=False)
+    assert all(row["layers"] == {} and row["gate_lr"] is None for row in rows)
+    assert rows[-1]["val_loss"] < 0.9 * rows[0]["val_loss"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    models = [copy.deepcopy(parent) for _ in range(3)]
+    generator = torch.get_rng_state()
+    for number, seed in enumerate((3, 3, 4)):
+        fit(models[number], data, make_recipe(seed=seed, epochs=1), tmp_path / str(number), progress=False)
+        torch.rand(1)  # the user's own generator must not matter
+    weights = [model[0].weight for model in models]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    torch.set_rng_state(generator)
+    fit(parent, data, make_recipe(epochs=1), tmp_path / "more", progress=False)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_no_epoch_measures_and_saves(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    before = parent[0].weight.clone()
+    rows = fit(parent, data, make_recipe(epochs=0), tmp_path, progress=False)
+    assert [row["epoch"] for row in rows] == [0]
+    assert torch.equal(load_file(tmp_path / "weights.safetensors")["0.weight"], before)
+
+
+def test_the_average_is_what_is_measured_and_saved(
+    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    child = make_child()
+    rows = fit(child, data, make_recipe(ema_decay=0.9), tmp_path, progress=False)
+    state = torch.load(tmp_path / "resume" / "state.pt", weights_only=True)
+    saved = load_file(tmp_path / "weights.safetensors")
+    assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
+    assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
+    assert rows[-1]["layers"]["4"]["gamma"] == saved["4.gamma"].tolist()
+    assert measure(child, data, 8, CPU)[0] == pytest.approx(rows[-1]["val_loss"])
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.5])
+def test_gate_l1_closes_heads_at_exactly_zero(
+    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, ema_decay: float | None
+) -> None:
+    child = make_child()
+    with torch.no_grad():
+        child[4].gamma.fill_(0.05)
+        child[4].spread[0] = 6.0  # too far from 0 to get there
+    rows = fit(child, data, make_recipe({"gate_l1": 5.0}, ema_decay=ema_decay), tmp_path, progress=False)
+    gates = rows[-1]["layers"]["4"]
+    assert gates["gamma"] == [0.0] * 9
+    assert gates["s"][1:] == [0.0] * 8
+    assert gates["s"][0] > 1
+    assert gpsa_layers(child)["4"].open_heads == (0,)
+
+
+def test_a_loss_that_is_not_finite_names_epoch_and_step_and_keeps_the_last_state(
+    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    normalise = fit_module.normalise
+
+    def poison(pixels: torch.Tensor, data: Data) -> torch.Tensor:
+        calls.append(1)
+        return normalise(pixels, data) * (math.nan if len(calls) == 8 else 1)  # the 8th training batch of 5 an epoch
+
+    monkeypatch.setattr(fit_module, "normalise", poison)
+    with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*state after epoch 1 is kept"):
+        fit(make_child(), data, make_recipe(), tmp_path, progress=False)
+    state = torch.load(tmp_path / "resume" / "state.pt", weights_only=True)
+    assert (state["position"]["epoch"], state["position"]["step"]) == (2, 0)
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
+def test_weights_that_blew_up_in_the_last_step_of_an_epoch_are_not_kept(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = fit_module._step
+    calls = []
+
+    def explode(state, *args):  # type: ignore[no-untyped-def]
+        loss = step(state, *args)
+        calls.append(1)
+        if len(calls) == 5:
+            state.model[0].weight.data.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(fit_module, "_step", explode)
+    with pytest.raises(RecastError, match="validation loss is nan after epoch 1"):
+        fit(parent, data, make_recipe(), tmp_path, progress=False)
+    assert torch.load(tmp_path / "resume" / "state.pt", weights_only=True)["model"]["0.weight"].isfinite().all()
+
+
+def test_a_folder_with_a_training_is_refused(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    fit(parent, data, make_recipe(epochs=0), tmp_path, progress=False)
+    before = (tmp_path / "weights.safetensors").read_bytes()
+    with pytest.raises(RecastError, match="already holds a training"):
+        fit(parent, data, make_recipe(), tmp_path, progress=False)
+    assert (tmp_path / "weights.safetensors").read_bytes() == before
+
+
+def test_clipping_limits_the_step(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    before = parent[0].weight.clone()
+    optim = {"opt": "sgd", "lr": 1.0, "warmup_epochs": 0.0, "weight_decay": 0.0, "clip_grad": 1e-4}
+    fit(parent, data, make_recipe(optim, epochs=1), tmp_path, progress=False)
+    moved = (parent[0].weight - before).norm()
+    assert 0 < moved <= 5e-3  # at most 5 steps of norm 1e-4, momentum makes each up to 10 times as long
+
+
+def test_bf16_trains(make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    rows = fit(make_child(), data, make_recipe(amp="bf16", epochs=1), tmp_path, progress=False)
+    assert math.isfinite(rows[-1]["train_loss"])
+    assert load_file(tmp_path / "weights.safetensors")["4.weight"].dtype == torch.float32
+
+
+def test_fp16_without_cuda_is_refused(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match=r"fp16.*CUDA"):
+        fit(parent, data, make_recipe(amp="fp16"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_head_of_another_size_is_refused(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    with pytest.raises(RecastError, match=r"logits of shape \(8, 4\)"):
+        fit(parent, replace(data, classes=list("abcd")), make_recipe(), tmp_path, progress=False)
+
+
+def test_progress_is_a_line_per_epoch_on_stderr(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(parent, data, make_recipe(epochs=2), tmp_path / "shown", progress=True, name="arm")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert [line.split()[:3] for line in shown.err.splitlines()] == [["arm", "epoch", f"{e}/2"] for e in range(3)]
+    fit(parent, data, make_recipe(epochs=1), tmp_path / "quiet", progress=False)
+    assert capsys.readouterr() == ("", "")
