@@ -96,9 +96,10 @@ class DataConfig:
     augment: Literal["none", "crop", "crop_flip", "imagenet"] | None = None
     """Augmentation. None: crop for digits, crop_flip for CIFAR and zips of small images, imagenet otherwise."""
     mean: tuple[float, ...] | None = None
-    """Per-channel mean of the normalisation in [0, 1] pixels. None: the data set's own."""
+    """Per-channel mean of the normalisation in [0, 1] pixels. None: what the network was trained with, if it says so
+    (timm's do), else the data set's own."""
     std: tuple[float, ...] | None = None
-    """Per-channel standard deviation of the normalisation. None: the data set's own."""
+    """Per-channel standard deviation of the normalisation. None: as for the mean."""
     batch_size: int = 128
     """Images a step."""
     workers: int = 0

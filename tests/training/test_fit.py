@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,26 @@ def test_the_average_is_what_is_measured_and_saved(
     assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
     assert rows[-1]["layers"]["4"]["gamma"] == saved["4.gamma"].tolist()
     assert measure(child, data, 8, CPU)[0] == pytest.approx(rows[-1]["val_loss"])
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.5])
+def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
+    make_child: MakeChild,
+    data: Data,
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ema_decay: float | None,
+) -> None:
+    seen = []
+
+    def watched(model: nn.Module, *args: Any) -> tuple[float, float]:
+        seen.append(gpsa_layers(model)["4"].open_heads)
+        return measure(model, *args)
+
+    monkeypatch.setattr(fit_module, "measure", watched)
+    fit(make_child(), data, make_recipe(ema_decay=ema_decay), tmp_path, progress=False)
+    assert seen == [(), *[tuple(range(9))] * 3]
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.5])

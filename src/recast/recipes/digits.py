@@ -2,7 +2,9 @@
 
     recast quickstart
 
-Paper: none. Time and numbers: see the docstrings of the two functions (2 CPU cores).
+Paper: none. Time on 2 CPU cores: 5 s for the parent, 21 s for the two arms. Numbers reached with seed 0, top-1 of the
+500 held-out digits: parent 98.0 %, the parent trained on 99.0 %, recast 98.0 % at the start and 98.4 % at the end. A
+story, no evidence: one digit is 0.2 points.
 """
 
 from __future__ import annotations

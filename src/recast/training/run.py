@@ -75,7 +75,8 @@ def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bo
             if recipe.control:
                 fit(parent, data, recipe, out / "finetuned", resume=resume, progress=progress, name="finetuned")
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted: state saved; continue with: recast train --resume {out}") from None
+        folder = f'"{out}"' if " " in str(out) else str(out)
+        raise Interrupted(f"interrupted: state saved; continue with: recast train --resume {folder}") from None
     return out
 
 
