@@ -36,10 +36,11 @@ class _Normal:
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Features (g, n, K) and targets (g, n, P). A batch's products in its own precision, their sums in fp64."""
         self.count += features.shape[1]
-        self.ff = self.ff.to(features.device) + features.mT @ features
-        self.ft = self.ft.to(features.device) + features.mT @ targets
-        self.f = self.f.to(features.device) + features.sum(1)
-        self.t = self.t.to(features.device) + targets.sum(1)
+        device = features.device
+        self.ff = self.ff.to(device) + (features.mT @ features).double()
+        self.ft = self.ft.to(device) + (features.mT @ targets).double()
+        self.f = self.f.to(device) + features.double().sum(1)
+        self.t = self.t.to(device) + targets.double().sum(1)
 
     def solve(self, ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (g, K, P) nearest `prior` that fit, and the intercept (g, P).

@@ -44,15 +44,15 @@ class SavedBytes:
         self._seen = {_storage(t) for t in own}
         self._alive: list[Tensor] = []  # a freed storage's address may be given out again
         self.total = 0
-        self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._hooks = saved_tensors_hooks(self._pack, lambda _: None)
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _pack(self, tensor: Tensor) -> None:
+        """Count; keep nothing, as no backward follows (a kept output would hold its own graph, and that the output)."""
         storage = _storage(tensor)
         if storage not in self._seen:
             self._seen.add(storage)
             self._alive.append(tensor)
             self.total += tensor.untyped_storage().nbytes()
-        return tensor
 
     def __enter__(self) -> Self:
         self._hooks.__enter__()
@@ -80,14 +80,14 @@ def layer_cost(make: Callable[[], nn.Module], channels: int, height: int, width:
     `make` builds the layer on the meta device. Activation memory is the growth from one image to two, so that tensors
     which do not depend on the batch (scaled kernels, positional maps) do not count.
     """
-    layer = make()
+    with torch.inference_mode(False):
+        layer = make()
     totals: list[int] = []
     macs = 0
     for batch in (1, 2):
-        x = torch.empty(batch, channels, height, width, device="meta", requires_grad=True)
         saved = SavedBytes(layer)
-        with FlopCounterMode(display=False) as flops, saved:
-            layer(x)
+        with torch.inference_mode(False), torch.enable_grad(), FlopCounterMode(display=False) as flops, saved:
+            layer(torch.empty(batch, channels, height, width, device="meta", requires_grad=True))
         totals.append(saved.total)
         macs = flops.get_total_flops() // 2 // batch
     return Cost(count_parameters(layer), macs * calls, (totals[1] - totals[0]) * calls)

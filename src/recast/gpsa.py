@@ -21,8 +21,9 @@ QUERY_STD = 0.02
 DEPTHWISE_HEAD_DIM = 8
 
 
-def _versions(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(-1 if t.is_inference() else t._version for t in tensors)
+def _versions(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
+    """Which tensors these are and how often they were written to: a copy counts from zero, so its identity matters."""
+    return tuple((id(t), -1 if t.is_inference() else t._version) for t in tensors)
 
 
 def inverse_softplus(alpha: float) -> float:
@@ -71,7 +72,7 @@ class GPSA(nn.Module):
     """
 
     open_heads: tuple[int, ...] | None
-    _gate_versions: tuple[int, ...]
+    _gate_versions: tuple[tuple[int, int], ...]
 
     def __init__(
         self,

@@ -43,7 +43,8 @@ def plan(
     if not convolutions:
         raise RecastError(f"{type(model).__name__} has no convolution")
     parent = seen = observe(model, example, set(convolutions))
-    if flat := [n for n, calls in seen.calls.items() if len(calls[0].input) != 4]:
+    flat = [n for n, calls in seen.calls.items() if isinstance(convolutions[n], nn.Conv2d) and len(calls[0].input) != 4]
+    if flat:
         raise RecastError(f"{flat[0] or 'the model'} got {seen.calls[flat[0]][0].input}: expected (batch, C, H, W)")
     chosen = select(where, convolutions, seen.calls)
     left = dict(chosen.left)
@@ -94,9 +95,10 @@ def _why_not(name: str, model: nn.Module, convolutions: dict[str, nn.Module], se
         return reason
     if name not in seen.calls:
         return "not reached by the example"
+    # through `_parameters`: a parametrised weight is computed where it is read, and spectral norm takes a step then
+    weight = module._parameters.get("weight")
     for other_name, other in model.named_modules():
-        shared = other is not module and getattr(other, "weight", None) is module.weight
-        if shared and "weight" in module._parameters:
+        if weight is not None and other is not module and other._parameters.get("weight") is weight:
             return f"shares its weight with {other_name}, and would stop doing so"
     return None
 
@@ -118,7 +120,6 @@ def _keep_possible(reasons: dict[str, str | None], explicit: set[str], left: dic
 
 def _keep_within(steps: list[Step], explicit: set[str], limits: Budget, left: dict[str, str]) -> list[Step]:
     kept: list[Step] = []
-    reason = ""
     for step in steps:
         if step.keys <= limits.tokens:
             kept.append(step)
@@ -131,7 +132,8 @@ def _keep_within(steps: list[Step], explicit: set[str], limits: Budget, left: di
             raise RecastError(f"{step.name}: {reason}")
         left[step.name] = reason
     if not kept:
-        raise RecastError(f"nothing is within the budget: {steps[0].name} has {reason}")
+        smallest = min(steps, key=lambda step: step.keys)
+        raise RecastError(f"nothing is within the budget: {smallest.name} has {left[smallest.name]}")
     return kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[
             else:
                 left[name] = "excluded by the predicate"
     else:
-        patterns = [where] if isinstance(where, str) else list(where)
+        patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise RecastError(f"where takes names, globs or a predicate, got {where!r}")
         for pattern in patterns:
@@ -117,7 +117,8 @@ def last_stage_size(convolutions: dict[str, nn.Module], calls: dict[str, list[Ca
 
 
 def _size(name: str, calls: dict[str, list[Call]]) -> tuple[int, ...] | None:
-    return min((call.output[2:] for call in calls[name]), key=math.prod) if name in calls else None
+    """Rows and columns of the smallest output; None where there is no map (not reached, or a 1-D convolution)."""
+    return min((c.output[2:] for c in calls.get(name, ()) if len(c.output) == 4), key=math.prod, default=None)
 
 
 def _reason(
@@ -129,7 +130,7 @@ def _reason(
         if patterns == ["last_stage"]:
             size = _size(name, calls)
             if size is None:
-                return "not reached by the example"
+                return "not a two-dimensional map" if name in calls else "not reached by the example"
             last = last_stage_size(convolutions, calls)
             return f"before the last stage ({'×'.join(map(str, size))}; the last is {'×'.join(map(str, last))})"
         return f"not selected by {_text(patterns)}"

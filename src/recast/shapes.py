@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -54,7 +55,7 @@ def run_example(model: nn.Module, example: Example) -> Any:
 
 def batch_of(example: Example) -> int:
     """Images in an example: the first dimension of its first tensor. Raises `RecastError` where there is none."""
-    for value in tree_leaves(example if isinstance(example, Tensor | tuple | list) else dict(example)):
+    for value in tree_leaves(dict(example) if isinstance(example, Mapping) else example):
         if isinstance(value, Tensor) and value.dim() > 0:
             return max(1, value.shape[0])
     raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
@@ -112,7 +113,7 @@ def observe(
     seen = Observation(batch=batch_of(example))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with mode:
+        with torch.inference_mode(False), mode:
             subject = fake_copy(model, mode)
             fakes = tree_map_only(Tensor, mode.from_tensor, example)
             _run(subject, fakes, names, seen, edit)
@@ -139,8 +140,10 @@ def _run(
         seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape)))
 
     saved = SavedBytes(model)
-    with in_eval(model), hooks(model, names, note), FlopCounterMode(display=False) as flops, saved:
-        run_example(model, example)
+    # gradients on, whatever the caller's mode: what they keep is counted
+    with torch.enable_grad(), in_eval(model), hooks(model, names, note), FlopCounterMode(display=False) as flops, saved:
+        # a clone: a slice of a data set would count the storage of all of it
+        run_example(model, tree_map_only(Tensor, Tensor.clone, example))
     seen.macs = flops.get_total_flops() // 2 // seen.batch
     seen.activation_bytes = saved.total // seen.batch
 

@@ -21,7 +21,8 @@ def quantity(value: float, unit: str = "", base: int = 1000) -> str:
     size = float(value)
     for prefix in prefixes[:-1]:
         if abs(size) < base:
-            return f"{size:.3g} {prefix}{unit}".strip()
+            # `.3g` would turn to 1e+03 here, all of 1000…1023 KiB included
+            return f"{size:.0f} {prefix}{unit}".strip() if abs(size) >= 999.5 else f"{size:.3g} {prefix}{unit}".strip()
         size /= base
     return f"{size:.3g} {prefixes[-1]}{unit}"
 

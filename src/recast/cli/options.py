@@ -41,7 +41,7 @@ TRAIN_ALIASES = RECAST_ALIASES | {
     "warmup_epochs": "optim.warmup_epochs",
     "clip_grad": "optim.clip_grad",
 }
-FLAGS = {"pretrained", "model.pretrained", "control", "recast.attend_padding", "json", "resume"}
+FLAGS = {"pretrained", "model.pretrained", "control", "recast.attend_padding", "json"}
 LISTS = {"where", "suite", "eps"}
 
 
