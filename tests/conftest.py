@@ -6,7 +6,7 @@ Given as fixtures that return functions, because test files are not importable f
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -151,7 +151,6 @@ def make_non_vacuous() -> Callable[..., nn.Module]:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
+def _seed() -> None:
     """Tests that draw random numbers draw the same ones every time."""
     torch.manual_seed(0)
-    yield

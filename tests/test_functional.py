@@ -29,7 +29,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 Array = NDArray[np.float64]
 
 
-# --- golden values (specs of the layer, NumPy float64, explicit loops; the script is the formula below) ----------------
+# --- golden values (specs of the layer, NumPy float64, explicit loops; the script is the formula below) -------------
 
 
 def fill(shape: tuple[int, ...], a: float, b: float) -> Tensor:
@@ -82,7 +82,9 @@ def test_golden_attention() -> None:
     x, weights, geometry = golden_layer("sigmoid", 1)
     mix = functional.attention_maps(x, weights, geometry).mix
     assert mix.shape == (1, 9, 30, 56)
-    assert mix[0, 4, 0, :3].tolist() == pytest.approx([0.051853327892, 0.081881376719, 0.037297508517], rel=0, abs=1e-10)
+    assert mix[0, 4, 0, :3].tolist() == pytest.approx(
+        [0.051853327892, 0.081881376719, 0.037297508517], rel=0, abs=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -95,10 +97,12 @@ def test_golden_layer_with_closed_gates_is_the_convolution(name: str, stride: in
     assert float((FUNCTIONS[name](x, weights, geometry) - expected).abs().max()) < 1e-15
 
 
-# --- a second reference that shares no code with the first ------------------------------------------------------------
+# --- a second reference that shares no code with the first ----------------------------------------------------------
 
 
-def numpy_gpsa(x: Array, conv: nn.Conv2d, layer: GPSA, padding: tuple[int, int, int, int], attend_padding: bool) -> Array:
+def numpy_gpsa(
+    x: Array, conv: nn.Conv2d, layer: GPSA, padding: tuple[int, int, int, int], attend_padding: bool
+) -> Array:
     """One image (C, H, W) → (O, I, J), from the formulas with loops over output pixels and heads."""
     p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
     (rows, columns), (s0, s1), (d0, d1) = conv.kernel_size, conv.stride, conv.dilation
@@ -189,7 +193,7 @@ def test_against_loops_in_numpy(
             assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"
 
 
-# --- the three ways agree, forward and gradients ----------------------------------------------------------------------
+# --- the three ways agree, forward and gradients --------------------------------------------------------------------
 
 
 def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
@@ -246,7 +250,7 @@ def test_backends_agree_with_random_open_gates(
 def test_some_heads_only(
     start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
 ) -> None:
-    """`split` of the open heads equals all heads when the others are closed, and differs when one open head is missing."""
+    """`split` of the open heads equals all heads when the others are closed, and differs when an open one is missing."""
     for seed in range(3000 + start, 3020 + start):
         conv, x, text = random_case(seed)
         layer = open_gates(recast_layer(conv, RecastConfig()), seed)
@@ -269,7 +273,7 @@ def test_a_gate_without_shift_has_no_closed_heads() -> None:
         split(torch.randn(1, 2, 5, 5), layer.weights(), layer.geometry, heads=(0,))
 
 
-# --- the facts that the fast paths rest on -----------------------------------------------------------------------------
+# --- the facts that the fast paths rest on --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", range(0, 100, 50))

@@ -43,7 +43,7 @@ def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad((y * slope).sum(), wanted)]
 
 
-# --- exactness ---------------------------------------------------------------------------------------------------------
+# --- exactness ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -73,8 +73,9 @@ def test_the_random_geometries_cover_what_they_claim(random_case: Callable[..., 
         depthwise = conv.groups == conv.in_channels > 1
         facts = {
             "1×1": kernel == (1, 1), "even": kernel[0] % 2 == 0, "rectangular": kernel[0] != kernel[1],
-            "stride": max(conv.stride) > 1, "dilation": max(conv.dilation) > 1, "uneven stride": len({*conv.stride}) > 1,
-            "groups": conv.groups > 1 and not depthwise, "depthwise": depthwise and conv.out_channels == conv.in_channels,
+            "stride": max(conv.stride) > 1, "dilation": max(conv.dilation) > 1,
+            "uneven stride": conv.stride[0] != conv.stride[1], "groups": conv.groups > 1 and not depthwise,
+            "depthwise": depthwise and conv.out_channels == conv.in_channels,
             "multiplier": depthwise and conv.out_channels > conv.in_channels, conv.padding_mode: True,
             "string": isinstance(conv.padding, str), "same": conv.padding == "same", "valid": conv.padding == "valid",
             "pair": not isinstance(conv.padding, str) and len({*conv.padding}) > 1,
@@ -101,7 +102,7 @@ def test_sigmoid_gate_reaches_the_convolution_in_the_limit(
 
 @pytest.mark.parametrize(("alpha", "lam", "expected"), [(1, 1, 0.789), (2, 2, 0.48), (4, 4, 0.092), (8, 6, 3.9e-3)])
 def test_the_papers_start_is_as_far_off_as_the_theory_says(alpha: float, lam: float, expected: float) -> None:
-    """Relative error on white input, √((1−g·w₀)² + g²(S−w₀²)): the sigmoid gate is not exact, and by how much is known."""
+    """Relative error on white input, √((1−g·w₀)² + g²(S−w₀²)): not exact, and it is known by how much."""
     conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
     layer = recast_layer(conv, RecastConfig(gate="sigmoid", alpha=alpha, lambda_init=lam))
     x = torch.randn(4, 16, 24, 24)
@@ -112,7 +113,9 @@ def test_the_papers_start_is_as_far_off_as_the_theory_says(alpha: float, lam: fl
 
 
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_one_state_dict_for_every_size(gate: Any, open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
+def test_one_state_dict_for_every_size(
+    gate: Any, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
     layer = open_gates(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)).double())
     state = {name: value.clone() for name, value in layer.state_dict().items()}
     other = GPSA(3, 4, layer.geometry, config=RecastConfig(gate=gate)).double()
@@ -131,7 +134,7 @@ def test_one_state_dict_for_every_size(gate: Any, open_gates: Callable[..., GPSA
     assert all(torch.equal(after[name], state[name]) for name in state)
 
 
-# --- parameters --------------------------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------------------------
 
 
 def test_softplus_inverse() -> None:
@@ -216,7 +219,7 @@ def test_three_steps_of_training_move_every_parameter() -> None:
 
 
 def test_gate_range_clamps_and_lets_gradients_in() -> None:
-    """Outside the range, and on its border, only gradients that push inward pass: descent moves against the gradient."""
+    """Outside the range and on its border only gradients that push inward pass (descent moves against the gradient)."""
     layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0)))
     start = [-0.5, 0.0, 0.5, 1.0, 1.5]
     with torch.no_grad():
@@ -243,7 +246,7 @@ def test_gate_range_keeps_every_map_convex() -> None:
     assert float(mix.sum(-1).max()) == pytest.approx(1, abs=1e-5)
 
 
-# --- closed heads ------------------------------------------------------------------------------------------------------
+# --- closed heads ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -330,7 +333,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     assert sigmoid.refresh_gates(tol=10) is None
 
 
-# --- folding -----------------------------------------------------------------------------------------------------------
+# --- folding --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", range(0, 100, 50))
@@ -380,7 +383,7 @@ def test_timm_folds_a_copy(open_gates: Callable[..., GPSA], error_of: Callable[.
     assert error_of(folded(x), model(x)) <= 1e-5
 
 
-# --- precision, memory, copies, compile -----------------------------------------------------------------------------------
+# --- precision, memory, copies, compile -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -470,7 +473,7 @@ def test_compiles_in_one_graph_at_two_sizes(gate: Any, backend: Any, open_gates:
         torch.testing.assert_close(compiled(x), layer(x))
 
 
-# --- what a user sees --------------------------------------------------------------------------------------------------
+# --- what a user sees -----------------------------------------------------------------------------------------------
 
 
 def test_attention_is_what_the_layer_does(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:

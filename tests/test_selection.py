@@ -1,0 +1,209 @@
+"""Selection by last stage, names, globs and predicates; budgets; and the messages when nothing matches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from recast.config import RecastConfig
+from recast.errors import RecastError
+from recast.planning import plan
+from recast.selection import Budget, is_spatial, select
+from recast.shapes import Call, observe
+
+LAST_STAGE = {
+    "resnet18": ["layer4.0.conv1", "layer4.0.conv2", "layer4.1.conv1", "layer4.1.conv2"],
+    "resnet50": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "resnext50_32x4d": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "resnetrs50": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "convnext_tiny": ["stages.3.downsample.1", *(f"stages.3.blocks.{i}.conv_dw" for i in range(3))],
+}
+
+
+@pytest.mark.parametrize("name", LAST_STAGE)
+@pytest.mark.parametrize("size", [(64, 64), (96, 160)])
+def test_last_stage_of_known_networks(name: str, size: tuple[int, int]) -> None:
+    """Every spatial convolution at the smallest size, and the strided one that enters it."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    seen = observe(model, torch.zeros(1, 3, *size, device="meta"), set(convolutions))
+    assert select(None, convolutions, seen.calls).names == LAST_STAGE[name]
+
+
+class Model(nn.Module):
+    """Two stages, a 1×1 convolution, a transposed one, a 1-D one, and one that the example does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.mix = nn.Conv2d(4, 4, 1)
+        self.last = nn.Conv2d(4, 4, (1, 3), padding=(0, 1))
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.gate = nn.Conv1d(1, 1, 3, padding=1)
+        self.unused = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.last(self.mix(self.down(self.stem(x))))
+        return self.up(x).mean((2, 3)) + self.gate(x.mean((2, 3)).unsqueeze(1)).squeeze(1)
+
+
+X = torch.zeros(1, 3, 8, 8)
+
+
+def names(where: Any) -> list[str]:
+    return [step.name for step in plan(Model(), X, where=where).steps]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, ["down", "last"]),
+        ("last_stage", ["down", "last"]),
+        ("all", ["stem", "down", "last"]),
+        (["stem"], ["stem"]),
+        (("last", "stem"), ["stem", "last"]),
+        (["last_stage", "mix"], ["down", "mix", "last"]),
+        ("[sd]*", ["stem", "down"]),
+        ("m*", None),
+        ("mix", ["mix"]),
+        (lambda name, module: name in ("mix", "last"), ["mix", "last"]),
+    ],
+)
+def test_variants_of_where(where: Any, expected: list[str] | None) -> None:
+    """In the order of the model; a glob does not take 1×1 convolutions, a full name does."""
+    if expected is None:
+        with pytest.raises(RecastError, match="matches no convolution that can become attention"):
+            names(where)
+    else:
+        assert names(where) == expected
+
+
+def test_every_other_layer_is_left_with_its_reason() -> None:
+    left = {item.name: item.reason for item in plan(Model(), X, where="all").left}
+    assert left.keys() == {"mix", "up", "gate", "unused"}
+    assert "1×1" in left["mix"]
+    assert "no rule for ConvTranspose2d" in left["up"]
+    assert "no rule for Conv1d" in left["gate"]
+    assert left["unused"] == "not reached by the example"
+    left = {item.name: item.reason for item in plan(Model(), X).left}
+    assert left["stem"] == "before the last stage (8×8; the last is 4×4)"
+    assert left["unused"] == "not reached by the example"
+    left = {item.name: item.reason for item in plan(Model(), X, where=["stem"]).left}
+    assert left["down"] == "not selected by stem"
+
+
+@pytest.mark.parametrize("conv1d", ["length 2", "length 64"])
+def test_one_dimensional_convolutions_are_no_stage(conv1d: str) -> None:
+    """Channel attention (ECA) runs a 1-D convolution over the channels: its length is no map size."""
+    length = int(conv1d.split()[1])
+
+    class Eca(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, length, 3, padding=1)
+            self.eca = nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return y * self.eca(y.mean((2, 3)).unsqueeze(1)).transpose(1, 2).unsqueeze(-1)
+
+    assert [step.name for step in plan(Eca(), X).steps] == ["conv"]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("steem", "no convolution matches 'steem'.*Did you mean stem"),
+        (["stem", "layer4.*"], r"no convolution matches 'layer4\.\*'"),
+        (lambda name, module: False, "the selection predicate matches no convolution"),
+        ([], "matches no convolution"),
+        (["unused"], "unused cannot be recast: not reached by the example"),
+        ("up", "up cannot be recast: no rule for ConvTranspose2d"),
+        (5, "where takes names, globs or a predicate"),
+    ],
+)
+def test_a_selection_that_cannot_be_met_is_refused(where: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        names(where)
+
+
+def test_a_model_without_spatial_convolutions_is_refused() -> None:
+    with pytest.raises(RecastError, match="no convolution with a kernel larger than 1×1"):
+        plan(nn.Sequential(nn.Conv2d(3, 3, 1)), X)
+    with pytest.raises(RecastError, match="Linear has no convolution"):
+        plan(nn.Linear(3, 3), torch.zeros(1, 3))
+
+
+def test_spatial_means_more_than_one_tap() -> None:
+    assert is_spatial(nn.Conv2d(1, 1, (1, 3)))
+    assert is_spatial(nn.Conv2d(1, 1, 2))
+    assert not is_spatial(nn.Conv2d(1, 1, 1, stride=2))
+
+
+def test_the_last_stage_of_a_layer_used_twice_is_its_smallest_use() -> None:
+    convolutions: dict[str, nn.Module] = {"a": nn.Conv2d(1, 1, 3), "b": nn.Conv2d(1, 1, 3)}
+    calls = {"a": [Call((1, 1, 9, 9), (1, 1, 7, 7)), Call((1, 1, 4, 4), (1, 1, 2, 2))]}
+    calls["b"] = [Call((1, 1, 5, 5), (1, 1, 3, 3))]
+    assert select(None, convolutions, calls).names == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, Budget(1024, None)),
+        (300, Budget(300, None)),
+        ("tokens=300", Budget(300, None)),
+        ("memory=1.5MiB", Budget(1024, 3 * 2**19)),
+        ("tokens=2048, memory=64 kb", Budget(2048, 64_000)),
+        ("memory=10", Budget(1024, 10)),
+        (Budget(7), Budget(7)),
+    ],
+)
+def test_budgets(text: Any, expected: Budget) -> None:
+    assert Budget.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["token=3", "tokens=", "tokens=3MiB", "memory=3 parsecs", "1024", "tokens=0", -1])
+def test_bad_budgets_are_refused(text: Any) -> None:
+    with pytest.raises(RecastError, match="budget"):
+        Budget.parse(text)
+
+
+def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
+    left = {item.name: item.reason for item in plan(Model(), X, where="all", budget="tokens=50").left}
+    assert left["stem"] == (
+        "too many tokens: 100 (2.0× the budget of 50); lower the resolution or set the budget to tokens=100"
+    )
+    with pytest.raises(RecastError, match="stem: too many tokens: 100"):  # asked for by name: not left in silence
+        plan(Model(), X, where=["stem", "last"], budget="tokens=50")
+    with pytest.raises(RecastError, match="nothing is within the budget: last has too many tokens: 24"):
+        plan(Model(), X, budget="tokens=20")
+    assert [step.name for step in plan(Model(), X, where="all", budget=100).steps] == ["stem", "down", "last"]
+
+
+def test_the_memory_budget_says_what_is_missing() -> None:
+    p = plan(Model(), X)
+    added = p.after.activation_bytes - p.before.activation_bytes
+    assert plan(Model(), X, budget=f"memory={added}").steps == p.steps
+    with pytest.raises(RecastError, match=f"adds {added:,} bytes of activation memory per image, {added - 1:,} are"):
+        plan(Model(), X, budget=f"memory={added - 1}")
+
+
+def test_the_token_budget_looks_at_the_largest_use() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x[..., :4, :4]).sum((2, 3)) + self.conv(x).sum((2, 3))
+
+    assert plan(Shared(), X).steps[0].keys == 100
+    with pytest.raises(RecastError, match="too many tokens: 100"):
+        plan(Shared(), X, RecastConfig(), budget=99)
