@@ -44,7 +44,7 @@ class SavedBytes:
         self._seen = {_storage(t) for t in own}
         self._alive: list[Tensor] = []  # a freed storage's address may be given out again
         self.total = 0
-        self._hooks = saved_tensors_hooks(self._pack, lambda _: None)
+        self._hooks = saved_tensors_hooks(self._pack, lambda _: None)  # type: ignore[arg-type, return-value]
 
     def _pack(self, tensor: Tensor) -> None:
         """Count; keep nothing, as no backward follows (a kept output would hold its own graph, and that the output)."""

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,7 +41,18 @@ PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
 
 
-def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True, command: str = "") -> Path:
+Say = Callable[[str], object]
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    command: str = "",
+    say: Say | None = None,
+) -> Path:
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
     out/                recipe.yaml environment.json plan.json verify.json metrics.jsonl weights.safetensors resume/
@@ -50,7 +61,7 @@ def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bo
 
     recipe.yaml is the recipe with what was left open filled in (classes, normalisation), so that it replays the run.
     With `resume` a run goes on where it stopped, with the recipe in its folder; what is finished is left alone.
-    `command` is kept in environment.json.
+    `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text.
 
     Raises RecastError for a folder in use, whatever is wrong with recipe, data or parent (before the folder is made),
     and what `fit` raises; Interrupted after Ctrl-C.
@@ -70,7 +81,7 @@ def train(recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bo
         save_recipe(recipe, out / "recipe.yaml")
     try:
         with _recorded(out, recipe, command):
-            child = _child(parent, planned, data, recipe, out)
+            child = _child(parent, planned, data, recipe, out, say or (lambda text: None))
             fit(child, data, recipe, out, resume=resume, progress=progress, name="recast")
             if recipe.control:
                 fit(parent, data, recipe, out / "finetuned", resume=resume, progress=progress, name="finetuned")
@@ -160,7 +171,7 @@ def _where(where: list[str]) -> str | list[str]:
     return where[0] if len(where) == 1 else where
 
 
-def _child(parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Path) -> nn.Module:
+def _child(parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Path, say: Say) -> nn.Module:
     """The recast model as training starts with it; where the run goes on, its shape alone (`fit` loads the weights)."""
     if state_path(out).exists() or (out / "weights.safetensors").exists():
         return recast_(copy.deepcopy(parent), Plan.from_json((out / "plan.json").read_text(encoding="utf-8")))
@@ -170,7 +181,9 @@ def _child(parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Pa
     with seeded(mix_seed("recast", recipe.seed)):
         child = recast_(copy.deepcopy(parent), planned)
     batch = next(iter(loader(data.val, recipe.data.batch_size, shuffle_seed=recipe.seed)))[0].to(device)
-    _write_json(out / "verify.json", verify(parent, child, normalise(batch, data)).to_dict())
+    exactness = verify(parent, child, normalise(batch, data))
+    _write_json(out / "verify.json", exactness.to_dict())
+    say(f"{planned}\nagainst the parent on {exactness.images} validation images: {exactness}\n")
     if recipe.calibrate:
         calibrate_(child, parent, _calibration_batches(data, recipe, device))
     _write_text(out / "plan.json", applied_plan(child).to_json())
