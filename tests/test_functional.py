@@ -250,7 +250,7 @@ def test_backends_agree_with_random_open_gates(
 def test_some_heads_only(
     start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
 ) -> None:
-    """`split` of the open heads equals all heads when the others are closed, and differs when an open one is missing."""
+    """`split` of the open heads equals all heads when the others are closed, and not when an open one is missing."""
     for seed in range(3000 + start, 3020 + start):
         conv, x, text = random_case(seed)
         layer = open_gates(recast_layer(conv, RecastConfig()), seed)
