@@ -23,6 +23,9 @@ from torch import Tensor
 
 from recast.geometry import Geometry
 
+MERGE_RATIO = 2
+"""`split` mixes the maps before it multiplies the values while a map has at most this many keys per channel."""
+
 
 class Gates(NamedTuple):
     """Coefficients of the three maps of every head, (H,) each; they sum to one. `shift=None` means zero for all."""
@@ -223,8 +226,8 @@ def split(
     """The shift part is the convolution itself with scaled taps; the Gaussian and content parts are added to it.
 
     With closed gates the scaled taps are the kernel's own bits and the rest is exactly 0, so the output is bitwise the
-    convolution. No M×N tensor is made for the Gaussian part (two small products instead). `heads` names the heads whose
-    rest is computed (None: all); the others must be closed.
+    convolution. Long maps make no M×N tensor for the Gaussian part (two small products instead). `heads` names the
+    heads whose rest is computed (None: all); the others must be closed.
     """
     values = project_values(x, w.value, groups)
     shape = w.weight.shape
@@ -246,30 +249,41 @@ def _rest(
 ) -> Tensor:
     """Gaussian and content parts of the heads in `w`, through W_out: (B, O, I, J)."""
     height, width = x.shape[-2:]
-    size = geometry.output_size(height, width)
-    num_heads = w.alpha.shape[0]
+    num_heads, channels = w.alpha.shape[0], values.shape[1]
     padded = geometry.pad(x)
     # Padding tokens carry no content: attention over the real pixels is the masked softmax without the mask.
     keyed, seen = (padded, geometry.pad(values)) if attend_padding else (x, values)
     q, k = _queries(padded, w.query, num_heads, geometry, height, width), _keys(keyed, w.key, num_heads)
     C = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1).to(values.dtype)
-    by_content = (seen.flatten(2) @ C.flatten(1, 2).transpose(-1, -2)).unflatten(-1, (num_heads, *size))
 
     rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
-    if geometry.padding_mode == "zeros":  # zero tokens took part in the softmax, but add nothing to the sum
+    rows, columns = rows.to(values.dtype), columns.to(values.dtype)
+    if geometry.padding_mode == "zeros" and not attend_padding:
+        # zero tokens took part in the softmax, but add nothing to the sum
         top, _, left, _ = geometry.padding
         rows, columns, pixels = rows[..., top : top + height], columns[..., left : left + width], values
     else:
         pixels = geometry.pad(values)
-    by_row = torch.einsum("hiy,bcyx->bchix", rows.to(values.dtype), pixels)
-    by_position = torch.einsum("bchix,hjx->bchij", by_row, columns.to(by_row.dtype))
 
-    gathered = _per_head(w.gates.gaussian, by_position) + _per_head(w.gates.content, by_content)
+    same_keys = pixels.shape == seen.shape
+    if same_keys and pixels.shape[-2] * pixels.shape[-1] <= MERGE_RATIO * channels:
+        # short maps: mix the maps and multiply the values once
+        G = torch.einsum("hiy,hjx->hijyx", _per_head(w.gates.gaussian, rows), columns).flatten(1, 2).flatten(2)
+        gathered = pixels.flatten(2) @ (G + _per_head(w.gates.content, C)).flatten(1, 2).transpose(-1, -2)
+    else:
+        # long maps: no M×N tensor for the Gaussian part, two small products instead
+        by_row = torch.einsum("hiy,bcyx->bchix", _per_head(w.gates.gaussian, rows), pixels)
+        by_position = torch.einsum("bchix,hjx->bchij", by_row, columns.to(by_row.dtype)).flatten(2)
+        by_content = seen.flatten(2) @ C.flatten(1, 2).transpose(-1, -2)
+        gate = w.gates.content.to(by_content.dtype).repeat_interleave(C.shape[2])
+        gathered = by_position + gate * by_content
+    gathered = gathered.unflatten(-1, (num_heads, *geometry.output_size(height, width)))
     return project_out(gathered, w.weight.flatten(2), bias, groups)
 
 
-def _per_head(gate: Tensor, gathered: Tensor) -> Tensor:
-    return gate.to(gathered.dtype)[:, None, None] * gathered
+def _per_head(gate: Tensor, maps: Tensor) -> Tensor:
+    """Scale (…, H, N, M) maps head by head."""
+    return gate.to(maps.dtype)[:, None, None] * maps
 
 
 # --- projections ------------------------------------------------------------------------------------------------------

@@ -169,10 +169,8 @@ class GPSA(nn.Module):
         )
 
     def chosen_backend(self) -> str:
-        """Which code runs: `split` wherever a convolution carries part of the layer, else `dense`."""
-        if self.backend != "auto":
-            return self.backend
-        return "split" if self.config.gate == "linear" else "dense"
+        """Which code runs: `split` unless the configuration names another."""
+        return "split" if self.backend == "auto" else self.backend
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
