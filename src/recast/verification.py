@@ -50,6 +50,19 @@ class Exactness:
         """JSON-able fields."""
         return asdict(self)
 
+    def __add__(self, other: Exactness) -> Exactness:
+        """Both batches together."""
+        images = self.images + other.images
+        agreement = (self.argmax_agreement * self.images + other.argmax_agreement * other.images) / images
+        return Exactness(
+            images,
+            max(self.max_relative_error, other.max_relative_error),
+            self.bitwise and other.bitwise,
+            agreement,
+            self.backend,
+            {name: max(error, other.layers[name]) for name, error in self.layers.items()},
+        )
+
     def __str__(self) -> str:
         how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
         if math.isnan(self.argmax_agreement):

@@ -35,7 +35,10 @@ from recast.training.checkpoint import MAY_CHANGE, Interrupted, state_path
 from recast.training.fit import fit
 from recast.training.metrics import check_logits, normalise
 from recast.training.optim import check_trainable
-from recast.verification import verify
+from recast.verification import Exactness, verify
+
+VERIFIED = 500
+"""How many validation images parent and child are compared on before training."""
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
@@ -180,14 +183,25 @@ def _child(parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Pa
     parent.to(device)
     with seeded(mix_seed("recast", recipe.seed)):
         child = recast_(copy.deepcopy(parent), planned)
-    batch = next(iter(loader(data.val, recipe.data.batch_size, shuffle_seed=recipe.seed)))[0].to(device)
-    exactness = verify(parent, child, normalise(batch, data))
+    exactness = _verify(parent, child, data, recipe, device)
     _write_json(out / "verify.json", exactness.to_dict())
     say(f"{planned}\nagainst the parent on {exactness.images} validation images: {exactness}\n")
     if recipe.calibrate:
         calibrate_(child, parent, _calibration_batches(data, recipe, device))
     _write_text(out / "plan.json", applied_plan(child).to_json())
     return child
+
+
+def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> Exactness:
+    """Parent and child on the first VERIFIED validation images, in the order of the recipe's seed."""
+    total: Exactness | None = None
+    for images, _ in loader(data.val, min(recipe.data.batch_size, 128), shuffle_seed=recipe.seed):
+        found = verify(parent, child, normalise(images.to(device), data))
+        total = found if total is None else total + found
+        if total.images >= VERIFIED:
+            break
+    assert total is not None  # `_prepare` has seen images
+    return total
 
 
 def _calibration_batches(data: Data, recipe: Recipe, device: torch.device) -> list[Tensor]:
