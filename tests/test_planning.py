@@ -274,7 +274,7 @@ def test_text_that_is_no_json_is_refused(text: str) -> None:
 def test_some_steps_of_a_plan() -> None:
     p = plan(small(), X)
     assert [step.name for step in p.only(["layer3.0.conv2"]).steps] == ["layer3.0.conv2"]
-    with pytest.raises(RecastError, match=r"the plan has no step 'layer3\.0\.conv9'; its steps are layer3\.0\.conv[12]"):
+    with pytest.raises(RecastError, match=r"no step 'layer3\.0\.conv9'; its steps are layer3\.0\.conv[12]"):
         p.only(["layer3.0.conv9"])
 
 
