@@ -63,7 +63,9 @@ def collect(out: Path) -> None:
             content = [g for layer in row["layers"].values() for g in _content(layer)]
             spread = [s for layer in row["layers"].values() for s in layer.get("s", [])]
             statistics = [*_statistics(content), *_statistics(spread)]
-            rows.append([arm, row["epoch"], row["val_top1"], row["val_loss"], row["train_loss"], row["seconds"], *statistics])
+            rows.append(
+                [arm, row["epoch"], row["val_top1"], row["val_loss"], row["train_loss"], row["seconds"], *statistics]
+            )
     RESULT.parent.mkdir(exist_ok=True)
     with RESULT.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -91,7 +93,9 @@ def main() -> None:
     if not options.collect:
         for name in options.arms.split(","):
             folder = options.out / name
-            train(arms()[name], folder, resume=(folder / "recipe.yaml").exists(), command=f"benchmarks/finetune.py {name}")
+            train(
+                arms()[name], folder, resume=(folder / "recipe.yaml").exists(), command=f"benchmarks/finetune.py {name}"
+            )
     collect(options.out)
 
 

@@ -131,7 +131,7 @@ class Plan:
 
     def only(self, names: list[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
-        known = {step.name for step in self.steps}
+        known = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in known]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))

@@ -60,7 +60,7 @@ def _gaussian_blur(images: Tensor, severity: int, first_index: int) -> Tensor:
 
 
 def _contrast(images: Tensor, severity: int, first_index: int) -> Tensor:
-    """m + c·(x - m), m the mean of each channel of the image; c from 0.75 to 0.2, milder than ImageNet-C (0.4 to 0.05)."""
+    """m + c·(x - m), m the mean of each channel; c from 0.75 to 0.2, milder than ImageNet-C (0.4 to 0.05)."""
     keep = (0.75, 0.6, 0.45, 0.3, 0.2)[severity - 1]
     mean = images.mean(dim=(-2, -1), keepdim=True)
     return mean + keep * (images - mean)
