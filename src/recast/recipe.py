@@ -106,7 +106,7 @@ def _read(kind: type[T], found: Mapping[str, Any], source: str, prefix: str) -> 
 
 def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
     """`value`, as YAML gives it, as the type that `hint` names."""
-    wrong = RecastError(f"{source}: {key} must be {_describe(hint)}, got {value!r}")
+    wrong = RecastError(f"{source}: {key} must be {describe_type(hint)}, got {value!r}")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping | None):
             raise wrong
@@ -120,13 +120,13 @@ def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
             return _convert(inner, value, source, key)
         except RecastError as error:
             raise RecastError(
-                str(error).replace(f" must be {_describe(inner)}", f" must be {_describe(hint)}")
+                str(error).replace(f" must be {describe_type(inner)}", f" must be {describe_type(hint)}")
             ) from None
     if origin is Literal:
         if value is False and "off" in args:  # YAML 1.1 reads a bare `off` as false
             return "off"
         if value not in args:
-            raise RecastError(f"{source}: {key} must be {_describe(hint)}, got {value!r}.{suggest(str(value), args)}")
+            raise RecastError(f"{wrong}.{suggest(str(value), args)}")
         return value
     if origin in (list, tuple):
         items = [value] if isinstance(value, str) and origin is list else value
@@ -145,7 +145,8 @@ def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
     return value
 
 
-def _describe(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """What a value of this type looks like, for a message: "a whole number", "one of linear, sigmoid"."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     if hint in names:
         return names[hint]
@@ -153,7 +154,7 @@ def _describe(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin in (types.UnionType, Union):
-        return " or ".join("null" if arg is type(None) else _describe(arg) for arg in args)
+        return " or ".join("null" if arg is type(None) else describe_type(arg) for arg in args)
     if origin is tuple and Ellipsis not in args:
-        return f"a list of {len(args)} items, each {_describe(args[0])}"
-    return f"a list, each item {_describe(args[0])}" if origin in (list, tuple) else "a mapping"
+        return f"a list of {len(args)} items, each {describe_type(args[0])}"
+    return f"a list, each item {describe_type(args[0])}" if origin in (list, tuple) else "a mapping"

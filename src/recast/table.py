@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 # wider than any plan: columns keep their natural width, nothing is cut off
 WIDTH = 1000
+NAMED = 4
+"""Layers named for each reason to leave one; plan.json names all."""
 
 
 def quantity(value: float, unit: str = "", base: int = 1000) -> str:
@@ -27,9 +32,27 @@ def quantity(value: float, unit: str = "", base: int = 1000) -> str:
     return f"{size:.3g} {prefixes[-1]}{unit}"
 
 
-def plan_table(plan: Plan) -> str:
-    """One line per convolution: what it becomes, shapes, tokens, cost before → after; then why the others stay."""
-    table = Table(title=f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast")
+def terminal_width() -> int:
+    """Columns of the terminal that is written to; a pipe or a file takes any width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+
+
+def plan_table(plan: Plan, width: int | None = None) -> str:
+    """One line per convolution: what it becomes, shapes, tokens, cost before → after; then why the others stay.
+
+    Where `width` (of the terminal, if not given) is too small for that, before and after stand below one another.
+    """
+    width = width or terminal_width()
+    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast\n"
+    table = _wide(plan)
+    text = title + render(table if _natural_width(table) <= width else _narrow(plan), width) + "\n"
+    if plan.edits:
+        text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
+    return text + _left(plan, width) + (f"\nnote: {plan.note}\n" if plan.note else "")
+
+
+def _wide(plan: Plan) -> Table:
+    table = Table()
     for column in ("layer", "convolution", "heads", "input → output", "tokens"):
         table.add_column(column, no_wrap=True)
     for column in ("parameters", "MACs", "activations", "exact"):
@@ -37,44 +60,74 @@ def plan_table(plan: Plan) -> str:
     for step in plan.steps:
         table.add_row(
             step.name or "(the model)",
-            f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else ""),
+            _convolution(step),
             str(step.geometry.num_heads),
             f"{_shape(step.input)} → {_shape(step.output)}",
             f"{step.queries} × {step.keys}",
             *_costs(step.before.as_tuple(), step.after.as_tuple()),
-            _exact(step),
+            "yes" if step.exact else f"no, {_why_inexact(step)}",
         )
     table.add_section()
     table.add_row("whole model", "", "", "", "", *_costs(plan.before.as_tuple(), plan.after.as_tuple()), "")
-    text = _render(table)
-    if plan.edits:
-        text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    if plan.left:
-        rest = Table(title=f"{len(plan.left)} left as they are", show_edge=False)
-        rest.add_column("layer", no_wrap=True)
-        rest.add_column("why")
-        for item in plan.left:
-            rest.add_row(item.name, item.reason)
-        text += "\n" + _render(rest)
-    return text + (f"\nnote: {plan.note}\n" if plan.note else "")
+    return table
 
 
-def _costs(before: tuple[int, int, int], after: tuple[int, int, int]) -> list[str]:
+def _narrow(plan: Plan) -> Table:
+    table = Table(show_lines=True, box=box.HORIZONTALS, padding=(0, 1))
+    table.add_column("layer", overflow="fold")
+    for column in ("input\n→ output", "tokens", "parameters", "MACs", "activations"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for step in plan.steps:
+        table.add_row(
+            f"{step.name or '(the model)'}\n{_convolution(step)}, {step.geometry.num_heads} heads"
+            + ("" if step.exact else f"\nnot exact: {_why_inexact(step)}"),
+            f"{_shape(step.input)}\n→ {_shape(step.output)}",
+            f"{step.queries}\n× {step.keys}",
+            *_costs(step.before.as_tuple(), step.after.as_tuple(), "\n→ "),
+        )
+    table.add_row("whole model", "", "", *_costs(plan.before.as_tuple(), plan.after.as_tuple(), "\n→ "))
+    return table
+
+
+def _left(plan: Plan, width: int) -> str:
+    """The convolutions that stay, by reason."""
+    if not plan.left:
+        return ""
+    reasons: dict[str, list[str]] = {}
+    for item in plan.left:
+        reasons.setdefault(item.reason, []).append(item.name)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for reason, names in reasons.items():
+        rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        table.add_row(str(len(names)), f"{reason}\n{', '.join(names[:NAMED])}{rest}")
+    return f"\n{len(plan.left)} left as they are\n{render(table, width)}\n"
+
+
+def _costs(before: tuple[int, int, int], after: tuple[int, int, int], arrow: str = " → ") -> list[str]:
     units = (("", 1000), ("", 1000), ("B", 1024))
-    return [f"{quantity(b, *u)} → {quantity(a, *u)}" for b, a, u in zip(before, after, units, strict=True)]
+    return [f"{quantity(b, *u)}{arrow}{quantity(a, *u)}" for b, a, u in zip(before, after, units, strict=True)]
+
+
+def _convolution(step: Step) -> str:
+    return f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
 
 
 def _shape(shape: tuple[int, int, int]) -> str:
     return "×".join(map(str, shape))
 
 
-def _exact(step: Step) -> str:
-    if step.exact:
-        return "yes"
-    return "no, stride" if step.geometry != step.parent_geometry else "no, gate"
+def _why_inexact(step: Step) -> str:
+    return "stride" if step.geometry != step.parent_geometry else "gate"
 
 
-def _render(table: Table) -> str:
+def _natural_width(table: Table) -> int:
+    return Console(width=WIDTH).measure(table).maximum
+
+
+def render(table: Table, width: int = WIDTH) -> str:
+    """A table as plain text without spaces at the ends of lines."""
     buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None).print(table)
-    return buffer.getvalue()
+    Console(file=buffer, width=width, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

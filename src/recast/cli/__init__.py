@@ -5,11 +5,13 @@ Exit codes: 0 done, 1 the check that was asked for failed (`verify`), 2 a mistak
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from recast import __version__
 from recast.errors import RecastError, suggest
@@ -36,6 +38,19 @@ USAGE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _one_line_warnings():
+            code = _run(arguments)
+            sys.stdout.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
+            return code
+    except BrokenPipeError:  # nobody is left to tell anything
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -44,23 +59,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        return _complain(
-            "recast", f"unknown command {name!r}: expected {', '.join(COMMANDS)}.{suggest(name, COMMANDS)}"
-        )
+        known = ", ".join(COMMANDS)
+        return _complain("recast", f"error: unknown command {name!r}: expected {known}.{suggest(name, COMMANDS)}")
     try:
-        command = importlib.import_module(f"recast.cli.{name}")
-        return int(command.run(rest))
-    except (RecastError, argparse.ArgumentError) as error:
-        code = getattr(error, "exit_code", 2)
-        return _complain(f"recast {name}", " ".join(str(error).split()), code)
+        return int(importlib.import_module(f"recast.cli.{name}").run(rest))
+    except RecastError as error:
+        return _complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
-        return _complain(f"recast {name}", " ".join(str(error).split()) or "interrupted", 130)
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing more to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _complain(f"recast {name}", str(error) or "interrupted", 130)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # no space, no permission, a path that cannot be: the system's own words
+        return _complain(f"recast {name}", f"error: {error.filename or 'input/output'}: {error.strerror or error}")
+    except SystemExit as done:  # argparse leaves this way after --help
+        return int(done.code or 0)
 
 
 def _complain(who: str, message: str, code: int = 2) -> int:
-    label = "" if code == 130 else "error: "
-    print(f"{who}: {label}{message}", file=sys.stderr)
+    print(f"{who}: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as one line on stderr, without the place in the code that they come from."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from recast.evaluation.rows import Row
+from recast.table import render
 
 ARMS = ("parent", "finetuned", "recast")
 PERCENT = ("top1", "top5")
@@ -25,7 +24,7 @@ def arms_table(rows: Sequence[Row]) -> str:
             values.setdefault((row.suite, row.metric), {})[row.model] = row.value
     table = Table()
     table.add_column("measure", no_wrap=True)
-    for title in ("parent", "fine-tuned", "recast", "recast − parent", "recast − fine-tuned"):
+    for title in ("parent", "fine-tuned", "recast", "recast\n− parent", "recast\n− fine-tuned"):
         table.add_column(title, justify="right", no_wrap=True)
     for (suite, metric), of in values.items():
         percent = metric.startswith(PERCENT)
@@ -34,9 +33,7 @@ def arms_table(rows: Sequence[Row]) -> str:
             both = "recast" in of and other in of
             cells.append(_difference(of["recast"], of[other], percent) if both else "")
         table.add_row(f"{suite} {metric}", *cells)
-    buffer = io.StringIO()
-    Console(file=buffer, width=140, color_system=None).print(table)
-    return buffer.getvalue().rstrip("\n")
+    return render(table)
 
 
 def _number(value: float | None, percent: bool) -> str:

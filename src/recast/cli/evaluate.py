@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
@@ -19,12 +21,13 @@ def run(argv: Sequence[str]) -> int:
     """Measure runs, write their rows.csv, print the three-arm tables."""
     parser = new_parser(
         "evaluate",
+        "RUN… [options]",
         "Measure parent, fine-tuned parent and recast model of each run on the same validation images.\n"
         "Suites: clean, fgsm, pgd (ε in 1/255 of a [0, 1] pixel), basic (five corruptions × 5 severities), cost.",
         EXAMPLES,
     )
     parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
-    parser.add_argument("--suite", type=list[str], default=DEFAULT_SUITES, help="which suites")
+    parser.add_argument("--suite", type=list[str], default=DEFAULT_SUITES, help="which suites, with commas")
     parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
     parser.add_argument("--num_val", type=int | None, default=None, help="use this many validation images")
     parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
@@ -32,24 +35,38 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
     options = parse(parser, argv)
 
-    from recast.evaluation.run_folder import evaluate_run
+    from recast.evaluation.run_folder import check_run, evaluate_run
 
+    for folder in options.runs:  # all of them before the first is measured
+        check_run(folder)
     found = []
     for folder in options.runs:
-        rows = evaluate_run(
-            folder,
-            options.suite,
-            num_val=options.num_val,
-            batch_size=options.batch_size,
-            device=options.device,
-            eps=options.eps,
-            progress=sys.stderr.isatty(),
-        )
+        try:
+            rows = evaluate_run(
+                folder,
+                options.suite,
+                num_val=options.num_val,
+                batch_size=options.batch_size,
+                device=options.device,
+                eps=options.eps,
+                progress=sys.stderr.isatty(),
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted: nothing of {folder} was written; run the command again") from None
         found += rows
         if not options.json:
             print(f"{folder}\n{arms_table(rows)}")
-            if not any(row.model == "finetuned" for row in rows):
-                print("no control arm here: without the parent fine-tuned the same way a gain proves nothing")
+        if not any(row.model == "finetuned" for row in rows):
+            print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
     if options.json:
         print_json([asdict(row) for row in found])
+    else:
+        print(f"next: recast report {shlex.join(options.runs)}" + (" --out FILE.html" if options.runs[1:] else ""))
     return 0
+
+
+def _why_two_arms(folder: Path) -> str:
+    why = "the parent fine-tuned the same way is missing, and without it a gain proves nothing"
+    if (folder / "finetuned").is_dir():
+        return f"{why}: finish it with recast train --resume {shlex.quote(str(folder))}"
+    return f"{why}: this run was trained without its control arm"

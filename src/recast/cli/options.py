@@ -1,115 +1,142 @@
-"""What the commands' parsers share: one grammar of dotted flags, timm's short names, messages that suggest."""
+"""What the commands' parsers share: one grammar of options, read off the parser's own types.
+
+Every field of a recipe is an option under its dotted name (`--optim.lr`) and under its last part (`--lr`), with `-` or
+`_`. Switches are `--json` and `--no-control`, lists `--where a b` or `--suite clean,fgsm`. A mistake is one line.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from recast.cli.help import METAVARS, Formatter
 from recast.errors import RecastError, suggest
+from recast.recipe import describe_type
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-RECAST_ALIASES = {
-    "gate": "recast.gate",
-    "alpha": "recast.alpha",
-    "stride": "recast.stride",
-    "backend": "recast.backend",
-    "head_dim": "recast.head_dim",
-}
-TRAIN_ALIASES = RECAST_ALIASES | {
-    "model": "model.name",
-    "checkpoint": "model.checkpoint",
-    "pretrained": "model.pretrained",
-    "num_classes": "model.num_classes",
-    "data": "data.name",
-    "data_dir": "data.data_dir",
-    "img_size": "data.img_size",
-    "batch_size": "data.batch_size",
-    "workers": "data.workers",
-    "num_train": "data.num_train",
-    "num_val": "data.num_val",
-    "opt": "optim.opt",
-    "lr": "optim.lr",
-    "gate_lr": "optim.gate_lr",
-    "weight_decay": "optim.weight_decay",
-    "warmup_epochs": "optim.warmup_epochs",
-    "clip_grad": "optim.clip_grad",
-}
-FLAGS = {"pretrained", "model.pretrained", "control", "recast.attend_padding", "json"}
-LISTS = {"where", "suite", "eps"}
+GREEDY = {"where": r".*", "eps": r"-?[\d.,]+", "gate_range": r"-?[\d.,]+", "mean": r"[\d.,]+", "std": r"[\d.,]+"}
+"""Lists that go on over the following words that match; any list may be one word with commas."""
 
 
-def new_parser(
-    command: str, description: str, examples: str = "", aliases: dict[str, str] | None = None
-) -> ArgumentParser:
-    """A parser that raises instead of exiting, with examples and the short names below its options."""
-    epilog = f"examples:\n{examples}" if examples else ""
-    if aliases:
-        short = ", ".join(f"--{a.replace('_', '-')} = --{full}" for a, full in aliases.items())
-        epilog += f"\nshort names: {short}\n"
+def new_parser(command: str, usage: str, description: str, examples: str = "") -> ArgumentParser:
+    """A parser that raises instead of exiting, with examples below its options."""
     return ArgumentParser(
         prog=f"recast {command}",
+        usage=f"recast {command} {usage}",
         description=description,
-        epilog=epilog,
+        epilog=f"examples:\n{examples}" if examples else "",
         exit_on_error=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        formatter_class=Formatter,
     )
 
 
-def parse(parser: ArgumentParser, argv: Sequence[str], aliases: dict[str, str] | None = None) -> Namespace:
+def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     """Parse after rewriting the short forms; a mistake becomes one `RecastError` line with a suggestion."""
     try:
-        return parser.parse_args(rewrite(argv, aliases or {}))
+        return parser.parse_args(rewrite(argv, parser))
     except argparse.ArgumentError as error:
-        raise RecastError(_improve(str(error), parser)) from None
+        raise RecastError(_one_line(str(error), parser)) from None
 
 
-def rewrite(argv: Sequence[str], aliases: dict[str, str]) -> list[str]:
-    """`--batch-size 8 --pretrained --where a b` → `--data.batch_size=8 --model.pretrained=true --where=["a", "b"]`."""
+def short_names(parser: ArgumentParser) -> dict[str, str]:
+    """`{"lr": "optim.lr", "model": "model.name", …}`: last part of a dotted option, or its group for a name."""
+    dotted = [action.dest for action in parser._actions if "." in action.dest]
+    return {d.removesuffix(".name") if d.endswith(".name") else d.rpartition(".")[2]: d for d in dotted}
+
+
+def rewrite(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
+    """`--batch-size 8 --pretrained --where a b` → `--data.batch_size 8 --model.pretrained=true --where=["a", "b"]`."""
+    short = short_names(parser)
+    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
     rewritten: list[str] = []
     rest = list(argv)
     while rest:
         token = rest.pop(0)
-        match = re.fullmatch(r"--(no-)?([A-Za-z][\w.-]*)(\+)?(?:=(.*))?", token, flags=re.DOTALL)
+        match = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", token, flags=re.DOTALL)
         if match is None:
             rewritten.append(token)
             continue
-        negated, name, plus, value = match[1], match[2].replace("-", "_"), match[3] or "", match[4]
-        name = aliases.get(name, name)
-        if name in FLAGS and value is None:
-            if rest and rest[0] in ("true", "false") and not negated:
-                value = rest.pop(0)
-            else:
-                value = "false" if negated else "true"
-        elif name in LISTS and not plus:
-            items = [] if value is None else [value]
-            while value is None and rest and not rest[0].startswith("--"):
-                items.append(rest.pop(0))
-            if not (len(items) == 1 and items[0].startswith("[")):
-                value = json.dumps([part for item in items for part in item.split(",") if part])
-            else:
-                value = items[0]
-        elif negated:
-            name = f"no_{name}"
-        rewritten.append(f"--{name}{plus}" if value is None else f"--{name}{plus}={value}")
+        name, value = match[1].replace("-", "_"), match[2]
+        negated = name.startswith("no_") and hints.get(short.get(name[3:], name[3:])) is bool
+        name = name[3:] if negated else name
+        name = short.get(name, name)
+        if hints.get(name) is bool and value is None:
+            given = not negated and rest and rest[0] in ("true", "false")
+            value = rest.pop(0) if given else str(not negated).lower()
+        elif _is_list(hints.get(name)):
+            words = [] if value is None else [value]
+            pattern = GREEDY.get(name.rpartition(".")[2], "")
+            while value is None and rest and not rest[0].startswith("--") and _goes_on(rest[0], words, pattern):
+                words.append(rest.pop(0))
+            value = _as_json(words) if words else value
+        rewritten.append(f"--{name}" if value is None else f"--{name}={value}")
     return rewritten
 
 
-def _improve(message: str, parser: ArgumentParser) -> str:
-    """jsonargparse's message on one line, with the nearest option for one that does not exist."""
-    known = [option for action in parser._actions for option in action.option_strings]
-    unknown = re.search(r"unrecognized arguments: (--[\w.]+)", message, flags=re.IGNORECASE)
+def _goes_on(word: str, words: list[str], pattern: str) -> bool:
+    return not words or re.fullmatch(pattern, word) is not None
+
+
+def _as_json(words: list[str]) -> str:
+    if len(words) == 1 and (words[0].startswith("[") or words[0] == "null"):
+        return words[0]
+    return json.dumps([part for word in words for part in word.split(",") if part])
+
+
+def _is_list(hint: Any) -> bool:
+    return any(get_origin(kind) in (list, tuple) for kind in (hint, *get_args(hint)))
+
+
+def _one_line(message: str, parser: ArgumentParser) -> str:
+    """argparse's and jsonargparse's messages in the words that the user typed, with the nearest option or value."""
+    short = {dotted: name for name, dotted in short_names(parser).items()}
+    options = [action for action in parser._actions if action.option_strings and hasattr(action, "_typehint")]
+    shown = {action.dest: _dashed(short.get(action.dest, action.dest)) for action in options}
+    unknown = re.search(r"unrecognized arguments: (\S+)", message, flags=re.IGNORECASE)
+    if unknown and unknown[1].startswith("--"):
+        name = _dashed(unknown[1][2:].partition("=")[0])
+        known = map(_dashed, shown) if "." in name else shown.values()
+        return f"unknown option {name}.{suggest(name, known)} See {parser.prog} --help"
     if unknown:
-        return f"unknown option {unknown[1]}.{suggest(unknown[1], known)} See {parser.prog} --help"
-    in_file = re.search(r"does not accept option '([\w.]+)'", message)
-    hint = suggest(in_file[1], [option.rpartition(".")[2].lstrip("-") for option in known]) if in_file else ""
-    return f"{' '.join(message.split())}{hint}"
+        return f"unexpected argument {unknown[1]!r}. See {parser.prog} --help"
+    if missing := re.search(r"arguments are required: (\w+)", message):
+        hint = " (--where takes all words that follow it)" if "where" in shown else ""
+        return f"{parser.usage}: {METAVARS.get(missing[1], missing[1].upper())} is missing{hint}"
+    if bad := re.search(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
+        key, value = bad[1], " ".join(bad[2].split())
+        hint = next((getattr(a, "_typehint", None) for a in parser._actions if a.dest == key), None)
+        if hint is not None:
+            choices = [str(c) for kind in (hint, *get_args(hint)) for c in get_args(kind) if isinstance(c, str)]
+            wanted = describe_type(hint).replace(" or null", "")
+            return f"{shown.get(key, key)} must be {wanted}, got {_typed(value)}.{suggest(value, choices)}".rstrip(".")
+    if group := re.search(r'Parser key "(\w+)":.*Unable to load', message, flags=re.DOTALL):
+        fields = [option for dest, option in shown.items() if dest.startswith(f"{group[1]}.")]
+        return f"--{group[1]} is a group of options, give them one by one: {', '.join(fields[:3])}, …"
+    if needs := re.search(r"--([\w.]+)\W*expected one argument", message, flags=re.IGNORECASE):
+        return f"{shown.get(needs[1], needs[1])} needs a value. See {parser.prog} --help"
+    return " ".join(message.split())
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _typed(value: str) -> str:
+    """A value as the user typed it: a list was rewritten as JSON."""
+    try:
+        words = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return repr(value)
+    return repr(" ".join(map(str, words))) if isinstance(words, list) else repr(value)
 
 
 def parse_size(text: str | None, default: int) -> tuple[int, int]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from recast.cli.options import RECAST_ALIASES, new_parser, parse, parse_size
+from recast.cli.options import new_parser, parse, parse_size
 from recast.config import ModelConfig, RecastConfig
+from recast.errors import RecastError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 EXAMPLES = """  recast plan resnet50
-  recast plan torchvision:resnet18 --img-size 320x256 --where layer3 layer4.*
+  recast plan torchvision:resnet18 --img-size 320x256 --where layer3.* layer4.*
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
   recast plan resnet50 --where all --budget tokens=4096,memory=1GiB --out plan.json
 """
@@ -37,25 +43,58 @@ def model_config(options: Namespace) -> ModelConfig:
     return ModelConfig(options.model, options.checkpoint, options.pretrained, options.num_classes)
 
 
+def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
+    """Channels, rows and columns of an image for `model`: its first convolution's channels, its own size or 224."""
+    from recast.models.build import input_defaults
+    from recast.rules import is_convolution
+
+    defaults = input_defaults(model)
+    convolutions = [module for module in model.modules() if is_convolution(module)]
+    channels = int(getattr(convolutions[0], "in_channels", 3)) if convolutions else 3
+    return channels, *parse_size(img_size, defaults.img_size if defaults else 224)
+
+
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or write it to a file."""
-    parser = new_parser("plan", "What of a model becomes attention, at what cost, and why the rest stays.", EXAMPLES)
+    parser = new_parser(
+        "plan",
+        "MODEL [options]",
+        "What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.",
+        EXAMPLES,
+    )
     add_model_options(parser)
     parser.add_argument("--out", type=str | None, default=None, help="also write the plan to this .json file")
-    found = parse(parser, argv, RECAST_ALIASES)
-    options = parser.instantiate(found)
+    options = parser.instantiate(parse(parser, argv))
+    out = Path(options.out) if options.out else None
+    if out is not None:
+        _check_target(out)
 
     import torch
 
-    from recast.models.build import build, input_defaults
+    from recast.models.build import build
     from recast.planning import plan
 
     model = build(model_config(options))
-    defaults = input_defaults(model)
-    height, width = parse_size(options.img_size, defaults.img_size if defaults else 224)
-    example = torch.zeros(1, 3, height, width)
+    example = torch.zeros(1, *example_shape(model, options.img_size))
     planned = plan(model, example, options.recast, where=options.where, budget=options.budget)
-    if options.out:
-        Path(options.out).write_text(planned.to_json() + "\n", encoding="utf-8")
+    if out is not None:
+        temporary = out.with_name(f"{out.name}.tmp")
+        temporary.write_text(planned.to_json() + "\n", encoding="utf-8")
+        os.replace(temporary, out)
     print(planned.to_json() if options.json else planned)
     return 0
+
+
+def _check_target(out: Path) -> None:
+    """A plan replaces an older plan, but no other file."""
+    if out.is_dir():
+        raise RecastError(f"--out must be a file, got the folder {out}: add a name such as plan.json")
+    if not out.parent.is_dir():
+        raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    if out.exists():
+        from recast.steps import Plan
+
+        try:
+            Plan.from_json(out.read_text(encoding="utf-8"))
+        except (RecastError, UnicodeDecodeError):
+            raise RecastError(f"{out} exists and is no plan: choose another file with --out") from None

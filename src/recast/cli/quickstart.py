@@ -2,52 +2,103 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from recast.cli.arms import arms_table
-from recast.cli.options import new_parser, parse
+from recast.cli.options import new_parser, parse, print_json
 from recast.errors import RecastError
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
+EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2"}
+EXAMPLES = """  recast quickstart
+  recast quickstart --seed 1 --out runs/seed1
+  recast quickstart --resume                 (go on where it stopped)
+"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Train a small CNN on handwritten digits, recast it, verify, train on, evaluate, report."""
     parser = new_parser(
         "quickstart",
+        "[options]",
         "Train a small ResNet on scikit-learn's 1,797 handwritten digits; recast its last stage without changing\n"
         "one prediction; train on beside the parent; measure; write the report. A few minutes on a laptop's CPU,\n"
         "nothing is downloaded.",
+        EXAMPLES,
     )
     parser.add_argument("--out", type=str, default="runs/quickstart", help="new run folder")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything")
+    parser.add_argument("--resume", type=bool, default=False, help="go on with an interrupted quickstart in --out")
+    parser.add_argument("--json", type=bool, default=False, help="machine-readable output; the story goes to stderr")
     options = parse(parser, argv)
     out = Path(options.out)
-    if (out / "recipe.yaml").exists() or (out / "parent").exists():
-        raise RecastError(f"run folder {out} exists: delete it, or choose another one with --out")
+    parent = out / "parent"
+    if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
+        raise RecastError(f"quickstart needs {', '.join(missing)}: pip install 'recast-vision[quickstart]'")
+    again = shlex.join(["recast", "quickstart", "--resume", *(["--out", str(out)] if argv_names_out(argv) else [])])
+    _check_folder(out, options.resume, again)
+    try:
+        return _run(out, options.seed, options.resume, options.json)
+    except KeyboardInterrupt:
+        kept = (parent / "recipe.yaml").is_file()
+        raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
+
+
+def argv_names_out(argv: Sequence[str]) -> bool:
+    """Whether the folder must be named again to go on."""
+    return any(word == "--out" or word.startswith("--out=") for word in argv)
+
+
+def _check_folder(out: Path, resume: bool, again: str) -> None:
+    started = (out / "parent" / "recipe.yaml").is_file()
+    if out.is_file():
+        raise RecastError(f"{out} is a file: choose another folder with --out")
+    if resume and not started:
+        raise RecastError(
+            f"{out} holds no quickstart to go on with: leave --resume away, or name the folder with --out"
+        )
+    if not resume and out.is_dir() and any(out.iterdir()):
+        hint = f"go on with {again}, " if started else ""
+        raise RecastError(f"run folder {out} exists: {hint}delete it, or choose another one with --out")
+
+
+def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     started = time.time()
 
-    _say("1/5  a parent: a small ResNet learns the digits")
+    def say(text: Any) -> None:
+        print(text, file=sys.stderr if as_json else None, flush=True)
+
+    say("── 1/5  a parent: a small ResNet learns the digits")
     from recast.evaluation.run_folder import evaluate_run
+    from recast.recipe import load_recipe
     from recast.recipes.digits import digits, digits_parent
     from recast.report import write_report
     from recast.training.run import train, train_parent
 
-    weights = train_parent(replace(digits_parent(), seed=options.seed), out / "parent", command="recast quickstart")
-    _say("2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
+    if resume:
+        seed = load_recipe(out / "parent" / "recipe.yaml").seed
+    weights = train_parent(
+        replace(digits_parent(), seed=seed), out / "parent", resume=resume, command="recast quickstart"
+    )
+    say("\n── 2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
     recipe = digits()
-    recipe = replace(recipe, seed=options.seed, model=replace(recipe.model, checkpoint=str(weights)))
-    train(recipe, out, command="recast quickstart", say=print)
-    _say("4/5  evaluate the three arms on the 500 held-out digits")
-    print(arms_table(evaluate_run(out, SUITES)))
-    _say("5/5  report")
-    report = write_report([out])
-    print(f"{time.time() - started:.0f} s in all. The report: {report.resolve()}")
+    recipe = replace(recipe, seed=seed, model=replace(recipe.model, checkpoint=str(weights)))
+    train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
+    say("\n── 4/5  evaluate the three arms on the 500 held-out digits")
+    rows = evaluate_run(out, SUITES, progress=sys.stderr.isatty())
+    say(arms_table(rows))
+    say("\n── 5/5  report")
+    report = write_report([out]).resolve()
+    seconds = time.time() - started
+    say(f"{seconds:.0f} s in all. The report: {report}")
+    if as_json:
+        found = [asdict(row) for row in rows]
+        print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": found})
     return 0
-
-
-def _say(text: str) -> None:
-    print(f"\n── {text}", flush=True)

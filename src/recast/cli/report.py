@@ -15,12 +15,13 @@ def run(argv: Sequence[str]) -> int:
     """Write the report and say where it is."""
     parser = new_parser(
         "report",
+        "RUN… [options]",
         "One self-contained HTML page: verdict, three-arm tables, curves, gates, attention maps, cost.\n"
         "Reads the files of run folders only; evaluate them first.",
         EXAMPLES,
     )
     parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
-    parser.add_argument("--out", type=str | None, default=None, help="the HTML file; for one run: RUN/report.html")
+    parser.add_argument("--out", type=str | None, default=None, help="the HTML file; of one run: RUN/report.html")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
     options = parse(parser, argv)
 

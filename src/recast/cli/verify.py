@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recast.cli.options import RECAST_ALIASES, new_parser, parse, parse_size, print_json
-from recast.cli.plan import add_model_options, model_config
-from recast.config import Backend
+from recast.cli.options import new_parser, parse, parse_size, print_json
+from recast.cli.plan import add_model_options, example_shape, model_config
+from recast.config import Backend, DataConfig
+from recast.errors import RecastError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from recast.models.build import InputDefaults
 
 EXAMPLES = """  recast verify resnet50
-  recast verify resnext50_32x4d --img-size 224x160 --where layer3* layer4*
+  recast verify resnext50_32x4d --img-size 224x160 --where layer3.* layer4.*
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 FORMS: tuple[Backend, ...] = ("split", "dense")
@@ -28,36 +29,42 @@ def run(argv: Sequence[str]) -> int:
     """Print how far the recast model is from its parent in each form of the layer; 1 if it is another function."""
     parser = new_parser(
         "verify",
+        "MODEL [options]",
         "Recast a model and compare it with its parent on images: random ones, or those of a data set.\n"
         "Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer:\n"
-        "it must show, or the comparison proves nothing.",
+        "it must show, or the comparison proves nothing. Exit code 1: not the same function, or nothing proved.",
         EXAMPLES,
     )
     add_model_options(parser)
     parser.add_argument("--data", type=str | None, default=None, help="a data set's name, for real images")
     parser.add_argument("--data_dir", type=str | None, default=None, help="where it lies")
     parser.add_argument("--num_images", type=int, default=8, help="images to compare on")
+    parser.add_argument("--device", type=str, default="cpu", help="auto, cpu, cuda or mps")
     parser.add_argument("--seed", type=int, default=0, help="seed of random weights and images")
-    options = parser.instantiate(parse(parser, argv, RECAST_ALIASES))
+    options = parser.instantiate(parse(parser, argv))
+    if options.num_images < 1:
+        raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
 
     import torch
 
+    from recast.device import choose_device
     from recast.models.build import build, input_defaults
     from recast.planning import plan
     from recast.surgery import recast_
     from recast.verification import TOLERANCE, enliven_, swapped_taps, verify
 
     torch.manual_seed(options.seed)
-    data = _data(options.data, options.data_dir)
+    device = choose_device(options.device)
+    data = _data(options.data, options.data_dir, options.img_size)
     model = build(model_config(options), num_classes=len(data.classes) if data else None)
     defaults = input_defaults(model)
-    height, width = parse_size(options.img_size, data.img_size if data else defaults.img_size if defaults else 224)
     if data is not None:
         batch = _images(data, options.num_images, defaults)
     else:
-        batch = torch.randn(options.num_images, 3, height, width)
+        batch = torch.randn(options.num_images, *example_shape(model, options.img_size))
     if not (options.pretrained or options.checkpoint):
         enliven_(model)
+    model, batch = model.to(device), batch.to(device)
     planned = plan(model, batch[:1], options.recast, where=options.where, budget=options.budget)
     child = recast_(copy.deepcopy(model), planned)
     results = {form: verify(model, child, batch, backend=form) for form in FORMS}
@@ -71,6 +78,7 @@ def run(argv: Sequence[str]) -> int:
             | {"control": control.to_dict()}
         )
     else:
+        height, width = batch.shape[-2:]
         print(f"{planned.model}: {len(planned.steps)} convolutions recast, {len(batch)} images of {height}×{width}")
         for result in results.values():
             print(f"  {result}")
@@ -84,13 +92,17 @@ def run(argv: Sequence[str]) -> int:
     return 0 if same and telling else 1
 
 
-def _data(name: str | None, data_dir: str | None) -> Data | None:
+def _data(name: str | None, data_dir: str | None, img_size: str | None) -> Data | None:
     if name is None:
+        if data_dir is not None:
+            raise RecastError("--data-dir needs the data set's name: --data folder, cifar100, …")
         return None
-    from recast.config import DataConfig
     from recast.data import load_data
 
-    return load_data(DataConfig(name, data_dir))
+    height, width = parse_size(img_size, 0)
+    if height != width:
+        raise RecastError(f"images of a data set are square: --img-size {height}, got {img_size!r}")
+    return load_data(DataConfig(name, data_dir, img_size=height or None))
 
 
 def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:

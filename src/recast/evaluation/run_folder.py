@@ -34,15 +34,29 @@ class Run:
     models: dict[str, nn.Module]
 
 
-def open_run(folder: str | Path) -> Run:
-    """Rebuild the three arms of a run folder. Raises `RecastError` for a folder without a finished recast arm."""
+def check_run(folder: str | Path) -> None:
+    """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
     folder = Path(folder)
     if not (folder / "recipe.yaml").is_file():
         raise RecastError(f"{folder} is no run folder: it has no recipe.yaml (recast train writes one)")
     if not (folder / "weights.safetensors").is_file():
-        raise RecastError(f"{folder} has no weights.safetensors: finish it with recast train --resume {folder}")
+        raise RecastError(f"{folder} is not trained to its end: finish it with recast train --resume {folder}")
+
+
+def open_run(folder: str | Path, *, num_val: int | None = None) -> Run:
+    """Rebuild the three arms of a run folder, on the CPU. `num_val` takes that many validation images, class-balanced.
+
+    Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
+    """
+    check_run(folder)
+    folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml")
-    data = load_data(recipe.data)
+    data = load_data(recipe.data if num_val is None else replace(recipe.data, num_val=num_val))
+    if recipe.model.num_classes not in (None, len(data.classes)):
+        raise RecastError(
+            f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {len(data.classes)}: "
+            f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
+        )
     parent = build(recipe.model, num_classes=len(data.classes)).eval()
     models = {"parent": parent}
     control = folder / "finetuned" / "weights.safetensors"
@@ -64,15 +78,13 @@ def evaluate_run(
 ) -> list[Row]:
     """Measure the arms of a run side by side; writes `rows.csv` and `attention.npz` into the folder, returns the rows.
 
-    `num_val` takes that many validation images, class-balanced. Raises `RecastError` as `open_run` and `evaluate` do.
+    Raises `RecastError` as `open_run` and `evaluate` do; nothing is written then.
     """
-    run = open_run(folder)
-    data = run.data if num_val is None else load_data(replace(run.recipe.data, num_val=num_val))
-    data = replace(data, mean=run.data.mean, std=run.data.std)
+    run = open_run(folder, num_val=num_val)
     rows = evaluate(
         run.models,
         suites,
-        data,
+        run.data,
         run=run.folder.resolve().name,
         batch_size=batch_size,
         device=device,
@@ -87,15 +99,18 @@ def evaluate_run(
 
 def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:
     """Maps of the first validation images of `count` different classes, for the report."""
-    chosen: dict[int, int] = {}
-    for index in range(len(run.data.val)):
-        chosen.setdefault(int(run.data.val.labels[index]), index)
-        if len(chosen) == min(count, len(run.data.classes)):
-            break
-    items = [run.data.val[index] for index in chosen.values()]
+    first: dict[int, int] = {}
+    for index, label in enumerate(run.data.val.labels.tolist()):
+        first.setdefault(label, index)
+    chosen = sorted(first.values())[:count]
+    items = [run.data.val[index] for index in chosen]
     pixels = torch.stack([image for image, _ in items])
-    child = run.models["recast"]
     normalise = PixelModel(nn.Identity(), run.data.mean, run.data.std)
     return write_attention(
-        run.folder / "attention.npz", child, pixels, [label for _, label in items], run.data.classes, normalise
+        run.folder / "attention.npz",
+        run.models["recast"],
+        pixels,
+        [label for _, label in items],
+        run.data.classes,
+        normalise,
     )
