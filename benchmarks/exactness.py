@@ -5,7 +5,7 @@
 
 Writes results/exactness.csv: a row per network, size, selection and form. `same` counts images with the parent's argmax,
 `control` is the relative error when two taps of one layer are swapped: it must be large, or the row proves nothing. Trained
-networks: $RECAST_DATA/weights/*.safetensors on the 5,000 CIFAR test images (the dense form of all stages on 250 of them,
+networks: $RECAST_DATA/weights/*.safetensors on the 5,000 CIFAR test images (the dense form of all stages on 50 of them,
 its maps are 1024 × 1156 for each of 9 heads) and on the 200 images of $RECAST_DATA/imagenet_sample.
 """
 
@@ -92,7 +92,7 @@ def rows() -> Iterator[tuple[object, ...]]:
             yield _row(name, weights, "32x32", "last stage", *found)
         for found in compare(parent, batches, "all", {"split": 100}, skip_closed=True):
             yield _row(name, weights, "32x32", "all stages", *found)
-        for found in compare(parent, batches, "all", {"split": 5, "dense": 5}):
+        for found in compare(parent, batches, "all", {"split": 1, "dense": 1}):
             yield _row(name, weights, "32x32", "all stages", *found)
     data = load_data(DataConfig("folder", data_dir=f"{data_root}/imagenet_sample"))
     path = str(Path(data_root) / "weights" / "imagenet_squeezenet1_1.safetensors")

@@ -80,7 +80,7 @@ def calibrate_(
     if ridge <= 0:
         raise RecastError(f"ridge must be positive, got {ridge}")
     parents = dict(parent.named_modules())
-    if missing := [name for name in layers if name not in parents or isinstance(parents[name], GPSA)]:
+    if missing := [name for name in layers if not isinstance(parents.get(name), nn.Conv2d)]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
     with in_eval(child, parent):
         order: list[str] = []

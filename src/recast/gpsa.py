@@ -68,7 +68,8 @@ class GPSA(nn.Module):
 
     In training every head is computed. In eval without gradients, heads that `refresh_gates` found closed are left out:
     call `recast.refresh_gates_(model)` after the weights changed, as `load` and `fit` do. Gates that an optimiser, an
-    EMA or `load_state_dict` wrote to since then are noticed, and every head runs again.
+    EMA or `load_state_dict` wrote to since then are noticed, and every head runs again; writes through `.data`, and
+    writes under a compiled layer, are not.
     """
 
     open_heads: tuple[int, ...] | None

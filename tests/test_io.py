@@ -1,0 +1,136 @@
+"""Saving and loading: the same function comes back, and nothing foreign is let in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from recast.config import ModelConfig, RecastConfig
+from recast.errors import RecastError
+from recast.gpsa import GPSA
+from recast.io import load, read_header, save
+from recast.models.build import build, constructor
+from recast.planning import plan
+from recast.surgery import fold_, gpsa_layers, recast_
+
+CONFIG = ModelConfig("digits_resnet", num_classes=10)
+X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def recast_model(config: RecastConfig | None = None, steps: list[str] | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(CONFIG)
+    return recast_(model, plan(model, X, config), steps=steps)
+
+
+def output(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(X)
+
+
+@pytest.mark.parametrize("stride", ["keep", "remove", "dilate"])
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_gates: Callable[..., GPSA]) -> None:
+    model = recast_model(RecastConfig(gate=gate, stride=stride))
+    for layer in gpsa_layers(model).values():
+        open_gates(layer)
+    path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))
+    assert torch.equal(output(load(path)), output(model))
+    assert torch.equal(output(load(path, parent=build(CONFIG))), output(model))
+
+
+def test_part_of_a_plan_with_another_stride_comes_back(tmp_path: Path) -> None:
+    model = recast_model(RecastConfig(stride="dilate"), steps=["layer3.0.conv1"])
+    path = save(model, tmp_path / "child.safetensors", constructor(CONFIG))
+    assert torch.equal(output(load(path)), output(model))
+
+
+def test_folded_layers_and_added_biases_come_back(tmp_path: Path, open_gates: Callable[..., GPSA]) -> None:
+    model = recast_model()
+    layers = gpsa_layers(model)
+    open_gates(layers["layer3.0.conv1"])
+    assert [f.convolution for f in fold_(model)] == [False, True, True, True]
+    loaded = load(save(model, tmp_path / "child.safetensors", constructor(CONFIG)))
+    assert list(gpsa_layers(loaded)) == ["layer3.0.conv1"]
+    assert torch.equal(output(loaded), output(model))
+
+
+def test_a_plain_model_comes_back_and_the_parent_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = build(CONFIG)
+    path = save(model, tmp_path / "parent.safetensors", constructor(CONFIG))
+    other = build(CONFIG)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    assert torch.equal(output(load(path, parent=other)), output(model))
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).to(memory_format=torch.channels_last)
+    model[1].weight = model[0].weight
+    path = save(model, tmp_path / "shared.safetensors")
+    tensors = load_file(path)
+    assert torch.equal(tensors["0.weight"], tensors["1.weight"])
+    assert read_header(path) == {"constructor": None, "plan": None}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save(recast_model(), tmp_path / "child.safetensors", constructor(CONFIG))
+
+
+def test_a_truncated_file_is_refused(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:-100])
+    with pytest.raises(RecastError, match=r"no readable \.safetensors"):
+        load(saved)
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(RecastError, match=r"not written by recast\.save"):
+        load(tmp_path / "other.safetensors")
+    with pytest.raises(RecastError, match="no such file"):
+        load(tmp_path / "nothing.safetensors")
+
+
+def test_without_a_constructor_the_parent_is_asked_for(tmp_path: Path) -> None:
+    path = save(recast_model(), tmp_path / "child.safetensors")
+    with pytest.raises(RecastError, match="pass load"):
+        load(path)
+
+
+def test_tensors_that_do_not_fit_are_refused(saved: Path) -> None:
+    tensors, header = load_file(saved), read_header(saved)
+    metadata = {"recast": json.dumps(header)}
+    missing = dict(tensors)
+    del missing["layer3.0.conv1.gamma"]
+    save_file(missing, saved, metadata=metadata)
+    with pytest.raises(RecastError, match=r"1 tensors missing.*gamma"):
+        load(saved)
+    save_file(tensors | {"layer3.0.conv1.gamma": torch.zeros(8)}, saved, metadata=metadata)
+    with pytest.raises(RecastError, match=r"gamma is \(8,\), expected \(9,\)"):
+        load(saved)
+
+
+def test_a_parent_of_another_kind_is_refused(saved: Path) -> None:
+    with pytest.raises(RecastError, match="another model"):
+        load(saved, parent=nn.Sequential(nn.Conv2d(3, 4, 3)))
+
+
+def test_a_failed_write_keeps_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = saved.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("recast.io.save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(recast_model(), saved)
+    assert saved.read_bytes() == before
