@@ -1,12 +1,13 @@
-"""Is a recast network the same function? Whole networks, random and trained, in both forms of the layer, with a control.
+"""Is a recast network the same function? Random and trained networks, both forms of the layer, with a control.
 
     python benchmarks/exactness.py                      # five timm networks, random telling weights, 224 and 224×160
     RECAST_DATA=DIR python benchmarks/exactness.py      # also the trained CIFAR ResNets and SqueezeNet, on real images
 
-Writes results/exactness.csv: a row per network, size, selection and form. `same` counts images with the parent's argmax,
-`control` is the relative error when two taps of one layer are swapped: it must be large, or the row proves nothing. Trained
-networks: $RECAST_DATA/weights/*.safetensors on the 5,000 CIFAR test images (the dense form of all stages on 50 of them,
-its maps are 1024 × 1156 for each of 9 heads) and on the 200 images of $RECAST_DATA/imagenet_sample.
+Writes results/exactness.csv: a row per network, size, selection and form. `same` counts images with the parent's
+argmax, `control` is the relative error when two taps of one layer are swapped: it must be large, or the row proves
+nothing. Trained networks: $RECAST_DATA/weights/*.safetensors on the 5,000 CIFAR test images (the dense form of all
+stages on 50 of them, its maps are 1024 × 1156 for each of 9 heads) and on the 200 images of
+$RECAST_DATA/imagenet_sample.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ CIFAR = {
 def compare(
     parent: nn.Module, batches: Sequence[Tensor], where: str, forms: dict[Backend, int], *, skip_closed: bool = False
 ) -> Iterator[tuple[int, str, Exactness, float]]:
-    """Layers recast, form, exactness over its first batches and the control's error, for each form and its batch count."""
+    """Layers recast, form, exactness over its first batches and the control's error, for each form and batch count."""
     planned = plan(parent, batches[0][:1], where=where, budget="tokens=4096")
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:

@@ -3,8 +3,8 @@
     RECAST_DATA=DIR python benchmarks/finetune.py --out runs/finetune        # all arms, or --arms linear_1e-3,clamped
     RECAST_DATA=DIR python benchmarks/finetune.py --out runs/finetune --collect
 
-Needs $RECAST_DATA/cifar100/{train,test}.zip and $RECAST_DATA/weights/cifar100_resnet20_chenyaofo.safetensors. An arm that is
-finished is left alone, one that was cut off goes on. `--collect` writes results/finetune_cifar100_resnet20.csv.
+Needs $RECAST_DATA/cifar100/{train,test}.zip and $RECAST_DATA/weights/cifar100_resnet20_chenyaofo.safetensors. An arm
+that is finished is left alone, one that was cut off goes on. `--collect` writes results/finetune_cifar100_resnet20.csv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIGMOID = RecastConfig(gate="sigmoid", alpha=1.0, lambda_init=1.0)
 
 
 def base() -> Recipe:
-    """What all arms share: AdamW at a rate that does not hurt the parent, one epoch of warm-up, cosine, crop and flip."""
+    """What all arms share: AdamW at a rate meant not to hurt the parent, an epoch of warm-up, cosine, crop and flip."""
     weights = Path(os.environ["RECAST_DATA"]) / "weights" / "cifar100_resnet20_chenyaofo.safetensors"
     return Recipe(
         model=ModelConfig("cifar_resnet20", str(weights)),
