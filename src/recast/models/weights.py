@@ -7,6 +7,7 @@ tensors and plain containers and refuses everything else.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickled(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise RecastError(

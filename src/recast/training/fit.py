@@ -114,8 +114,6 @@ def fit(
 
 
 def _new_state(model: nn.Module, recipe: Recipe, device: torch.device) -> State:
-    if recipe.amp == "fp16" and device.type != "cuda":
-        raise RecastError(f"amp='fp16' needs a CUDA device, got {device.type}: use amp='bf16' or amp='off'")
     ema = None if recipe.ema_decay is None else ModelEmaV3(model, decay=recipe.ema_decay)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
     return State(model, make_optimizer(model, recipe.optim), scaler, ema, Position())

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from recast.config import OptimConfig, Recipe
+from recast.device import choose_device
 from recast.errors import RecastError, suggest
 from recast.surgery import gpsa_layers, param_groups
 
@@ -31,6 +32,15 @@ GATE_GROUPS = (LINEAR_GATES, "sigmoid_gates")
 def check_trainable(recipe: Recipe) -> None:
     """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
     optim = recipe.optim
+    for name, value, least in (
+        ("data.batch_size", recipe.data.batch_size, 1),
+        ("data.workers", recipe.data.workers, 0),
+        ("calibrate", recipe.calibrate, 0),
+    ):
+        if value < least:
+            raise RecastError(f"{name} must be {least} or more, got {value}")
+    if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
+        raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
     known = [str(name) for name in timm.optim.list_optimizers()]
     if optim.opt.lower() not in known:
         raise RecastError(f"timm has no optimiser {optim.opt!r}.{suggest(optim.opt, known)}")
