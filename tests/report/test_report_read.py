@@ -73,7 +73,7 @@ def test_a_truncated_table_names_its_line(make_run: MakeRun) -> None:
     rows.write_text(
         "\n".join(rows.read_text(encoding="utf-8").splitlines()[:4]) + "\nrun,parent,fgsm", encoding="utf-8"
     )
-    with pytest.raises(RecastError, match=r"rows\.csv line 5 is truncated"):
+    with pytest.raises(RecastError, match=r"rows\.csv line 5: expected 7 cells"):
         read_run(path)
 
 
@@ -91,7 +91,7 @@ def test_a_truncated_table_names_its_line(make_run: MakeRun) -> None:
             "must be a JSON object, got int",
         ),
         ("verify.json", "[]", "must be a JSON object, got list"),
-        ("rows.csv", "run,model,value\n", "lacks the columns suite, dataset, metric, n"),
+        ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),
     ],
 )
 def test_another_format(make_run: MakeRun, name: str, content: str, message: str) -> None:

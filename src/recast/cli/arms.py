@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from recast.evaluation.rows import Row
+from recast.rows import Row
 from recast.table import render
 
 ARMS = ("parent", "finetuned", "recast")

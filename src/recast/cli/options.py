@@ -103,9 +103,9 @@ def _one_line(message: str, parser: ArgumentParser) -> str:
     shown = {action.dest: _dashed(short.get(action.dest, action.dest)) for action in options}
     unknown = re.search(r"unrecognized arguments: (\S+)", message, flags=re.IGNORECASE)
     if unknown and unknown[1].startswith("--"):
-        name = _dashed(unknown[1][2:].partition("=")[0])
-        known = map(_dashed, shown) if "." in name else shown.values()
-        return f"unknown option {name}.{suggest(name, known)} See {parser.prog} --help"
+        option = _dashed(unknown[1][2:].partition("=")[0])
+        known = map(_dashed, shown) if "." in option else shown.values()
+        return f"unknown option {option}.{suggest(option, known)} See {parser.prog} --help"
     if unknown:
         return f"unexpected argument {unknown[1]!r}. See {parser.prog} --help"
     if missing := re.search(r"arguments are required: (\w+)", message):

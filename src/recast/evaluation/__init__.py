@@ -1,13 +1,13 @@
 """Measure models side by side: `evaluate({"parent": a, "recast": b}, ["clean", "pgd"], data)` gives rows.
 
-`evaluation.rows` reads and writes them without torch; the rest is imported on first use (PEP 562).
+`recast.rows` reads and writes them without torch; the rest is imported on first use (PEP 562).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recast.evaluation.rows import Row, read_rows, write_rows
+from recast.rows import Row, read_rows, write_rows
 
 if TYPE_CHECKING:
     from recast.evaluation.suites import SUITES, evaluate

@@ -13,12 +13,12 @@ from recast.config import Recipe
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.bench import PixelModel
-from recast.evaluation.rows import Row, write_rows
 from recast.evaluation.suites import evaluate
 from recast.explain.attention import write_attention
 from recast.io import load
 from recast.models.build import build
 from recast.recipe import load_recipe
+from recast.rows import Row, write_rows
 from recast.surgery import gpsa_layers
 
 NUM_PICTURES = 4

@@ -20,7 +20,7 @@ from recast.evaluation.bench import Bench, Measurement, PixelModel, ready
 from recast.evaluation.clean import measure_clean
 from recast.evaluation.corruption import CORRUPTIONS, SEVERITIES, measure_basic
 from recast.evaluation.cost import measure_cost
-from recast.evaluation.rows import Row
+from recast.rows import Row
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ A file that is there must be whole: a truncated one is an error that names it.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import zipfile
@@ -23,21 +22,10 @@ import numpy as np
 import yaml
 
 from recast.errors import RecastError
+from recast.rows import Row, read_rows
 
 T = TypeVar("T")
 ARMS = ("parent", "finetuned", "recast")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured number; top-1 and top-5 in percent, `n` images."""
-
-    model: str
-    suite: str
-    dataset: str
-    metric: str
-    value: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +127,7 @@ def read_run(path: Path) -> Run:
         control=_metrics(control) if control.is_file() else [],
         verify=_optional(path / "verify.json", _verify),
         environment=_optional(path / "environment.json", _json) or {},
-        rows=_optional(path / "rows.csv", _rows) or [],
+        rows=_optional(path / "rows.csv", read_rows) or [],
         attention=_optional(path / "attention.npz", _attention),
     )
 
@@ -209,22 +197,6 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     if not by_epoch:
         raise RecastError(f"{path} is empty: expected one line per epoch, the first measured before training")
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
-
-
-def _rows(path: Path) -> list[Row]:
-    columns = ("model", "suite", "dataset", "metric", "value", "n")
-    reader = csv.DictReader(_text(path).splitlines())
-    missing = [column for column in columns if column not in (reader.fieldnames or ())]
-    if missing:
-        raise RecastError(f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    rows = []
-    for entry in reader:
-        try:
-            model, suite, dataset, metric, value, n = (entry[column] for column in columns)
-            rows.append(Row(model, suite, dataset, metric, float(value), int(float(n or 0))))
-        except (TypeError, ValueError):
-            raise RecastError(f"{path} line {reader.line_num} is truncated or not a row: {dict(entry)}") from None
-    return rows
 
 
 def _attention(path: Path) -> Attention:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.evaluation.rows import Row, read_rows, write_rows
+from recast.rows import Row, read_rows, write_rows
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [replace(ROW, metric="loss", value=0.1), replace(ROW, model="pärent", value=float("inf"), n=7)]
@@ -61,7 +61,7 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     write_rows(tmp_path / "rows.csv", [ROW])
-    monkeypatch.setattr("recast.evaluation.rows.os.replace", fail)
+    monkeypatch.setattr("recast.rows.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         write_rows(tmp_path / "rows.csv", OTHERS)
     assert read_rows(tmp_path / "rows.csv") == [ROW]
@@ -69,5 +69,5 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_import_no_torch() -> None:
-    code = "import sys, recast.evaluation.rows, recast.evaluation; assert 'torch' not in sys.modules"
+    code = "import sys, recast.rows, recast.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
