@@ -4,7 +4,7 @@
 
 Last stage, 5,000 test images, no fine-tuning. Arms: parent · the paper's start · W_out/σ(λ) · batch-norm statistics
 of the last stage measured again on the same training images · calibrated on 1,000 training images. `--variants` adds,
-for the ResNets of depth 20: 250 and 4,000 images, another ridge, shrinking to zero. Rows are added to
+for the CIFAR-100 ResNet-20: 250 and 4,000 images, another ridge, shrinking to zero. Rows are added to
 results/calibration.csv as they come.
 """
 
@@ -117,7 +117,7 @@ def main() -> None:
         if new:
             writer.writerow(HEADER)
         for network in options.networks.split(","):
-            for row in rows(network, options.variants and "resnet20" in network):
+            for row in rows(network, options.variants and network == "cifar100_resnet20_chenyaofo"):
                 writer.writerow(row)
                 file.flush()
                 print(*row, flush=True)
