@@ -113,13 +113,13 @@ def _one_line(message: str, parser: ArgumentParser) -> str:
         return f"{parser.usage}: {METAVARS.get(missing[1], missing[1].upper())} is missing{hint}"
     if bad := re.search(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
         key, value = bad[1], " ".join(bad[2].split())
-        hint = next((getattr(a, "_typehint", None) for a in parser._actions if a.dest == key), None)
-        if hint is not None:
-            choices = [str(c) for kind in (hint, *get_args(hint)) for c in get_args(kind) if isinstance(c, str)]
-            wanted = describe_type(hint).replace(" or null", "")
+        kind = next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == key), None)
+        if kind is not None:
+            choices = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
+            wanted = describe_type(kind).replace(" or null", "")
             return f"{shown.get(key, key)} must be {wanted}, got {_typed(value)}.{suggest(value, choices)}".rstrip(".")
     if group := re.search(r'Parser key "(\w+)":.*Unable to load', message, flags=re.DOTALL):
-        fields = [option for dest, option in shown.items() if dest.startswith(f"{group[1]}.")]
+        fields = [name for dest, name in shown.items() if dest.startswith(f"{group[1]}.")]
         return f"--{group[1]} is a group of options, give them one by one: {', '.join(fields[:3])}, …"
     if needs := re.search(r"--([\w.]+)\W*expected one argument", message, flags=re.IGNORECASE):
         return f"{shown.get(needs[1], needs[1])} needs a value. See {parser.prog} --help"

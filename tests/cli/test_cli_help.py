@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from recast.cli import COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_option_once_with_dashes_and_an_example(
+    command: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert done.err == ""
+    assert done.out.startswith(f"usage: recast {command} ")
+    listed = re.findall(r"^  (--\S+)", done.out, flags=re.MULTILINE)
+    assert "--json" in listed
+    assert len(listed) == len(set(listed))
+    assert not [name for name in listed if "_" in name or "+" in name]
+    for noise in ("{true,false}", "CONFIG", "==SUPPRESS==", "ITEM", "None"):
+        assert noise not in done.out
+    assert re.search(rf"examples:\n  recast {command}\b", done.out)
+    body = done.out[done.out.index("options:") : done.out.index("examples:")]
+    assert max(map(len, body.splitlines())) <= 100  # a group's title is not broken
+    assert cli("help", command).out == done.out
+
+
+def test_help_of_a_recipe_shows_its_values(cli: Callable[..., Any]) -> None:
+    general, tcnn = cli("train", "--help").out, cli("train", "tcnn", "--help").out
+    assert "--gate {linear,sigmoid}     linear:" in general
+    assert re.search(r"Eq\. 7\)\s\[linear\]", general)
+    assert re.search(r"Eq\. 7\)\s\[sigmoid\]", tcnn)
+
+
+def test_the_usage_names_every_command(cli: Callable[..., Any]) -> None:
+    for words in ([], ["--help"], ["help"]):
+        done = cli(*words)
+        assert done.code == 0
+        assert all(f"  {name} " in done.out for name in COMMANDS)
+    assert re.fullmatch(r"recast \d+\.\d+\S*\n", cli("--version").out)
+
+
+def test_an_unknown_command_names_the_nearest(refused: Callable[..., str]) -> None:
+    assert "unknown command 'trian'" in refused("trian")
+    assert "Did you mean train" in refused("trian")
+
+
+def test_help_is_fast_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from recast.cli import main\n"
+        f"for name in {list(COMMANDS)}: main([name, '--help'])\n"
+        "print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.perf_counter() - started < 5, "six helps and Python's start"

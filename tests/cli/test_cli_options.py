@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from jsonargparse import Namespace
+
+from recast.cli.options import parse, parse_size, rewrite, short_names
+from recast.cli.train import _parser
+from recast.config import Recipe
+from recast.errors import RecastError
+
+
+def parsed(*words: str) -> Namespace:
+    return parse(_parser(Recipe()), words)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--batch-size", "8"], "data.batch_size", 8),
+        (["--batch_size=8"], "data.batch_size", 8),
+        (["--data.batch-size", "8"], "data.batch_size", 8),
+        (["--lr", "1e-3"], "optim.lr", 1e-3),
+        (["--optim.lr=1e-3"], "optim.lr", 1e-3),
+        (["--model", "x"], "model.name", "x"),
+        (["--data", "x"], "data.name", "x"),
+        (["--data-dir", "x"], "data.data_dir", "x"),
+        (["--pretrained"], "model.pretrained", True),
+        (["--pretrained", "false"], "model.pretrained", False),
+        (["--no-pretrained"], "model.pretrained", False),
+        (["--no-control"], "control", False),
+        (["--control", "true"], "control", True),
+        (["--where", "a", "b"], "where", ["a", "b"]),
+        (["--where", "a,b"], "where", ["a", "b"]),
+        (["--where=a"], "where", ["a"]),
+        (["--where", '["a", "b"]'], "where", ["a", "b"]),
+        (["--gate-range", "-0.5", "1"], "recast.gate_range", (-0.5, 1.0)),
+        (["--gate-range", "0,1"], "recast.gate_range", (0.0, 1.0)),
+        (["--gate-range", "null"], "recast.gate_range", None),
+        (["--mean", "0.1,0.2,0.3"], "data.mean", (0.1, 0.2, 0.3)),
+        (["--clip-grad", "null"], "optim.clip_grad", None),
+        (["--amp", "off"], "amp", "off"),
+        (["finetune"], "recipe", "finetune"),
+        (["--epochs", "3", "finetune"], "recipe", "finetune"),
+        (["--mean", "1", "2", "3", "finetune"], "recipe", "finetune"),
+    ],
+)
+def test_the_short_forms(words: list[str], key: str, value: object) -> None:
+    found = parsed(*words)[key]
+    assert found == value or tuple(found) == value  # a tuple may come as a list
+
+
+def test_every_field_of_a_recipe_has_one_short_name() -> None:
+    short = short_names(_parser(Recipe()))
+    sections = [field.name for field in dataclasses.fields(Recipe) if dataclasses.is_dataclass(field.default_factory)]
+    assert sections == ["model", "data", "recast", "optim"]
+    dotted = {
+        f"{section}.{field.name}" for section in sections for field in dataclasses.fields(getattr(Recipe(), section))
+    }
+    assert set(short.values()) == dotted, "two fields of a recipe end in the same word: one has lost its short name"
+    assert not set(short) & {field.name for field in dataclasses.fields(Recipe)} - set(sections)
+
+
+def test_words_that_are_no_options_are_left_alone() -> None:
+    words = ["a", "--", "-h", "--where+=x", "--no-epochs"]
+    assert rewrite(words, _parser(Recipe())) == ["a", "--", "-h", "--where+=x", "--no_epochs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epohs", "3"], r"unknown option --epohs\. Did you mean --epochs"),
+        (["--optim.lrr", "3"], r"unknown option --optim\.lrr\. Did you mean --optim\.lr"),
+        (["--epoch", "3"], r"unknown option --epoch\."),
+        (["--no-epochs"], r"unknown option --no-epochs"),
+        (["a", "b"], r"unexpected argument 'b'"),
+        (["--epochs"], r"--epochs needs a value"),
+        (["--where"], r"--where needs a value"),
+        (["--where", "--json"], r"--where needs a value"),
+        (["--epochs", "x"], r"--epochs must be a whole number, got 'x'"),
+        (["--epochs", "1.5"], r"--epochs must be a whole number, got '1\.5'"),
+        (["--lr", "x"], r"--lr must be a number, got 'x'"),
+        (["--optim.lr", "x"], r"--lr must be a number, got 'x'"),
+        (["--clip-grad", "x"], r"--clip-grad must be a number, got 'x'"),
+        (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, got 'sigmiod'\. Did you mean sigmoid"),
+        (["--augment", "cro"], r"--augment must be one of none, crop, .*Did you mean crop"),
+        (["--gate-range", "0"], r"--gate-range must be a list of 2 items, each a number, got '0'"),
+        (["--control=3"], r"--control must be true or false, got '3'"),
+        (["--optim", "x.yaml"], r"--optim is a group of options"),
+    ],
+)
+def test_a_mistake_is_one_line_in_the_users_words(words: list[str], message: str) -> None:
+    with pytest.raises(RecastError, match=message) as raised:
+        parsed(*words)
+    assert "\n" not in str(raised.value)
+    assert "class" not in str(raised.value)
+
+
+def test_sizes() -> None:
+    assert parse_size(None, 7) == (7, 7)
+    assert parse_size("224", 7) == (224, 224)
+    assert parse_size("224x160", 7) == (224, 160)
+    for text in ("0", "x", "3x0", "-3", "1.5", "3x4x5", ""):
+        with pytest.raises(RecastError, match="--img-size takes pixels"):
+            parse_size(text, 7)

@@ -1,0 +1,154 @@
+"""`recast plan` and `recast verify`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recast.steps import Plan
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+MODEL = ("digits_resnet", "--img-size", "16")
+
+
+def test_plan_prints_a_table_and_writes_the_plan(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    done = cli("plan", *MODEL, "--where", "layer3.1.conv1", "--out", out)
+    assert done.code == 0
+    assert done.err == ""
+    assert "1 of 11 convolutions recast" in done.out
+    written = Plan.from_json(out.read_text(encoding="utf-8"))
+    assert [step.name for step in written.steps] == ["layer3.1.conv1"]
+    # a plan replaces an older one
+    shown = cli("plan", *MODEL, "--json", "--out", out)
+    assert json.loads(shown.out) == json.loads(out.read_text(encoding="utf-8"))
+    assert len(json.loads(shown.out)["steps"]) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Path) -> None:
+    for name, content in (("notes.txt", b"mine"), ("weights.pth", b"\x80\x02\xff")):
+        (tmp_path / name).write_bytes(content)
+        assert "exists and is no plan" in refused("plan", *MODEL, "--out", tmp_path / name)
+        assert (tmp_path / name).read_bytes() == content
+    assert "must be a file" in refused("plan", *MODEL, "--out", tmp_path)
+    assert "does not exist" in refused("plan", *MODEL, "--out", tmp_path / "no" / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resnet5"], "no model 'resnet5'. Did you mean resnet50"),
+        (["torchvision:resnet51"], "Did you mean resnet50"),
+        (["nowhere.at_all:f"], "cannot import nowhere.at_all"),
+        ([], "MODEL is missing"),
+        ([*MODEL, "--where", "layer3.1.conv"], "Did you mean layer3.1.conv"),
+        ([*MODEL, "--alpha", "0"], "alpha must be a positive number"),
+        ([*MODEL, "--alpha", "-1"], "alpha must be a positive number"),
+        ([*MODEL, "--budget", "tokens=10"], "3.6× the budget of 10"),
+        ([*MODEL, "--budget", "memory=1KiB"], "raise the budget"),
+        ([*MODEL, "--budget", "lots"], "a budget is tokens=N"),
+        (["digits_resnet", "--img-size", "0"], "--img-size takes pixels"),
+        (["digits_resnet", "--img-size", "abc"], "--img-size takes pixels"),
+        ([*MODEL, "--checkpoint", "nowhere.pth"], "nowhere.pth does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, refused: Refused) -> None:
+    assert message in refused("plan", *words)
+
+
+def test_an_image_that_is_too_small_for_the_network(refused: Refused, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def big(): return nn.Sequential(nn.Conv2d(3, 4, 11), nn.AdaptiveAvgPool2d(1))\n"
+        "def grey(): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "cannot run on the example (1, 3, 8, 8)" in refused("plan", "mine:big", "--img-size", "8")
+
+
+def test_a_network_of_grey_images_is_planned_and_verified(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "grey.py").write_text(
+        "from torch import nn\n"
+        "def net(): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    done = cli("verify", "grey:net", "--img-size", "9x7", "--json", "--num-images", "2")
+    assert json.loads(done.out)["same"]
+    assert done.code == 0
+
+
+def test_bad_checkpoints(refused: Refused, shared: Path, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    weights = load_file(shared / "weights.safetensors")
+    whole = (shared / "weights.safetensors").read_bytes()
+    (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
+    torch.save({"state_dict": Payload()}, tmp_path / "code.pth")
+    save_file({"other": torch.zeros(3)}, tmp_path / "foreign.safetensors")
+    weights["conv1.weight"][0] = float("nan")
+    save_file(weights, tmp_path / "nan.safetensors")
+    for name, message in (
+        ("half.safetensors", "truncated"),
+        ("code.pth", "refused"),
+        ("foreign.safetensors", "does not fit"),
+        ("nan.safetensors", "NaN or infinity in conv1.weight"),
+    ):
+        assert message in refused("plan", *MODEL, "--num-classes", "10", "--checkpoint", tmp_path / name)
+    assert not (tmp_path / "ran").exists(), "the pickle was executed"
+
+
+def test_a_pipe_that_is_closed_early_is_no_error() -> None:
+    # the usage, since a plan takes seconds: it is written in one piece when the command is done, as a plan is
+    code = "import sys; from recast.cli import main; sys.exit(main(['--help']))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert error == b""
+
+
+def test_verify_says_same_and_shows_its_control(cli: Cli) -> None:
+    done = cli("verify", *MODEL, "--num-images", "2")
+    assert done.code == 0
+    assert "4 convolutions recast, 2 images of 16×16" in done.out
+    assert done.out.endswith("same function\n")
+    content = json.loads(cli("verify", *MODEL, "--num-images", "2", "--json").out)
+    assert content["same"] is content["telling"] is True
+    assert set(content["forms"]) == {"split", "dense"}
+    assert content["control"]["max_relative_error"] > 1e-3
+
+
+def test_verify_fails_where_the_start_is_another_function(cli: Cli) -> None:
+    done = cli("verify", *MODEL, "--num-images", "2", "--gate", "sigmoid")
+    assert done.code == 1
+    assert "NOT the same function" in done.out
+    assert done.err.startswith("note: the sigmoid gate")
+
+
+def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None:
+    words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
+    assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
+    assert "square" in refused(*words, "--img-size", "12x10")
+    assert "--num-images must be at least 1" in refused("verify", *MODEL, "--num-images", "0")
+    assert "--data-dir needs the data set's name" in refused("verify", *MODEL, "--data-dir", "x")

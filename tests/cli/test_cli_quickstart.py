@@ -1,0 +1,95 @@
+"""`recast quickstart`, with its two trainings shortened to nothing where they are not the point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recast.recipes.digits as recipes
+import recast.training.run as training
+from recast.cli import quickstart
+from recast.config import Recipe
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One epoch on few images, one quick suite."""
+
+    def smaller(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
+        recipe = make()
+        data = replace(recipe.data, img_size=16, num_train=40, num_val=20)
+        return lambda: replace(recipe, data=data, epochs=1, device="cpu")
+
+    monkeypatch.setattr(recipes, "digits", smaller(recipes.digits))
+    monkeypatch.setattr(recipes, "digits_parent", smaller(recipes.digits_parent))
+    monkeypatch.setattr(quickstart, "SUITES", ("clean",))
+
+
+@pytest.mark.usefixtures("small")
+def test_interrupted_in_each_phase_and_resumed(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    again = f"continue with: recast quickstart --resume --out {out}"
+    fit = training.fit
+
+    def interrupt(number: int) -> None:
+        """Let Ctrl-C come when the training of arm `number` begins."""
+        calls = iter(range(9))
+
+        def pressed(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == number:
+                raise KeyboardInterrupt
+            return fit(*args, **kwargs)
+
+        monkeypatch.setattr(training, "fit", pressed)
+
+    interrupt(0)
+    first = cli("quickstart", "--out", out, "--seed", "3")
+    assert first.code == 130
+    assert again in first.err.splitlines()[-1]
+    interrupt(2)
+    second = cli("quickstart", "--resume", "--out", out)
+    assert second.code == 130
+    assert again in second.err.splitlines()[-1]
+    assert (out / "weights.safetensors").is_file()
+    exists = cli("quickstart", "--out", out)
+    assert exists.code == 2
+    assert f"go on with recast quickstart --resume --out {out}" in exists.err
+
+    monkeypatch.setattr(training, "fit", fit)
+    done = cli("quickstart", "--resume", "--out", out, "--json")
+    assert done.code == 0
+    story = json.loads(done.out)
+    assert Path(story["report"]).is_file()
+    assert {row["model"] for row in story["rows"]} == {"parent", "finetuned", "recast"}
+    assert "5/5  report" in done.err
+    assert all("seed: 3" in path.read_text(encoding="utf-8") for path in out.rglob("recipe.yaml"))
+
+
+def test_refused_before_anything_is_done(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert "is a file" in refused("quickstart", "--out", tmp_path / "file")
+    assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
+    assert "holds no quickstart" in refused("quickstart", "--resume", "--out", tmp_path)
+    monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "jinja2" else object())
+    assert "needs jinja2: pip install 'recast-vision[quickstart]'" in refused("quickstart", "--out", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_interrupted_before_there_is_anything_to_go_on_with(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train_parent", pressed)
+    done = cli("quickstart", "--out", tmp_path / "run")
+    assert (done.code, done.err) == (130, "recast quickstart: interrupted\n")

@@ -1,0 +1,230 @@
+"""`recast train`, `evaluate`, `report` on a run of seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from recast.cli import main
+from recast.recipe import load_recipe
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+def test_a_recipe_is_a_name_a_file_or_config_anywhere(shared: Path, cli: Cli, tmp_path: Path) -> None:
+    few = ("--epochs", "0", "--no-control", "--json")
+    for number, words in enumerate(
+        (
+            [shared / "tiny.yaml", *few],
+            [*few, "--config", shared / "tiny.yaml"],
+            ["--where", "layer3.1.conv1", *few, shared / "tiny.yaml"],
+        )
+    ):
+        out = tmp_path / str(number)
+        done = cli("train", *words, "--out", out)
+        assert done.code == 0
+        assert json.loads(done.out)["run"] == str(out)
+        recipe = load_recipe(out / "recipe.yaml")
+        assert (recipe.epochs, recipe.control, recipe.data.num_train) == (0, False, 40)
+        assert recipe.model.checkpoint == str((shared / "weights.safetensors").resolve())
+    assert recipe.where == ["layer3.1.conv1"]
+
+
+def test_the_three_ways_to_name_a_recipe_exclude_one_another(shared: Path, refused: Refused) -> None:
+    tiny, run = shared / "tiny.yaml", shared / "run"
+    assert "RECIPE and --config both name" in refused("train", "finetune", "--config", tiny)
+    assert "RECIPE and --resume both name" in refused("train", "finetune", "--resume", run)
+    assert "leave --out away" in refused("train", "--resume", run, "--out", "x")
+    assert "which recipe? Expected finetune, tcnn, digits" in refused("train")
+    assert "Did you mean finetune" in refused("train", "fintune")
+    assert "no such recipe" in refused("train", "nowhere.yaml")
+    assert "holds no run to resume" in refused("train", "--resume", shared)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "digts"], "Did you mean digits"),
+        (["--data", "folder"], "--data-dir"),
+        (["--data", "folder", "--data-dir", "nowhere"], "no such data folder"),
+        (["--model", "digits_resne"], "Did you mean digits_resnet"),
+        (["--num-classes", "3", "--checkpoint", "null"], "got (1, 3)"),
+        (["--where", "layer9"], "no convolution matches 'layer9'"),
+        (["--opt", "adamwx"], "Did you mean adamw"),
+        (["--lr", "-1"], "optim.lr must be 0 or a positive number"),
+        (["--budget", "tokens=3"], "the budget of 3"),
+        (["--device", "banana"], "use device=cpu"),
+        (["--lambda-init", "2"], "belongs to gate='sigmoid'"),
+    ],
+)
+def test_a_mistake_leaves_no_folder(
+    words: list[str], message: str, shared: Path, refused: Refused, tmp_path: Path
+) -> None:
+    assert message in refused("train", shared / "tiny.yaml", *words, "--out", tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_asked_for_and_absent(shared: Path, refused: Refused, tmp_path: Path) -> None:
+    assert "device 'cuda' cannot be used here" in refused(
+        "train", shared / "tiny.yaml", "--device", "cuda", "--out", tmp_path / "run"
+    )
+    assert "device 'cuda'" in refused("evaluate", shared / "run", "--device", "cuda")
+    assert "device 'cuda'" in refused("verify", "digits_resnet", "--device", "cuda")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_cannot_be_used(shared: Path, refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    tiny = shared / "tiny.yaml"
+    assert "exists: choose another one with --out" in refused("train", tiny, "--out", shared / "run")
+    assert "is a file" in refused("train", tiny, "--out", tmp_path / "file")
+    assert "is not empty (file)" in refused("train", tiny, "--out", tmp_path)
+    assert str(tmp_path / "file" / "run") in refused("train", tiny, "--out", tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt" or getattr(os, "geteuid", lambda: 0)() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(shared: Path, refused: Refused, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in refused("train", shared / "tiny.yaml", "--out", tmp_path / "run")
+
+
+def test_a_recipe_with_an_unknown_key(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("optim: {lrr: 1}\n", encoding="utf-8")
+    assert "unknown key optim.lrr. Did you mean lr" in refused("train", tmp_path / "r.yaml")
+
+
+def image_folder(root: Path) -> Path:
+    for part in ("train", "val"):
+        for name in "ab":
+            (root / part / name).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (16, 16), (40 * number, 90, 90)).save(root / part / name / f"{number}.png")
+    return root
+
+
+def test_an_image_that_cannot_be_read_and_a_class_without_one(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "data")
+    words = ("train", "finetune", "--model", "digits_resnet", "--data", "folder", "--data-dir", root)
+    words = (*words, "--img-size", "16", "--epochs", "1", "--json", "--out", tmp_path / "run")
+    (root / "train" / "c").mkdir()
+    assert "class folder without an image: c" in refused(*words)
+    (root / "train" / "c").rmdir()
+    kept = (root / "train" / "b" / "1.png").read_bytes()
+    (root / "train" / "b" / "1.png").write_bytes(kept[:40])
+    done = cli(*words)
+    assert (done.code, done.out) == (2, "")
+    assert f"cannot read image {root / 'train' / 'b' / '1.png'}" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
+    # nothing is lost: with the image back, the run goes on
+    (root / "train" / "b" / "1.png").write_bytes(kept)
+    assert json.loads(cli("train", "--resume", tmp_path / "run", "--json").out)["last_epoch"]["recast"]["epoch"] == 1
+
+
+def test_a_parent_with_random_weights_is_said(shared: Path, cli: Cli, tmp_path: Path) -> None:
+    words = ("train", shared / "tiny.yaml", "--epochs", "0", "--no-control", "--checkpoint", "null", "--json")
+    assert "note: the parent has random weights" in cli(*words, "--out", tmp_path / "random").err
+    assert "random weights" not in cli(*words[:-3], "--json", "--out", tmp_path / "trained").err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
+    """A real SIGINT to a real process; then the command that it printed."""
+    out = tmp_path / "my run"
+    words = ["train", str(shared / "tiny.yaml"), "--epochs", "200", "--no-control", "--out", str(out)]
+    code = "import sys; from recast.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    log, begin = out / "metrics.jsonl", time.monotonic()
+    while not (log.is_file() and log.read_text(encoding="utf-8").count("\n") > 1) and time.monotonic() - begin < 60:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith("recast train: interrupted: state saved; continue with: recast train --resume ")
+    assert str(out) in last
+    done = len(log.read_text(encoding="utf-8").splitlines())
+    assert not (out / "weights.safetensors").exists()
+    # 200 epochs take too long here: the stored number of epochs, in recipe and state, becomes one more than are done
+    state = torch.load(out / "resume" / "state.pt", weights_only=True)
+    state["recipe"]["epochs"] = done
+    torch.save(state, out / "resume" / "state.pt")
+    text = (out / "recipe.yaml").read_text(encoding="utf-8").replace("epochs: 200", f"epochs: {done}")
+    (out / "recipe.yaml").write_text(text, encoding="utf-8")
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert (out / "weights.safetensors").is_file()
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [row["epoch"] for row in rows] == list(range(done + 1))
+
+
+def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
+    few = ("--num-val", "20", "--suite", "clean,fgsm", "--eps", "0")
+    done = cli("evaluate", shared / "run", *few, "--json")
+    rows = {(row["model"], row["suite"], row["metric"]): row["value"] for row in json.loads(done.out)}
+    assert done.code == 0
+    assert done.err == ""
+    assert {model for model, _, _ in rows} == {"parent", "finetuned", "recast"}
+    for model in ("parent", "finetuned", "recast"):
+        assert rows[model, "fgsm", "top1@0"] == rows[model, "clean", "top1"]
+    report = cli("report", shared / "run", "--json")
+    assert Path(json.loads(report.out)["report"]).is_file()
+
+
+def test_evaluate_prints_the_arms(shared: Path, cli: Cli) -> None:
+    done = cli("evaluate", shared / "run", "--suite", "clean", "--num-val", "20")
+    assert done.code == 0
+    assert done.err == ""
+    assert "fine-tuned" in done.out
+    assert "clean top1" in done.out
+    assert f"next: recast report {shared / 'run'}" in done.out
+
+
+def test_evaluate_refuses_what_is_not_finished_or_not_there(
+    shared: Path, cli: Cli, refused: Refused, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(shared / "run", run)
+    assert "no run folder" in refused("evaluate", tmp_path)
+    assert "unknown suite 'claen'" in refused("evaluate", run, "--suite", "claen")
+    assert "num_val must be between 1 and" in refused("evaluate", run, "--num-val", "0")
+    assert "eps must be numbers of 0 or more" in refused("evaluate", run, "--eps", "-1")
+    assert "batch_size must be at least 1" in refused("evaluate", run, "--batch-size", "0")
+    (run / "finetuned" / "weights.safetensors").unlink()
+    assert f"finish it with recast train --resume {run}" in cli("evaluate", run, "--suite", "clean").err
+    shutil.rmtree(run / "finetuned")
+    assert "without its control arm" in cli("evaluate", run, "--suite", "clean").err
+    (run / "weights.safetensors").unlink()
+    assert f"recast train --resume {run}" in refused("evaluate", run)
+
+
+def test_report_of_a_run_that_was_not_evaluated(shared: Path, cli: Cli, refused: Refused, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(shared / "run", run, ignore=shutil.ignore_patterns("rows.csv", "attention.npz", "report.html"))
+    done = cli("report", run)
+    assert (done.code, done.err) == (0, "")
+    assert (run / "report.html").is_file()
+    assert "say where (--out FILE.html)" in refused("report", run, run)
+    assert "RUN is missing" in refused("report")
+    assert "not a run folder" in refused("report", tmp_path / "nowhere")

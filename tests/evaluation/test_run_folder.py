@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recast.config import DataConfig, ModelConfig, Recipe
+from recast.data import load_data
+from recast.errors import RecastError
+from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
+from recast.gpsa import GPSA
+from recast.rows import read_rows
+from recast.training.metrics import normalise
+from recast.training.run import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch on few digits."""
+    data = DataConfig("digits", img_size=16, num_train=40, num_val=30, batch_size=20)
+    recipe = Recipe(ModelConfig("digits_resnet"), data, where=["layer3.1.conv1"], epochs=1, device="cpu")
+    return train(recipe, tmp_path_factory.mktemp("runs") / "mine", progress=False)
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "mine"))
+
+
+def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
+    found = open_run(run)
+    assert list(found.models) == ["parent", "finetuned", "recast"]
+    assert isinstance(found.models["recast"].get_submodule("layer3.1.conv1"), GPSA)
+    parent, tuned = (found.models[arm].state_dict() for arm in ("parent", "finetuned"))
+    assert parent.keys() == tuned.keys()
+    assert not torch.equal(parent["conv1.weight"], tuned["conv1.weight"])
+    assert not any(module.training for model in found.models.values() for module in model.modules())
+
+
+def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
+    import json
+
+    rows = {(row.model, row.metric): row for row in evaluate_run(run, ["clean"], device="cpu", progress=False)}
+    for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
+        last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        first = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+        assert rows[arm, "top1"].value == pytest.approx(last["val_top1"])
+        assert rows[arm, "loss"].value == pytest.approx(last["val_loss"], rel=1e-5)
+        assert rows["parent", "loss"].value == pytest.approx(first["val_loss"], rel=1e-5)
+    assert {row.run for row in rows.values()} == {"mine"}
+    assert sorted(map(str, read_rows(run / "rows.csv"))) == sorted(map(str, rows.values()))
+
+
+def test_num_val_takes_that_many_images(copied: Path) -> None:
+    rows = evaluate_run(copied, ["clean"], num_val=10, device="cpu", progress=False)
+    assert {row.n for row in rows} == {10}
+    assert open_run(copied).data.val.labels.shape == (30,)
+
+
+def test_the_normalisation_is_the_runs_own(copied: Path) -> None:
+    text = (copied / "recipe.yaml").read_text(encoding="utf-8")
+    start = text.index("  mean:")
+    (copied / "recipe.yaml").write_text(
+        text[:start] + "  mean: [0.1, 0.2, 0.3]\n  std: [1, 2, 3]\n" + text[text.index("  batch_size:") :],
+        encoding="utf-8",
+    )
+    data = open_run(copied, num_val=10).data
+    assert (data.mean, data.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
+    opened = open_run(run)
+    with np.load(write_pictures(opened), allow_pickle=False) as stored:
+        arrays = dict(stored)
+    assert arrays["images"].shape == (4, 16, 16, 3)
+    assert len(set(arrays["labels"].tolist())) == 4
+    assert arrays["layers"].tolist() == ["layer3.1.conv1"]
+    assert arrays["mix_0"].shape == (4, 9, 4, 4)
+    # the predictions are the recast model's on normalised pixels
+    labels = opened.data.val.labels.tolist()
+    chosen = sorted({label: labels.index(label) for label in labels}.values())[:4]
+    assert arrays["labels"].tolist() == [labels[index] for index in chosen]
+    pixels, _ = opened.data.val.batch(chosen)
+    with torch.no_grad():
+        expected = opened.models["recast"](normalise(pixels, opened.data)).argmax(1)
+    assert arrays["predictions"].tolist() == expected.tolist()
+
+
+def test_what_is_not_finished_is_refused_before_anything_is_loaded(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no run folder"):
+        open_run(tmp_path)
+    (copied / "weights.safetensors").unlink()
+    with pytest.raises(RecastError, match="recast train --resume"):
+        open_run(copied)
+
+
+def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
+    weights = copied / "weights.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    with pytest.raises(RecastError, match=r"weights\.safetensors is no readable"):
+        open_run(copied)
+    weights.write_bytes((copied / "finetuned" / "weights.safetensors").read_bytes())
+    open_run(copied)  # a plain network: the three arms can still be told apart by their files
+    shutil.copy(copied / "parent.safetensors", copied / "finetuned" / "weights.safetensors")
+    (copied / "finetuned" / "weights.safetensors").write_bytes(whole[:1000])
+    with pytest.raises(RecastError, match="finetuned"):
+        open_run(copied)
+
+
+def test_a_bad_request_writes_nothing(copied: Path) -> None:
+    before = sorted(path.name for path in copied.iterdir())
+    for words in ({"suites": ["clene"]}, {"suites": ["clean"], "eps": [-1]}, {"suites": ["clean"], "device": "nope"}):
+        with pytest.raises(RecastError):
+            evaluate_run(copied, progress=False, **words)  # type: ignore[arg-type]
+    assert sorted(path.name for path in copied.iterdir()) == before
+
+
+def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    import recast.evaluation.run_folder as module
+
+    monkeypatch.setattr(module, "load_data", lambda config: replace(load_data(config), classes=["a", "b"]))
+    with pytest.raises(RecastError, match="was trained on 10 classes, digits has 2"):
+        open_run(copied)
