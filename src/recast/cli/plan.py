@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXAMPLES = """  recast plan resnet50
-  recast plan torchvision:resnet18 --img-size 320x256 --where layer3.* layer4.*
+  recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
-  recast plan resnet50 --where all --budget tokens=4096,memory=1GiB --out plan.json
+  recast plan resnet50 --where all --budget tokens=4096,memory=2GiB --out plan.json
 """
 
 

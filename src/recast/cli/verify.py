@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from recast.models.build import InputDefaults
 
 EXAMPLES = """  recast verify resnet50
-  recast verify resnext50_32x4d --img-size 224x160 --where layer3.* layer4.*
+  recast verify resnext50_32x4d --img-size 224x160 --where 'layer3.*' 'layer4.*'
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 FORMS: tuple[Backend, ...] = ("split", "dense")
