@@ -18,6 +18,7 @@ from recast.selection import Budget, Where, is_spatial, select
 from recast.shapes import Call, Example, Observation, observe
 from recast.steps import Left, Plan, Step
 from recast.strides import Edit, plan_stride_edits, set_geometry_
+from recast.table import quantity
 
 
 def plan(
@@ -74,9 +75,11 @@ def plan(
         parameters = count_parameters(convolutions[step.name])  # a parametrised weight has more than a plain kernel
         added = added + step.after - Cost(parameters, convolution.macs, convolution.activation_bytes)
     if limits.memory is not None and added.activation_bytes > limits.memory:
+        adds, allowed = (quantity(size, "B", 1024) for size in (added.activation_bytes, limits.memory))
         raise RecastError(
-            f"the plan adds {added.activation_bytes:,} bytes of activation memory per image, {limits.memory:,} are "
-            "allowed: recast fewer layers, lower the resolution, or raise the budget (memory=…)"
+            f"the plan adds {adds} of activation memory per image, {allowed} are allowed "
+            f"({added.activation_bytes / max(1, limits.memory):.2f}×): "
+            "recast fewer layers, lower the resolution, or raise the budget (memory=…)"
         )
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)

@@ -67,29 +67,33 @@ def write_attention(
     layers = gpsa_layers(model)
     if not layers:
         raise RecastError(f"{type(model).__name__} has no GPSA layer: there are no attention maps to write")
-    sizes: dict[str, tuple[int, int]] = {}
+    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
 
-    def note(name: str) -> Callable[[nn.Module, Any], None]:
-        return lambda _layer, inputs: sizes.update({name: (inputs[0].shape[-2], inputs[0].shape[-1])})
+    def watch(name: str) -> Callable[[nn.Module, Any], None]:
+        def keep(layer: nn.Module, inputs: Any) -> None:
+            assert isinstance(layer, GPSA)
+            # one image at a time, and of its maps the one query: all of them would not fit for early layers
+            rows = [centre_query(layer, layer.attention(x).mix, *x.shape[-2:]) for x in inputs[0].split(1)]
+            drawn[name] = torch.cat([maps for maps, _ in rows]), rows[0][1]
 
-    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in layers.items()]
+        return keep
+
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     try:
-        with in_eval(model), torch.no_grad(), record(model) as maps:
+        with in_eval(model), torch.no_grad():
             logits = model(normalise(pixels))
     finally:
         for handle in handles:
             handle.remove()
-    reached = [name for name in layers if name in maps]
     arrays: dict[str, Any] = {
         "images": (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
         "labels": np.asarray(labels, dtype=np.int64),
         "predictions": logits.argmax(1).cpu().numpy(),
         "classes": np.asarray(list(classes), dtype=np.str_),
-        "layers": np.asarray(reached, dtype=np.str_),
+        "layers": np.asarray([name for name in layers if name in drawn], dtype=np.str_),
     }
-    for i, name in enumerate(reached):
-        mix, query = centre_query(layers[name], maps[name].mix, *sizes[name])
-        mix = mix.expand(len(pixels), -1, -1, -1)
+    for i, name in enumerate(arrays["layers"].tolist()):
+        mix, query = drawn[name]
         arrays[f"mix_{i}"] = mix.float().cpu().numpy()
         arrays[f"query_{i}"] = np.asarray(query)
         arrays[f"gate_{i}"] = layers[name].coefficients().content.detach().float().cpu().numpy()

@@ -24,7 +24,7 @@ def digits_parent() -> Recipe:
 
 
 def digits() -> Recipe:
-    """Both arms, from the weights that `digits_parent` reached (name them in `model.checkpoint`)."""
+    """The quickstart: both arms on handwritten digits (`model.checkpoint`: what `digits_parent` reached)."""
     return Recipe(
         model=ModelConfig("digits_resnet", num_classes=10),
         data=DataConfig("digits", img_size=24, batch_size=64),

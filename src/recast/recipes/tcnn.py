@@ -21,7 +21,7 @@ from recast.config import DataConfig, ModelConfig, OptimConfig, RecastConfig, Re
 
 
 def tcnn() -> Recipe:
-    """T-ResNet50-RS at 224, fine-tuned for 50 epochs."""
+    """Transformed CNNs, d'Ascoli et al. 2021: ResNet50-RS at 224, sigmoid gate, stride removed, 50 epochs."""
     return Recipe(
         model=ModelConfig("resnetrs50", pretrained=True),
         data=DataConfig("imagenet", img_size=224, augment="imagenet", batch_size=1024, workers=8),
