@@ -19,6 +19,7 @@ from recast.errors import RecastError
 from recast.gpsa import GPSA
 from recast.shapes import Example, in_eval, run_example
 from recast.surgery import applied_plan, gpsa_layers
+from recast.verification import full_precision
 
 
 class _Reached(Exception):
@@ -36,11 +37,11 @@ class _Normal:
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Features (g, n, K) and targets (g, n, P). A batch's products in its own precision, their sums in fp64."""
         self.count += features.shape[1]
-        device = features.device
-        self.ff = self.ff.to(device) + (features.mT @ features).double()
-        self.ft = self.ft.to(device) + (features.mT @ targets).double()
-        self.f = self.f.to(device) + features.double().sum(1)
-        self.t = self.t.to(device) + targets.double().sum(1)
+        # sums on the CPU: MPS has no fp64, and they are small
+        self.ff = self.ff + (features.mT @ features).cpu().double()
+        self.ft = self.ft + (features.mT @ targets).cpu().double()
+        self.f = self.f + features.cpu().double().sum(1)
+        self.t = self.t + targets.cpu().double().sum(1)
 
     def solve(self, ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (g, K, P) nearest `prior` that fit, and the intercept (g, P).
@@ -82,7 +83,7 @@ def calibrate_(
     parents = dict(parent.named_modules())
     if missing := [name for name in layers if not isinstance(parents.get(name), nn.Conv2d)]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    with in_eval(child, parent):
+    with in_eval(child, parent), full_precision():
         order: list[str] = []
         _run_with_hooks(child, held[0], layers, order.append)
         for name in order:
@@ -141,9 +142,9 @@ def _features_and_targets(
 
 def _set_solution(layer: GPSA, problem: _Normal, ridge: float, shrink_to_kernel: bool) -> None:
     shape = layer.weight.shape
-    kernel = layer.weight.double().flatten(1).unflatten(0, (layer.groups, -1)).mT
+    kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
     gates = layer.coefficients()
-    share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).double()
+    share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
     prior = kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
     weights, bias = problem.solve(ridge, prior if shrink_to_kernel else torch.zeros_like(kernel))
     layer.weight.copy_(weights.mT.reshape(shape))

@@ -87,12 +87,15 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
     try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 @contextmanager

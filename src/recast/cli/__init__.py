@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the check that was asked for failed (`verify`), 2 a mistak
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -38,6 +39,9 @@ USAGE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # redirected on Windows they speak a code page that has no → and no σ
+        if isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower().replace("-", "") != "utf8":
+            stream.reconfigure(encoding="utf-8")
     try:
         with _one_line_warnings():
             code = _run(arguments)

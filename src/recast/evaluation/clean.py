@@ -18,7 +18,7 @@ def measure_clean(bench: Bench) -> Iterator[Measurement]:
     for _, images, labels in bench.batches():
         for name in bench.models:
             logits = bench.logits(name, images)
-            loss[name] += F.cross_entropy(logits.double().cpu(), labels.cpu(), reduction="sum").item()
+            loss[name] += F.cross_entropy(logits.cpu().double(), labels.cpu(), reduction="sum").item()
             for k in ks:
                 correct[name, k] += count_correct(logits, labels, k)
             bench.advance(len(labels))

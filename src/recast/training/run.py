@@ -79,9 +79,9 @@ def train(
     with torch.no_grad(), in_eval(parent):
         check_logits(parent(example), 1, len(data.classes), data.name)
     out.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        recipe = _house_parent(parent, recipe, data, out) if homeless else recipe
-        save_recipe(recipe, out / "recipe.yaml")
+    if not resume and homeless:
+        recipe = _house_parent(parent, recipe, data, out)
+    save_recipe(recipe, out / "recipe.yaml")  # also when a run goes on: where things lie may have changed
     try:
         with _recorded(out, recipe, command):
             child = _child(parent, planned, data, recipe, out, say or (lambda text: None))
@@ -125,14 +125,17 @@ def _refuse_used(out: Path) -> None:
 
 
 def _recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe in the run folder with the device and the workers of `recipe`, which must agree with it otherwise."""
+    """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
     if not (out / "recipe.yaml").is_file():
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml")
     filled = ("model.num_classes", "model.pretrained", "data.mean", "data.std")
     if changed := changed_keys(stored, recipe, ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(f"{out} was started with another {', '.join(changed)}: resume it with its own recipe.yaml")
-    return replace(stored, device=recipe.device, data=replace(stored.data, workers=recipe.data.workers))
+    # what `recipe` leaves open is where it was: a run folder may house its own parent
+    data = replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir)
+    model = replace(stored.model, checkpoint=recipe.model.checkpoint or stored.model.checkpoint)
+    return replace(stored, device=recipe.device, control=recipe.control, data=data, model=model)
 
 
 def _prepare(recipe: Recipe) -> tuple[Data, nn.Module, Recipe, bool]:
@@ -179,7 +182,6 @@ def _child(parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Pa
     if state_path(out).exists() or (out / "weights.safetensors").exists():
         return recast_(copy.deepcopy(parent), Plan.from_json((out / "plan.json").read_text(encoding="utf-8")))
     device = choose_device(recipe.device)
-    device = torch.device("cpu") if device.type == "mps" else device  # calibration counts in fp64, which MPS has not
     parent.to(device)
     with seeded(mix_seed("recast", recipe.seed)):
         child = recast_(copy.deepcopy(parent), planned)
