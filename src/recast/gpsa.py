@@ -64,7 +64,7 @@ class GPSA(nn.Module):
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
     none for depthwise), `query` and `key` (H·D, C), `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha;
-    β = 5), and the gates: `gamma` and `spread` (linear) or `lam` (sigmoid), (H,) each.
+    β = 5), and the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
 
     In training every head is computed. In eval without gradients, heads that `refresh_gates` found closed are left out:
     call `recast.refresh_gates_(model)` after the weights changed, as `load` and `fit` do. Gates that an optimiser, an
@@ -200,28 +200,42 @@ class GPSA(nn.Module):
         return functional.attention_maps(x, self.weights(), self.geometry, self.config.attend_padding)
 
     @torch.no_grad()
-    def refresh_gates(self, tol: float = 0.0) -> tuple[int, ...] | None:
-        """Note which heads are open, |γ| > tol or |s| > tol, so that eval can skip the others; returns them.
+    def refresh_gates(self) -> tuple[int, ...] | None:
+        """Note which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others; returns them.
 
         The one place where gate values are read as Python numbers. None means that every head runs.
         """
         if self.config.gate != "linear":
             return None
         gates = self.gates()
-        is_closed = (gates["gamma"].abs() <= tol) & (gates["s"].abs() <= tol)
+        is_closed = (gates["gamma"] == 0) & (gates["s"] == 0)
         found = tuple((~is_closed).nonzero().flatten().tolist())
         self.open_heads, self._gate_versions = found, _versions(self.gamma, self.spread)
         return found
 
     @torch.no_grad()
+    def close_heads_(self, tol: float) -> tuple[int, ...] | None:
+        """Set γ = s = 0 in the heads that are closed within `tol`; returns the open ones (None: a sigmoid gate).
+
+        Raises `RecastError` where `gate_range` does not hold 0.
+        """
+        if self.config.gate == "linear" and tol > 0:
+            low, high = self.config.gate_range or (0.0, 0.0)
+            if not low <= 0 <= high:
+                raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
+            gates = self.gates()
+            closed = (gates["gamma"].abs() <= tol) & (gates["s"].abs() <= tol)
+            self.gamma.masked_fill_(closed, 0.0)
+            self.spread.masked_fill_(closed, 0.0)
+        return self.refresh_gates()
+
+    @torch.no_grad()
     def fold(self, tol: float = 0.0) -> nn.Module:
-        """The convolution this layer is, if all its heads are closed within `tol`; else the layer itself.
+        """The convolution this layer is, if all its heads are closed within `tol`; else the layer, those heads at 0.
 
         The kernel is W_val · W_out^h per tap. With tol = 0 the function is the same to rounding.
         """
-        if self.config.gate != "linear" or self.refresh_gates(tol) != ():
-            return self
-        return self.to_conv()
+        return self.to_conv() if self.close_heads_(tol) == () else self
 
     # timm's `reparameterize_model` calls this name on every module that has it
     fuse = fold

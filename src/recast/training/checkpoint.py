@@ -1,4 +1,5 @@
-"""The state of a training run on disk, so that it can go on where it stopped, bit for bit.
+"""The state of a training run on disk, so that it can go on where it stopped: bit for bit on the CPU,
+and as far as its kernels are deterministic on an accelerator.
 
 `resume/state.pt` holds tensors, numbers and text only and is read with torch's `weights_only` reader: no pickled
 object. It is written under another name, flushed to the disk, then renamed over the old one: there is always one
