@@ -324,13 +324,22 @@ def test_a_stale_answer_is_never_used(change: str, error_of: Callable[..., float
 
 def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     layer = open_two(GPSA(3, 4, Geometry((3, 3))))
-    assert layer.refresh_gates(tol=0.25) == (4,)
-    assert layer.refresh_gates(tol=0.3) == ()
+    both = layer.refresh_gates()
+    assert both is not None
+    assert len(both) == 2
+    assert layer.close_heads_(0.25) == (4,)
+    assert layer.close_heads_(0.3) == ()
+    assert not layer.gamma.any()
+    assert not layer.spread.any()
     with torch.no_grad():
         layer.gamma[7] = float("nan")
-    assert layer.refresh_gates(tol=0.3) == (7,)
+    assert layer.close_heads_(0.3) == (7,)
     sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
-    assert sigmoid.refresh_gates(tol=10) is None
+    assert sigmoid.close_heads_(10) is None
+    with pytest.raises(RecastError, match="does not hold 0"):
+        GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))).close_heads_(
+            1
+        )
 
 
 # --- folding --------------------------------------------------------------------------------------------------------

@@ -58,12 +58,17 @@ def read_header(path: str | Path) -> dict[str, Any]:
         raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
     if text is None:
         raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
-    header = json.loads(text)
-    return {"constructor": header.get("constructor"), "plan": header.get("plan")}
+    try:
+        header = json.loads(text)
+        return {"constructor": header.get("constructor"), "plan": header.get("plan")}
+    except (ValueError, AttributeError) as error:
+        raise RecastError(f"{path} carries a damaged header ({error})") from None
 
 
-def load(path: str | Path, parent: nn.Module | None = None) -> nn.Module:
+def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: bool = False) -> nn.Module:
     """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
+
+    A file may name a `pkg.mod:function` as its constructor: it is called only with `allow_functions`.
 
     Raises `RecastError` before any weight is loaded if the file is truncated or foreign, if it names no constructor and
     no `parent` is given, or if its tensors are not the model's.
@@ -74,7 +79,7 @@ def load(path: str | Path, parent: nn.Module | None = None) -> nn.Module:
             raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
         from recast.models.build import build_from
 
-        model = build_from(header["constructor"])
+        model = build_from(header["constructor"], allow_functions=allow_functions)
     else:
         model = copy.deepcopy(parent)
     if header["plan"] is not None:

@@ -122,13 +122,13 @@ def _checked(model: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mo
     return module
 
 
-def refresh_gates_(model: nn.Module, tol: float = 0.0) -> nn.Module:
-    """Look at the gates of every GPSA layer so that eval skips closed heads (|γ|, |s| ≤ tol); returns the model.
+def refresh_gates_(model: nn.Module) -> nn.Module:
+    """Look at the gates of every GPSA layer so that eval skips closed heads (γ = s = 0); returns the model.
 
     Call it whenever the weights were changed by something other than `load` or `fit` and speed in eval matters.
     """
     for layer in gpsa_layers(model).values():
-        layer.refresh_gates(tol)
+        layer.refresh_gates()
     return model
 
 
@@ -146,24 +146,20 @@ class Folded:
 
 @torch.no_grad()
 def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
-    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place; skip other closed
-    heads.
+    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place.
 
-    With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model`
+    Closed heads of the other layers are set to γ = s = 0, and skipped in eval. With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model`
     does the same through `GPSA.fuse`. Sigmoid gates never close exactly and stay. A model that is itself a layer is not
     replaced: use its `fold()`.
     """
     report: list[Folded] = []
     names: list[str] = []
     for name, layer in gpsa_layers(model).items():
-        gates = layer.gates()
-        new = layer.fold(tol) if name else layer
-        opened = layer.refresh_gates(tol)
+        size = _gate_size(layer)
+        opened = layer.close_heads_(tol)
         closed = 0 if opened is None else layer.num_heads - len(opened)
-        change = 0.0
-        if closed:
-            size = torch.maximum(gates["gamma"].abs(), gates["s"].abs())
-            change = float(size[size <= tol].max())
+        new = layer.to_conv() if name and opened == () else layer
+        change = float(size[size <= tol].max()) if closed else 0.0
         if new is not layer:
             replace_module_(model, layer, new)
             names.append(name)
@@ -173,6 +169,14 @@ def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
         steps = tuple(replace(step, folded=step.folded or step.name in names) for step in plan.steps)
         model.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
     return report
+
+
+def _gate_size(layer: GPSA) -> torch.Tensor:
+    """max(|γ|, |s|) of every head, (H,); infinite for a sigmoid gate, which never closes."""
+    if layer.config.gate == "sigmoid":
+        return torch.full_like(layer.lam, float("inf"))
+    gates = layer.gates()
+    return torch.maximum(gates["gamma"].abs(), gates["s"].abs())
 
 
 def param_groups(

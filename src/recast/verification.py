@@ -179,10 +179,11 @@ def enliven_(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            scale = parameter.dim() == 1 and name in ("weight", "gamma") and not isinstance(module, GPSA)
-            if scale and name == "weight":
+            if isinstance(module, GPSA):
+                continue
+            if name == "weight" and parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
-            elif scale:
+            elif name == "layer_scale" or (name == "gamma" and parameter.dim() == 1):  # torchvision's, timm's
                 parameter.uniform_(0.5, 1.0)
             elif parameter.dim() > 1 and not parameter.any():
                 nn.init.trunc_normal_(parameter, std=0.02)
