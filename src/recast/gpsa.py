@@ -251,8 +251,9 @@ class GPSA(nn.Module):
             0 if explicit else (top, left), g.dilation, self.groups, self.bias is not None,
             "zeros" if explicit else g.padding_mode, device=self.weight.device, dtype=self.weight.dtype,
         )  # fmt: skip
-        conv.weight.copy_(functional.fold_value(self.weight, self.value, self.groups))
-        conv.weight.requires_grad_(self.weight.requires_grad)
+        kernel = torch.empty_like(self.weight)  # in the memory format of the layer's own
+        kernel.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        conv.weight = nn.Parameter(kernel, self.weight.requires_grad)
         if self.bias is not None and conv.bias is not None:
             conv.bias.copy_(self.bias).requires_grad_(self.bias.requires_grad)
         conv.train(self.training)

@@ -30,6 +30,8 @@ def save(model: nn.Module, path: str | Path, constructor: dict[str, Any] | None 
     Written to a temporary name first: a file that exists is replaced only by a whole one.
     """
     path = Path(path)
+    if path.suffix != ".safetensors":
+        raise RecastError(f"weights are saved as .safetensors, got {path.name}")
     plan = getattr(model, "recast_plan", None)
     header = {"constructor": constructor, "plan": plan.to_json() if isinstance(plan, Plan) else None}
     tensors: dict[str, Tensor] = {}

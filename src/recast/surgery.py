@@ -148,9 +148,9 @@ class Folded:
 def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
     """Turn every layer whose heads are all closed within `tol` back into a convolution, in place.
 
-    Closed heads of the other layers are set to γ = s = 0, and skipped in eval. With `tol=0` nothing changes but rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model`
-    does the same through `GPSA.fuse`. Sigmoid gates never close exactly and stay. A model that is itself a layer is not
-    replaced: use its `fold()`.
+    Closed heads of the other layers are set to γ = s = 0, and skipped in eval. With `tol=0` nothing changes but
+    rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model` does the same through `GPSA.fuse`.
+    Sigmoid gates never close exactly and stay. A model that is itself a layer is not replaced: use its `fold()`.
     """
     report: list[Folded] = []
     names: list[str] = []

@@ -78,7 +78,7 @@ def relative_error(a: Tensor, b: Tensor) -> float:
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
     if not (a.is_floating_point() and b.is_floating_point()):
-        a, b = a.double(), b.double()
+        a, b = a.cpu().double(), b.cpu().double()
     scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
     error = float((a - b).abs().max() / scale)
     return error if error == error else float("inf")

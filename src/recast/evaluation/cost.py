@@ -11,16 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from recast.cost import count_parameters
 from recast.evaluation.bench import Bench, Measurement
 
 BATCH_SIZE = 32
 SECONDS = 2.0
 """Time a model may take, unless its first batches take longer."""
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Numbers in the parameters, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_macs(model: nn.Module, image: Tensor) -> int:

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from recast.config import Recipe
 from recast.errors import RecastError
+from recast.models.weights import mismatch
 from recast.recipe import changed_keys, recipe_from_dict, recipe_to_dict
 
 VERSION = 1
@@ -114,6 +115,8 @@ def restore_(state: State, recipe: Recipe, folder: Path) -> None:
     saved = recipe_from_dict(content["recipe"], str(path))
     if changed := changed_keys(saved, recipe, ignore=MAY_CHANGE):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
+    if reason := mismatch(state.model, content["model"]):
+        raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
     try:
         state.model.load_state_dict(content["model"])
         if state.ema is not None:
@@ -138,11 +141,15 @@ def _random_states() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
     return states
 
 
 def _set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
+    if "mps" in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, numbers, gauss = states["python"]

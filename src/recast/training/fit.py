@@ -133,9 +133,10 @@ def _step(state: State, images: Tensor, labels: Tensor, recipe: Recipe) -> float
     if optim.clip_grad is not None:
         scaler.unscale_(optimizer)
         dispatch_clip_grad(state.model.parameters(), optim.clip_grad)
+    scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
-    if optim.gate_l1:
+    if optim.gate_l1 and scaler.get_scale() >= scale:  # a smaller scale: fp16 overflowed and no step was made
         shrink_gates_(optimizer, optim.gate_l1)
     if state.ema is not None:
         state.ema.update(state.model)
