@@ -33,6 +33,9 @@ _DECODE_ERRORS = (
     Image.DecompressionBombError,
 )
 
+SMALL = 96
+"""Sides below it are small images: kept whole, shifted by a padded crop."""
+
 
 def is_image_name(name: str) -> bool:
     """True for a name with the ending of an image that is not hidden (`._x.png` is no image)."""
@@ -71,7 +74,7 @@ def _reason(error: Exception) -> str:
 
 def crop_fraction(img_size: int) -> float:
     """Share of the short side that the centre crop keeps: 0.875 (256 to 224) for photographs, all of a small image."""
-    return 0.875 if img_size >= 96 else 1.0
+    return 1.0 if img_size < SMALL else 0.875
 
 
 def resize_and_crop(image: Image.Image, img_size: int) -> Image.Image:

@@ -18,7 +18,7 @@ from recast.config import DataConfig
 from recast.data import archives, folders
 from recast.data.datasets import Augment, ImageFiles, ImageTensors, LabelledImages
 from recast.data.folders import Listing
-from recast.data.images import stack_images
+from recast.data.images import SMALL, stack_images
 from recast.data.splits import choose_balanced
 from recast.errors import RecastError, suggest
 
@@ -31,7 +31,6 @@ CIFAR: dict[str, Normalisation] = {
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 DIGITS: Normalisation = (0.313,) * 3, (0.356,) * 3  # of the 1,297 training images at 32 x 32
-SMALL = 96  # sides below it are small images: kept whole, shifted by a padded crop
 
 
 @dataclass(frozen=True)
