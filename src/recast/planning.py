@@ -38,7 +38,7 @@ def plan(
     that matches nothing, a budget that leaves nothing, an example that does not fit, or a stride that cannot go.
     """
     config, limits = config or RecastConfig(), Budget.parse(budget)
-    convolutions = {name: module for name, module in model.named_modules() if _own(name, module)}
+    convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
     if already := [name for name, module in convolutions.items() if isinstance(module, GPSA)]:
         raise RecastError(f"{already[0] or 'the model'} is already GPSA: plan from the parent, a layer is recast once")
     if not convolutions:
@@ -86,7 +86,7 @@ def plan(
     return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, before + added, note)
 
 
-def _own(name: str, module: nn.Module) -> bool:
+def _is_layer(name: str, module: nn.Module) -> bool:
     """Convolutions, but not the helpers inside a parametrisation of one."""
     return is_convolution(module) and ".parametrizations." not in f".{name}."
 
