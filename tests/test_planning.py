@@ -227,7 +227,7 @@ def test_json_round_trip(config: RecastConfig) -> None:
 
 def test_json_holds_what_a_report_reads() -> None:
     document = json.loads(plan(small(), X).to_json())
-    assert document["version"] == 1
+    assert document["version"] == 2
     step = document["steps"][0]
     assert step["kernel"] == [3, 3]
     assert step["padding"] == [1, 1, 1, 1]
@@ -252,7 +252,7 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> str:
         lambda d: d.update(config="x"),
         lambda d: d.update(steps=3),
         lambda d: d.update(steps=["x"]),
-        lambda d: d.update(version=2),
+        lambda d: d.update(version=1),
         lambda d: d["config"].update(gate="lineer"),
         lambda d: d["config"].update(alpha=-1),
         lambda d: d["config"].update(unknown=1),

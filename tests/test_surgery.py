@@ -11,13 +11,13 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from recast import rules
 from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.models.small import CifarResNet
 from recast.planning import plan
+from recast.rules import registry
 from recast.steps import Plan
 from recast.surgery import applied_plan, fold_, gpsa_layers, param_groups, recast_, refresh_gates_
 
@@ -185,7 +185,7 @@ def test_an_error_leaves_nothing_half_done(spoil: Callable[[CifarResNet], None],
 def test_a_rule_that_fails_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     p = plan(model, X, RecastConfig(stride="remove"))
-    original, built = rules._RULES[nn.Conv2d], []
+    original, built = registry._RULES[nn.Conv2d], []
 
     def failing(conv: nn.Module, config: RecastConfig) -> GPSA:
         built.append(conv)
@@ -193,7 +193,7 @@ def test_a_rule_that_fails_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPa
             raise MemoryError
         return original(conv, config)
 
-    monkeypatch.setitem(rules._RULES, nn.Conv2d, failing)
+    monkeypatch.setitem(registry._RULES, nn.Conv2d, failing)
     before = Snapshot(model)
     with pytest.raises(MemoryError):
         recast_(model, p)

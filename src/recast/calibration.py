@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from recast import functional
 from recast.errors import RecastError
 from recast.gpsa import GPSA
+from recast.rules import is_convolution
+from recast.rules.convolutions import parametrization_of
 from recast.shapes import Example, in_eval, run_example
 from recast.surgery import applied_plan, gpsa_layers
 from recast.verification import full_precision
@@ -81,8 +83,10 @@ def calibrate_(
     if ridge <= 0:
         raise RecastError(f"ridge must be positive, got {ridge}")
     parents = dict(parent.named_modules())
-    if missing := [name for name in layers if not isinstance(parents.get(name), nn.Conv2d)]:
+    if missing := [name for name in layers if name not in parents or not _is_plain(parents[name])]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
+    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
+        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     with in_eval(child, parent), full_precision():
         order: list[str] = []
         _run_with_hooks(child, held[0], layers, order.append)
@@ -94,6 +98,10 @@ def calibrate_(
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     child.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
     return child
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return is_convolution(module) and not isinstance(module, GPSA)
 
 
 def _run_with_hooks(model: nn.Module, batch: Example, layers: dict[str, GPSA], note: Callable[[str], None]) -> None:

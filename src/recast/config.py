@@ -33,7 +33,9 @@ class RecastConfig:
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: int | None = None
-    """Width D_h of a head's queries and keys. None: max(1, C_in // heads), 8 for depthwise."""
+    """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
+    keep_parametrization: bool = False
+    """Keep what makes the kernel (weight standardisation, weight or spectral norm) over W_out. Off: take its result."""
     stride: StrideMode = "keep"
     """keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
     attend_padding: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
@@ -74,20 +73,19 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def layer_cost(make: Callable[[], nn.Module], channels: int, height: int, width: int, calls: int = 1) -> Cost:
-    """Cost per image of a layer in training, measured on the meta device: nothing is allocated or computed.
+def layer_cost(layer: nn.Module, channels: int, height: int, width: int) -> Cost:
+    """Cost of a layer on one map in training, counted on the meta device: nothing is allocated or computed.
 
-    `make` builds the layer on the meta device. Activation memory is the growth from one image to two, so that tensors
-    which do not depend on the batch (scaled kernels, positional maps) do not count.
+    `layer` is on the meta device. Activation memory is the growth from one map to two, so that tensors which do not
+    depend on the batch (scaled kernels, positional maps) do not count.
     """
-    with torch.inference_mode(False):
-        layer = make()
     totals: list[int] = []
     macs = 0
+    dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
     for batch in (1, 2):
         saved = SavedBytes(layer)
         with torch.inference_mode(False), torch.enable_grad(), FlopCounterMode(display=False) as flops, saved:
-            layer(torch.empty(batch, channels, height, width, device="meta", requires_grad=True))
+            layer(torch.empty(batch, channels, height, width, device="meta", dtype=dtype, requires_grad=True))
         totals.append(saved.total)
         macs = flops.get_total_flops() // 2 // batch
-    return Cost(count_parameters(layer), macs * calls, (totals[1] - totals[0]) * calls)
+    return Cost(count_parameters(layer), macs, totals[1] - totals[0])

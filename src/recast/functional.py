@@ -129,17 +129,21 @@ def gaussian_factors(
 def real_keys(geometry: Geometry, height: int, width: int, device: torch.device) -> Tensor:
     """Boolean (M,): True where a key is a pixel of the image, False where it is padding."""
     rows, columns = geometry.padded_size(height, width)
-    top, _, left, _ = geometry.padding
     mask = torch.zeros(rows, columns, dtype=torch.bool, device=device)
-    mask[top : top + height, left : left + width] = True
+    mask[geometry.pixels(height, width)] = True
     return mask.flatten()
 
 
-def _queries(padded: Tensor, query: Tensor, num_heads: int, geometry: Geometry, height: int, width: int) -> Tensor:
-    """Q of the anchors, (B, H, N, D)."""
-    rows, columns = geometry.query_positions(height, width)
-    anchors = padded[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
-    return F.linear(anchors.flatten(2).transpose(1, 2), query).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def _queries(x: Tensor, query: Tensor, num_heads: int, geometry: Geometry) -> Tensor:
+    """Q of every output pixel, (B, H, N, D): the token at its anchor, or a transposed convolution's source pixel."""
+    height, width = x.shape[-2:]
+    if geometry.is_transposed:
+        at_rows, at_columns = geometry.source_pixels(height, width)
+        tokens = x[..., at_rows, :][..., at_columns]
+    else:
+        rows, columns = geometry.query_positions(height, width)
+        tokens = geometry.pad(x)[..., rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
+    return F.linear(tokens.flatten(2).transpose(1, 2), query).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def _keys(x: Tensor, key: Tensor, num_heads: int) -> Tensor:
@@ -152,8 +156,7 @@ def content_map(
 ) -> Tensor:
     """C = softmax(Q Kᵀ / √D), (B, H, N, M), over the padded grid; padding gets exactly 0 unless `attend_padding`."""
     height, width = x.shape[-2:]
-    padded = geometry.pad(x)
-    q, k = _queries(padded, query, num_heads, geometry, height, width), _keys(padded, key, num_heads)
+    q, k = _queries(x, query, num_heads, geometry), _keys(geometry.pad(x), key, num_heads)
     logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if not attend_padding:
         logits = logits.masked_fill(~real_keys(geometry, height, width, x.device), float("-inf"))
@@ -250,18 +253,17 @@ def _rest(
     """Gaussian and content parts of the heads in `w`, through W_out: (B, O, I, J)."""
     height, width = x.shape[-2:]
     num_heads, channels = w.alpha.shape[0], values.shape[1]
-    padded = geometry.pad(x)
     # Padding tokens carry no content: attention over the real pixels is the masked softmax without the mask.
-    keyed, seen = (padded, geometry.pad(values)) if attend_padding else (x, values)
-    q, k = _queries(padded, w.query, num_heads, geometry, height, width), _keys(keyed, w.key, num_heads)
+    keyed, seen = (geometry.pad(x), geometry.pad(values)) if attend_padding else (x, values)
+    q, k = _queries(x, w.query, num_heads, geometry), _keys(keyed, w.key, num_heads)
     C = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1).to(values.dtype)
 
     rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
     rows, columns = rows.to(values.dtype), columns.to(values.dtype)
     if geometry.padding_mode == "zeros" and not attend_padding:
         # zero tokens took part in the softmax, but add nothing to the sum
-        top, _, left, _ = geometry.padding
-        rows, columns, pixels = rows[..., top : top + height], columns[..., left : left + width], values
+        at_rows, at_columns = geometry.pixels(height, width)
+        rows, columns, pixels = rows[..., at_rows], columns[..., at_columns], values
     else:
         pixels = geometry.pad(values)
 

@@ -3,6 +3,9 @@
 Tokens are the pixels of the *explicitly padded* input. One attention head stands for one kernel tap; an output pixel's
 query sits at the tap nearest the kernel's centre (its anchor), and the head's centre of attention Δ is the tap's offset
 from there.
+
+A transposed convolution is a convolution of its input with zeros between the pixels (`upsample` apart), its kernel
+flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian, never by content attention.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Pair = tuple[int, int]
 
 
 def _pair(value: int | Iterable[int]) -> tuple[int, int]:
@@ -40,26 +44,47 @@ class Geometry:
     """Pixels added at the top, bottom, left and right."""
     padding_mode: PaddingMode = "zeros"
     dilation: tuple[int, int] = (1, 1)
+    same: bool = False
+    """TensorFlow's SAME: zeros for ⌈size/stride⌉ outputs, as many as the input's size asks for; `padding` is unused."""
+    upsample: tuple[int, int] = (1, 1)
+    """Distance of the input's pixels on the grid, zeros between them: a transposed convolution's stride."""
+    is_transposed: bool = False
+    """The kernel is that of a transposed convolution, flipped; its `stride` is 1."""
 
     def __post_init__(self) -> None:
-        positive = (*self.kernel, *self.stride, *self.dilation)
+        positive = (*self.kernel, *self.stride, *self.dilation, *self.upsample)
         if min(positive) < 1 or min(self.padding) < 0:
             raise RecastError(f"kernel, stride and dilation must be ≥ 1 and padding ≥ 0, got {self}")
         if self.padding_mode not in get_args(PaddingMode):
             raise RecastError(f"padding_mode must be one of {get_args(PaddingMode)}, got {self.padding_mode!r}")
+        if self.padding_mode != "zeros" and (self.same or self.is_transposed):
+            raise RecastError(f"SAME and transposed convolutions pad with zeros, got {self.padding_mode!r}")
 
     @classmethod
-    def of(cls, conv: nn.Conv2d) -> Geometry:
+    def of(cls, conv: nn.Conv2d | nn.ConvTranspose2d) -> Geometry:
         """The geometry of `conv`, string paddings resolved; an odd `"same"` total puts the extra pixel last."""
-        kernel, dilation = _pair(conv.kernel_size), _pair(conv.dilation)
+        kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
+        if isinstance(conv, nn.ConvTranspose2d):
+            return cls._of_transposed(
+                kernel, stride, dilation, _pair(cast("Pair", conv.padding)), _pair(conv.output_padding)
+            )
         if conv.padding == "same":
             padding = _same_padding(kernel, dilation)
         elif conv.padding == "valid":
             padding = (0, 0, 0, 0)
         else:
-            rows, columns = _pair(cast("tuple[int, int]", conv.padding))
+            rows, columns = _pair(cast("Pair", conv.padding))
             padding = (rows, rows, columns, columns)
-        return cls(kernel, _pair(conv.stride), padding, conv.padding_mode, dilation)
+        return cls(kernel, stride, padding, conv.padding_mode, dilation)
+
+    @classmethod
+    def _of_transposed(cls, kernel: Pair, stride: Pair, dilation: Pair, cropped: Pair, added: Pair) -> Geometry:
+        """A transposed convolution's `padding` crops its output, `output_padding` adds to its end."""
+        before = [d * (k - 1) - p for k, d, p in zip(kernel, dilation, cropped, strict=True)]
+        if min(before) < 0:
+            raise RecastError(f"a transposed convolution that crops more than its kernel's reach: padding {cropped}")
+        (top, left), (bottom, right) = before, (b + a for b, a in zip(before, added, strict=True))
+        return cls(kernel, padding=(top, bottom, left, right), dilation=dilation, upsample=stride, is_transposed=True)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Geometry:
@@ -91,10 +116,26 @@ class Geometry:
         (rows, columns), (d0, d1), (c0, c1) = self.kernel, self.dilation, self.anchor
         return [(a * d0 - c0, c * d1 - c1) for a in range(rows) for c in range(columns)]
 
+    def padding_at(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
+        if not self.same:
+            return self.padding
+        sides: list[int] = []
+        for size, stride, reach in zip((height, width), self.stride, self.reach, strict=True):
+            total = max((-(-size // stride) - 1) * stride + reach + 1 - size, 0)
+            sides += [total // 2, total - total // 2]
+        return sides[0], sides[1], sides[2], sides[3]
+
     def padded_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the key grid for an input of `height` × `width` pixels."""
-        top, bottom, left, right = self.padding
-        return height + top + bottom, width + left + right
+        top, bottom, left, right = self.padding_at(height, width)
+        return (height - 1) * self.upsample[0] + 1 + top + bottom, (width - 1) * self.upsample[1] + 1 + left + right
+
+    def pixels(self, height: int, width: int) -> tuple[slice, slice]:
+        """Rows and columns of the key grid that hold the input's pixels; the others are padding."""
+        top, _, left, _ = self.padding_at(height, width)
+        (u0, u1) = self.upsample
+        return slice(top, top + (height - 1) * u0 + 1, u0), slice(left, left + (width - 1) * u1 + 1, u1)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the output. Raises `RecastError` if the kernel does not fit."""
@@ -111,17 +152,42 @@ class Geometry:
         (c0, c1), (s0, s1), (rows, columns) = self.anchor, self.stride, self.output_size(height, width)
         return range(c0, c0 + rows * s0, s0), range(c1, c1 + columns * s1, s1)
 
+    def source_pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
+        """The input's row and column nearest the middle of every output's window.
+
+        In a transposed convolution most anchors fall on inserted zeros; queries are read here instead.
+        """
+        padding = self.padding_at(height, width)
+        sources: list[list[int]] = []
+        for axis, (size, count) in enumerate(zip((height, width), self.output_size(height, width), strict=True)):
+            before, step, reach = padding[2 * axis], self.upsample[axis], self.reach[axis]
+            middles = (2 * i * self.stride[axis] + reach - 2 * before for i in range(count))  # in half pixels
+            sources.append([min(max((m + step) // (2 * step), 0), size - 1) for m in middles])
+        return sources[0], sources[1]
+
     def pad(self, x: Tensor) -> Tensor:
-        """Explicit padding: (B, C, H, W) → (B, C, H_p, W_p)."""
-        top, bottom, left, right = self.padding
-        if not any(self.padding):
+        """Explicit padding, and zeros between the pixels where `upsample` asks: (B, C, H, W) → (B, C, H_p, W_p)."""
+        height, width = x.shape[-2:]
+        (u0, u1), (top, bottom, left, right) = self.upsample, self.padding_at(height, width)
+        if (u0, u1) != (1, 1):
+            x = F.pad(x[..., :, None, :, None], (0, u1 - 1, 0, 0, 0, u0 - 1)).flatten(-4, -3).flatten(-2, -1)
+            # the zeros after the last pixel are no part of the grid
+            bottom, right = bottom - u0 + 1, right - u1 + 1
+        if (top, bottom, left, right) == (0, 0, 0, 0):
             return x
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, (left, right, top, bottom), mode=mode)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        """The convolution itself, called as `nn.Conv2d` calls it so that equal weights give equal bits."""
+        """The convolution itself, called as its module calls it so that equal weights give equal bits."""
         top, bottom, left, right = self.padding
+        if self.is_transposed:
+            kernel = flip_transpose(weight, groups).contiguous()
+            cropped = (self.reach[0] - top, self.reach[1] - left)
+            added = (bottom - top, right - left)
+            return F.conv_transpose2d(x, kernel, bias, self.upsample, cropped, added, groups, self.dilation)
+        if self.same:
+            return F.conv2d(self.pad(x), weight, bias, self.stride, 0, self.dilation, groups)
         if self.padding_mode == "zeros" and (top, left) == (bottom, right):
             return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, groups)
         if (
@@ -134,13 +200,18 @@ class Geometry:
 
     def __str__(self) -> str:
         text = f"{self.kernel[0]}×{self.kernel[1]}"
+        if self.is_transposed:
+            text += f" transposed stride {self.upsample[0]}"
+            text += f"×{self.upsample[1]}" if self.upsample[0] != self.upsample[1] else ""
         if self.stride != (1, 1):
             text += f" stride {self.stride[0]}" + (f"×{self.stride[1]}" if self.stride[0] != self.stride[1] else "")
         if self.dilation != (1, 1):
             text += f" dilation {self.dilation[0]}" + (
                 f"×{self.dilation[1]}" if self.dilation[0] != self.dilation[1] else ""
             )
-        if any(self.padding):
+        if self.same:
+            text += " pad same"
+        elif any(self.padding):
             pads = set(self.padding)
             text += f" pad {pads.pop() if len(pads) == 1 else self.padding}"
             text += "" if self.padding_mode == "zeros" else f" {self.padding_mode}"
@@ -150,3 +221,8 @@ class Geometry:
 def _same_padding(kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
     (rows, columns) = (d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
+
+
+def flip_transpose(weight: Tensor, groups: int) -> Tensor:
+    """Kernel of a transposed convolution (C, O/g, …) ↔ that of the convolution it is, (O, C/g, …). Its own inverse."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)

@@ -14,11 +14,11 @@ from recast import functional
 from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.functional import AttentionMaps, Gates, Weights
-from recast.geometry import Geometry
+from recast.geometry import Geometry, flip_transpose
 
 SOFTPLUS_BETA = 5.0
 QUERY_STD = 0.02
-DEPTHWISE_HEAD_DIM = 8
+GROUPED_HEAD_DIM = 8
 
 
 def _versions(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
@@ -29,6 +29,18 @@ def _versions(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
 def inverse_softplus(alpha: float) -> float:
     """α̃ with softplus(α̃) = log(1 + exp(β α̃)) / β = α, β = 5; α = 1 ↔ 0.99865. Stable for any α > 0."""
     return alpha + math.log(-math.expm1(-SOFTPLUS_BETA * alpha)) / SOFTPLUS_BETA
+
+
+def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
+    """Width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1; in a grouped layer ⌊C/(g·H)⌋, at least 8.
+
+    A grouped kernel has C/g input channels a head: queries and keys over all C would outweigh it many times.
+    """
+    dense = max(1, in_channels // num_heads)
+    if groups == 1:
+        return dense
+    narrow = max(GROUPED_HEAD_DIM, in_channels // groups // num_heads)
+    return narrow if groups == in_channels else min(dense, narrow)
 
 
 class _ClampInward(torch.autograd.Function):
@@ -95,7 +107,7 @@ class GPSA(nn.Module):
         self.geometry, self.config = geometry, config
         self.num_heads = heads = geometry.num_heads
         depthwise = groups == in_channels and groups > 1
-        self.head_dim = config.head_dim or (DEPTHWISE_HEAD_DIM if depthwise else max(1, in_channels // heads))
+        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
         self.backend = config.backend
         self.open_heads, self._gate_versions = None, ()
 
@@ -243,16 +255,27 @@ class GPSA(nn.Module):
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
         """The shift part alone as a convolution, with a padding layer in front where `nn.Conv2d` has no word for it."""
-        g, padding = self.geometry, self.geometry.padding
-        top, bottom, left, right = padding
-        explicit = (top, left) != (bottom, right)
-        conv = nn.Conv2d(
-            self.in_channels, self.out_channels, g.kernel, g.stride,
-            0 if explicit else (top, left), g.dilation, self.groups, self.bias is not None,
-            "zeros" if explicit else g.padding_mode, device=self.weight.device, dtype=self.weight.dtype,
-        )  # fmt: skip
+        g, (top, bottom, left, right) = self.geometry, self.geometry.padding
+        size: dict[str, Any] = {"in_channels": self.in_channels, "out_channels": self.out_channels}
+        size |= {"kernel_size": g.kernel, "dilation": g.dilation, "groups": self.groups, "bias": self.bias is not None}
+        size |= {"device": self.weight.device, "dtype": self.weight.dtype}
+        explicit = not g.is_transposed and not g.same and (top, left) != (bottom, right)
         kernel = torch.empty_like(self.weight)  # in the memory format of the layer's own
         kernel.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        conv: nn.Module
+        if g.is_transposed:
+            cropped = (g.reach[0] - top, g.reach[1] - left)
+            conv = nn.ConvTranspose2d(
+                **size, stride=g.upsample, padding=cropped, output_padding=(bottom - top, right - left)
+            )
+            kernel = flip_transpose(kernel, self.groups).contiguous()
+        elif g.same:
+            from timm.layers import Conv2dSame
+
+            conv = Conv2dSame(**size, stride=g.stride)
+        else:
+            mode = "zeros" if explicit else g.padding_mode
+            conv = nn.Conv2d(**size, stride=g.stride, padding=0 if explicit else (top, left), padding_mode=mode)
         conv.weight = nn.Parameter(kernel, self.weight.requires_grad)
         if self.bias is not None and conv.bias is not None:
             conv.bias.copy_(self.bias).requires_grad_(self.bias.requires_grad)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import nn
 
+from recast.budget import Budget, keep_within
 from recast.config import RecastConfig
 from recast.cost import Cost, count_parameters, layer_cost
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.rules import find_rule, is_convolution, refusal
-from recast.selection import Budget, Where, is_spatial, select
-from recast.shapes import Call, Example, Observation, observe
+from recast.selection import Where, is_spatial, select
+from recast.shapes import Call, Example, Observation, copy_with, observe
 from recast.steps import Left, Plan, Step
 from recast.strides import Edit, plan_stride_edits, set_geometry_
-from recast.table import quantity
 
 
 def plan(
@@ -33,9 +34,11 @@ def plan(
 
     `example` is a batch (B, C, H, W), a tuple of arguments or a mapping of keyword arguments; its shapes alone matter.
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-    has the smallest size), "all", names, globs, or a predicate `f(name, module)`. `budget` limits the tokens of a layer
-    (default 1024) and the added activation memory (`recast.selection.Budget`). Raises `RecastError` for a selection
-    that matches nothing, a budget that leaves nothing, an example that does not fit, or a stride that cannot go.
+    has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
+    predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
+    activation memory of the recast model (`recast.budget.Budget`); layers are taken from the end. Raises `RecastError`
+    for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, or a stride that
+    cannot go.
     """
     config, limits = config or RecastConfig(), Budget.parse(budget)
     convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
@@ -43,13 +46,20 @@ def plan(
         raise RecastError(f"{already[0] or 'the model'} is already GPSA: plan from the parent, a layer is recast once")
     if not convolutions:
         raise RecastError(f"{type(model).__name__} has no convolution")
-    parent = seen = observe(model, example, set(convolutions))
-    flat = [n for n, calls in seen.calls.items() if isinstance(convolutions[n], nn.Conv2d) and len(calls[0].input) != 4]
-    if flat:
-        raise RecastError(f"{flat[0] or 'the model'} got {seen.calls[flat[0]][0].input}: expected (batch, C, H, W)")
-    chosen = select(where, convolutions, seen.calls)
+    watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
+    parent = seen = observe(model, example, watched)
+    _check_batched(convolutions, seen)
+    chosen = select(where, model, convolutions, seen.calls)
     left = dict(chosen.left)
+    layers: dict[str, GPSA] = {}
     reasons = {name: _why_not(name, model, convolutions, seen) for name in chosen.names}
+    for name in chosen.names:
+        if reasons[name] is None:
+            found = _try_rule(convolutions[name], config)
+            if isinstance(found, GPSA):
+                layers[name] = found
+            else:
+                reasons[name] = found
     names = _keep_possible(reasons, chosen.explicit, left)
 
     geometries: dict[str, Geometry] = {}
@@ -59,31 +69,35 @@ def plan(
         geometries, edits = plan_stride_edits(model, names, spatial, seen.calls, config.stride)
         seen = _observe_edited(model, example, convolutions, geometries, edits, config)
 
-    steps = [
-        _step(name, convolutions[name], parent.calls[name], seen.calls[name], geometries.get(name), config)
-        for name in names
-    ]
-    steps = _keep_within(steps, chosen.explicit, limits, left)
+    costs = _Costs()
+    steps: list[Step] = []
+    added: dict[str, Cost] = {}
+    for name in names:
+        step, added[name] = _step(name, convolutions[name], layers[name], parent, seen, geometries.get(name), costs)
+        steps.append(step)
+    before = Cost(count_parameters(model), parent.macs, parent.activation_bytes)
+    start = Cost(before.parameters, seen.macs, seen.activation_bytes)
+    steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
+    left |= over
     kept = {step.name for step in steps}
     edited = {edit.name for edit in edits}
     # a layer that the budget left is a convolution still, and must fit to the denser map
     edits += [Edit(n, "geometry", g.to_dict()) for n, g in geometries.items() if n not in kept | edited]
-    before = Cost(count_parameters(model), parent.macs, parent.activation_bytes)
-    added = Cost(0, seen.macs, seen.activation_bytes) - Cost(0, parent.macs, parent.activation_bytes)
-    for step in steps:
-        convolution = _convolution_cost(convolutions[step.name], step.geometry, seen.calls[step.name])
-        parameters = count_parameters(convolutions[step.name])  # a parametrised weight has more than a plain kernel
-        added = added + step.after - Cost(parameters, convolution.macs, convolution.activation_bytes)
-    if limits.memory is not None and added.activation_bytes > limits.memory:
-        adds, allowed = (quantity(size, "B", 1024) for size in (added.activation_bytes, limits.memory))
-        raise RecastError(
-            f"the plan adds {adds} of activation memory per image, {allowed} are allowed "
-            f"({added.activation_bytes / max(1, limits.memory):.2f}×): "
-            "recast fewer layers, lower the resolution, or raise the budget (memory=…)"
-        )
+    after = sum((added[name] for name in kept), start)
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
-    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, before + added, note)
+    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note)
+
+
+def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> None:
+    """Raise where no two-dimensional convolution got a batch of maps."""
+    shapes = [calls[0].input for n, calls in seen.calls.items() if _is_planar(convolutions[n])]
+    if shapes and all(len(shape) != 4 for shape in shapes):
+        raise RecastError(f"the first convolution got {shapes[0]}: expected (batch, C, H, W)")
+
+
+def _is_planar(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d | nn.ConvTranspose2d)
 
 
 def _is_layer(name: str, module: nn.Module) -> bool:
@@ -97,7 +111,11 @@ def _why_not(name: str, model: nn.Module, convolutions: dict[str, nn.Module], se
     if reason := refusal(module):
         return reason
     if name not in seen.calls:
-        return "not reached by the example"
+        return "not called by the example (at most its weight is read)"
+    if any(len(call.input) != 4 for call in seen.calls[name]):
+        return f"got {seen.calls[name][0].input}, expected (batch, C, H, W)"
+    if any(call.num_arguments > 1 for call in seen.calls[name]):
+        return "is called with more than its input (output_size?), which the new layer does not take"
     # through `_parameters`: a parametrised weight is computed where it is read, and spectral norm takes a step then
     weight = module._parameters.get("weight")
     for other_name, other in model.named_modules():
@@ -121,23 +139,18 @@ def _keep_possible(reasons: dict[str, str | None], explicit: set[str], left: dic
     return kept
 
 
-def _keep_within(steps: list[Step], explicit: set[str], limits: Budget, left: dict[str, str]) -> list[Step]:
-    kept: list[Step] = []
-    for step in steps:
-        if step.keys <= limits.tokens:
-            kept.append(step)
-            continue
-        reason = (
-            f"too many tokens: {step.keys} ({step.keys / limits.tokens:.1f}× the budget of {limits.tokens}); "
-            f"lower the resolution or set the budget to tokens={step.keys}"
-        )
-        if step.name in explicit:
-            raise RecastError(f"{step.name}: {reason}")
-        left[step.name] = reason
-    if not kept:
-        smallest = min(steps, key=lambda step: step.keys)
-        raise RecastError(f"nothing is within the budget: {smallest.name} has {left[smallest.name]}")
-    return kept
+def _try_rule(module: nn.Module, config: RecastConfig) -> GPSA | str:
+    """The layer that a module becomes, on the meta device; or why it cannot be."""
+    found = find_rule(module)
+    assert found is not None
+    try:
+        return found[1](_on_meta(module), config)
+    except RecastError as error:
+        return str(error)
+
+
+def _on_meta(module: nn.Module) -> nn.Module:
+    return copy_with(module, lambda tensor: tensor.to("meta"))
 
 
 def _observe_edited(
@@ -170,53 +183,59 @@ def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: list[
         edit.apply_(model)
 
 
-def _cost(make: Callable[[], nn.Module], calls: list[Call]) -> Cost:
-    """Cost of a layer over all its calls, which may differ in size."""
-    total = Cost(0, 0, 0)
-    for shape, count in Counter(_chw(call.input) for call in calls).items():
-        cost = layer_cost(make, *shape, count)
-        total = Cost(cost.parameters, total.macs + cost.macs, total.activation_bytes + cost.activation_bytes)
-    return total
+class _Costs:
+    """Costs of layers over all their calls; equal layers are measured once."""
 
+    def __init__(self) -> None:
+        self._known: dict[Any, Cost] = {}
 
-def _convolution_cost(module: nn.Module, geometry: Geometry, calls: list[Call]) -> Cost:
-    """Cost of the convolution that a layer replaces, at the geometry and inputs it has at that moment."""
-    assert isinstance(module, nn.Conv2d)
-    conv = module
-
-    def make() -> nn.Module:
-        top, bottom, left, right = geometry.padding
-        symmetric = (top, left) == (bottom, right)
-        return nn.Conv2d(
-            conv.in_channels, conv.out_channels, geometry.kernel, geometry.stride, (top, left) if symmetric else "same",
-            geometry.dilation, conv.groups, conv.bias is not None, geometry.padding_mode, device="meta",
-        )  # fmt: skip
-
-    return _cost(make, calls)
+    def of(self, layer: nn.Module, calls: list[Call], batch: int) -> Cost:
+        """Cost per image of the example; a layer may run at several sizes, on more maps than images (proposals)."""
+        total = Cost(0, 0, 0)
+        for shape, count in Counter(call.input for call in calls).items():
+            # what a layer prints holds its class, sizes, geometry and settings
+            key = (repr(layer), tuple((p.dtype, p.requires_grad) for p in layer.parameters()), shape[1:])
+            if key not in self._known:
+                self._known[key] = layer_cost(layer, *_chw(shape))
+            cost = self._known[key]
+            maps = count * shape[0]
+            total = Cost(
+                cost.parameters,
+                total.macs + cost.macs * maps // batch,
+                total.activation_bytes + cost.activation_bytes * maps // batch,
+            )
+        return total
 
 
 def _step(
-    name: str, module: nn.Module, before: list[Call], after: list[Call], geometry: Geometry | None, config: RecastConfig
-) -> Step:
-    assert isinstance(module, nn.Conv2d)
+    name: str,
+    module: nn.Module,
+    layer: GPSA,
+    parent: Observation,
+    seen: Observation,
+    geometry: Geometry | None,
+    costs: _Costs,
+) -> tuple[Step, Cost]:
+    """The step, and what it adds to the cost of the model whose strides are edited already."""
     found = find_rule(module)
     assert found is not None
-    conv, parent_geometry = module, Geometry.of(module)
+    parent_geometry, config = layer.geometry, layer.config
     geometry = geometry or parent_geometry
-
-    def attention() -> nn.Module:
-        return GPSA(
-            conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
-            config=config, device="meta",
-        )  # fmt: skip
-
+    convolution = _on_meta(module)
+    before = costs.of(convolution, parent.calls[name], parent.batch)
+    if geometry != parent_geometry:
+        layer.set_geometry_(geometry)
+        assert isinstance(convolution, nn.Conv2d)
+        set_geometry_(convolution, geometry)
+    replaced = costs.of(convolution, seen.calls[name], seen.batch)
+    after = costs.of(layer, seen.calls[name], seen.batch)
     starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
-    largest = max(after, key=lambda call: math.prod(call.input))
-    return Step(
-        name, found[0].__name__, parent_geometry, geometry, conv.groups, _chw(largest.input), _chw(largest.output),
-        _convolution_cost(conv, parent_geometry, before), _cost(attention, after),
-        starts_closed and geometry == parent_geometry, len(after),
+    largest = max(seen.calls[name], key=lambda call: math.prod(call.input))
+    step = Step(
+        name, found[0].__name__, parent_geometry, geometry, layer.groups, _chw(largest.input), _chw(largest.output),
+        before, after, starts_closed and geometry == parent_geometry, len(seen.calls[name]),
     )  # fmt: skip
+    return step, after - replaced
 
 
 def _chw(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Which layers a plan takes: the paper's last stage, names, globs or a predicate; and the limits it keeps to."""
+"""Which layers a plan takes: the papers' last stage, another stage, names, globs, regular expressions, a predicate."""
 
 from __future__ import annotations
 
@@ -16,38 +16,6 @@ from recast.shapes import Call
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
-DEFAULT_TOKENS = 1024
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a plan: `tokens` per layer (padded pixels), `memory` of added activations per image in bytes."""
-
-    tokens: int = DEFAULT_TOKENS
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or (self.memory is not None and self.memory < 0):
-            raise RecastError(f"a budget needs tokens ≥ 1 and memory ≥ 0, got {self}")
-
-    @classmethod
-    def parse(cls, text: str | int | Budget | None) -> Budget:
-        """`"tokens=2048,memory=64MiB"`, a number of tokens, or None for the default. Raises `RecastError`."""
-        if text is None:
-            return cls()
-        if isinstance(text, Budget):
-            return text
-        if isinstance(text, int):
-            return cls(tokens=text)
-        fields: dict[str, int] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            match = re.fullmatch(r"(tokens|memory)=(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", part)
-            if match is None or match[3].lower() not in _UNITS or (match[1] == "tokens" and match[3]):
-                raise RecastError(f"a budget is tokens=N and memory=SIZE (e.g. tokens=2048,memory=64MiB), got {part!r}")
-            fields[match[1]] = int(float(match[2]) * _UNITS[match[3].lower()])
-        return cls(**fields)
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -64,7 +32,9 @@ def is_spatial(module: nn.Module) -> bool:
     return bool(max(kernel) > 1) if isinstance(kernel, tuple) else bool(kernel > 1)
 
 
-def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> Selection:
+def select(
+    where: Where | None, model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]
+) -> Selection:
     """Choose among the model's convolutions. Raises `RecastError` if a pattern, or the selection, matches nothing."""
     where = "last_stage" if where is None else where
     left: dict[str, str] = {}
@@ -78,9 +48,9 @@ def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[
     else:
         patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
         if not all(isinstance(pattern, str) for pattern in patterns):
-            raise RecastError(f"where takes names, globs or a predicate, got {where!r}")
+            raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {where!r}")
         for pattern in patterns:
-            for name in _matches(pattern, convolutions, calls):
+            for name in _matches(pattern, model, convolutions, calls):
                 wanted[name] = wanted.get(name, False) or name == pattern
         reason = _reason(patterns, convolutions, calls)
         left = {name: reason(name) for name in convolutions if name not in wanted}
@@ -93,19 +63,62 @@ def select(where: Where | None, convolutions: dict[str, nn.Module], calls: dict[
     return Selection([n for n in convolutions if n in wanted], {n for n, exact in wanted.items() if exact}, left)
 
 
-def _matches(pattern: str, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> list[str]:
+def _matches(
+    pattern: str, model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]
+) -> list[str]:
     if pattern == "all":
         return [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "last_stage":
         size = last_stage_size(convolutions, calls)
         return [n for n, m in convolutions.items() if is_spatial(m) and _size(n, calls) == size]
-    names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
+    if pattern.startswith("stage:"):
+        found = stages(model, convolutions, calls)
+        if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(found) <= int(pattern[6:]) < len(found):
+            last = len(found) - 1
+            raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
+        return found[int(pattern[6:])]
+    if pattern.startswith("re:"):
+        try:
+            names = [name for name in convolutions if re.search(pattern[3:], name)]
+        except re.error as error:
+            raise RecastError(f"{pattern!r} is no regular expression: {error}") from None
+    else:
+        names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, a layer's name or a glob such as layer4.*."
-            + suggest(pattern, convolutions)
+            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, a glob such as "
+            f"layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names
+
+
+def stages(model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> list[list[str]]:
+    """The spatial convolutions of every stage, in order: `stage:0` is the stem's, as in timm's `out_indices`.
+
+    timm's `feature_info` names the module that ends a stage. Without one, a stage is a size of the maps.
+    """
+    spatial = [name for name, module in convolutions.items() if is_spatial(module)]
+    ends = _stage_ends(model)
+    if not ends:
+        sizes = {name: math.prod(size) for name in spatial if (size := _size(name, calls))}
+        return [[n for n in sizes if sizes[n] == size] for size in sorted(set(sizes.values()), reverse=True)]
+    order = [name for name, _ in model.named_modules()]
+    found: list[list[str]] = [[] for _ in ends]
+    for name in spatial:
+        at = order.index(name)
+        stage = next((i for i, end in enumerate(ends) if at <= end), None)
+        if stage is not None:
+            found[stage].append(name)
+    return found
+
+
+def _stage_ends(model: nn.Module) -> list[int]:
+    """Position in `named_modules` of the last module of every stage that `feature_info` names; none without it."""
+    info = getattr(model, "feature_info", None)
+    names = [str(entry.get("module", "")) for entry in info] if isinstance(info, list) else []
+    order = [name for name, _ in model.named_modules()]
+    ends = [max((i for i, n in enumerate(order) if f"{n}.".startswith(f"{name}.")), default=-1) for name in names]
+    return ends if ends and min(ends) >= 0 and ends == sorted(ends) else []
 
 
 def last_stage_size(convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> tuple[int, ...]:
@@ -130,7 +143,11 @@ def _reason(
         if patterns == ["last_stage"]:
             size = _size(name, calls)
             if size is None:
-                return "not a two-dimensional map" if name in calls else "not reached by the example"
+                return (
+                    "not a two-dimensional map"
+                    if name in calls
+                    else "not called by the example (at most its weight is read)"
+                )
             last = last_stage_size(convolutions, calls)
             return f"before the last stage ({'×'.join(map(str, size))}; the last is {'×'.join(map(str, last))})"
         return f"not selected by {_text(patterns)}"

@@ -31,6 +31,7 @@ class Call:
 
     input: tuple[int, ...]
     output: tuple[int, ...]
+    num_arguments: int = 1
 
 
 @dataclass
@@ -48,14 +49,23 @@ class Observation:
 
 def run_example(model: nn.Module, example: Example) -> Any:
     """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+    # hooks inside a compiled part would not be called, and fake tensors cannot compile
+    with torch.compiler.set_stance("force_eager"):
+        if isinstance(example, Mapping):
+            return model(**example)
+        return model(*example) if isinstance(example, tuple) else model(example)
 
 
 def batch_of(example: Example) -> int:
-    """Images in an example: the first dimension of its first tensor. Raises `RecastError` where there is none."""
-    for value in tree_leaves(dict(example) if isinstance(example, Mapping) else example):
+    """Images in an example: the first dimension of its first tensor, or the length of a list of images.
+
+    Raises `RecastError` where there is none.
+    """
+    arguments = list(example.values()) if isinstance(example, Mapping) else example
+    first = arguments[0] if isinstance(arguments, list | tuple) and arguments else arguments
+    if isinstance(first, list | tuple) and first and all(isinstance(image, Tensor) for image in first):
+        return len(first)  # as torchvision's detection models take them
+    for value in tree_leaves(arguments):
         if isinstance(value, Tensor) and value.dim() > 0:
             return max(1, value.shape[0])
     raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
@@ -91,14 +101,21 @@ def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], Non
             handle.remove()
 
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of `model` whose parameters and buffers are fake: the same structure, no memory, nothing frozen."""
+def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of `model` whose tensors are converted (to fake ones, to the meta device) before they are copied."""
     memo: dict[int, Any] = {}
-    for tensor in chain(model.parameters(), model.buffers()):
-        fake = mode.from_tensor(tensor.detach())
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(fake, tensor.is_floating_point()) if is_parameter else fake
+    for module in model.modules():
+        # the older weight_norm keeps the computed weight as a plain attribute
+        plain = (value for value in vars(module).values() if isinstance(value, Tensor))
+        for tensor in chain(module._parameters.values(), module._buffers.values(), plain):
+            if tensor is not None and id(tensor) not in memo:
+                memo[id(tensor)] = _converted(tensor, convert)
     return copy.deepcopy(model, memo)
+
+
+def _converted(tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+    converted = convert(tensor.detach())
+    return nn.Parameter(converted, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else converted
 
 
 def observe(
@@ -114,7 +131,7 @@ def observe(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with torch.inference_mode(False), mode:
-            subject = fake_copy(model, mode)
+            subject = copy_with(model, mode.from_tensor)
             fakes = tree_map_only(Tensor, mode.from_tensor, example)
             _run(subject, fakes, names, seen, edit)
         return seen
@@ -137,7 +154,7 @@ def _run(
         edit(model)
 
     def note(name: str, inputs: Any, output: Any) -> None:
-        seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape)))
+        seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
 
     saved = SavedBytes(model)
     # gradients on, whatever the caller's mode: what they keep is counted

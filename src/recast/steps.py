@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from recast.config import RecastConfig
@@ -12,7 +12,7 @@ from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.strides import Edit
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields, with what a reader wants to see beside what a replay needs."""
-        fields = {k: getattr(self, k) for k in ("name", "rule", "groups", "exact", "calls", "bias_added", "folded")}
+        plain = ("name", "rule", "groups", "exact", "calls", "bias_added", "folded")
         return {
-            **fields,
+            **{name: getattr(self, name) for name in plain},
             **self.geometry.to_dict(),
             "parent_geometry": self.parent_geometry.to_dict(),
             "input": self.input,
@@ -65,7 +65,7 @@ class Step:
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Step:
         """The inverse of `to_dict`."""
-        geometry = {k: d[k] for k in ("kernel", "stride", "padding", "padding_mode", "dilation")}
+        geometry = {field.name: d[field.name] for field in fields(Geometry)}
         return cls(
             d["name"], d["rule"], Geometry.from_dict(d["parent_geometry"]), Geometry.from_dict(geometry), d["groups"],
             tuple(d["input"]), tuple(d["output"]), Cost(**d["before"]), Cost(**d["after"]), d["exact"], d["calls"],

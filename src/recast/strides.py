@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
 from recast.errors import RecastError
 from recast.geometry import Geometry
+from recast.rules.convolutions import pads_same
 from recast.shapes import Call
 
 Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]
@@ -65,14 +66,14 @@ def set_geometry_(conv: nn.Conv2d, geometry: Geometry) -> None:
 
 def removed_stride(geometry: Geometry) -> Geometry:
     """The geometry with stride 1."""
-    return Geometry(geometry.kernel, (1, 1), geometry.padding, geometry.padding_mode, geometry.dilation)
+    return replace(geometry, stride=(1, 1))
 
 
 def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
     """The geometry on a map that is `factor` times denser: dilation and padding grow with it."""
     (d0, d1), (top, bottom, left, right), (f0, f1) = geometry.dilation, geometry.padding, factor
     padding = (top * f0, bottom * f0, left * f1, right * f1)
-    return Geometry(geometry.kernel, geometry.stride, padding, geometry.padding_mode, (d0 * f0, d1 * f1))
+    return replace(geometry, padding=padding, dilation=(d0 * f0, d1 * f1))
 
 
 def plan_stride_edits(
@@ -131,9 +132,10 @@ def _conv(module: nn.Module) -> nn.Conv2d:
 
 
 def _check_numeric(name: str, conv: nn.Conv2d, mode: str) -> None:
-    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros" or pads_same(conv):
         raise RecastError(
-            f"stride={mode!r} needs numeric zero padding, {name} has {conv.padding!r} {conv.padding_mode}"
+            f"stride={mode!r} needs numeric zero padding, {name} ({type(conv).__name__}) has "
+            + ("padding that follows the input" if pads_same(conv) else f"{conv.padding!r} {conv.padding_mode}")
         )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError, suggest
-from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.planning import apply_edits_
 from recast.rules import check_finite, find_rule, refusal
@@ -47,8 +46,8 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     done = getattr(model, "recast_plan", None)
     if isinstance(done, Plan):
         _check_continues(done, plan, chosen)
-    modules = {step.name: _checked(model, plan, step, continued=done is not None) for step in chosen.steps}
-    layers = {step.name: _layer(modules[step.name], plan, step) for step in chosen.steps}
+    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
+    layers = {step.name: _layer(modules[step.name], plan, step, continued=done is not None) for step in chosen.steps}
 
     waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
     if done is None:
@@ -62,11 +61,12 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     return model
 
 
-def _layer(module: nn.Module, plan: Plan, step: Step) -> nn.Module:
+def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
     """The new layer of a step; `module` is only read."""
     found = find_rule(module)
     assert found is not None
     layer = found[1](module, plan.config)
+    _check_planned(layer, step, continued)
     if layer.geometry != step.geometry:
         layer.set_geometry_(step.geometry)
     if step.bias_added:
@@ -95,7 +95,7 @@ def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:
         raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
 
 
-def _checked(model: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
+def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     """The convolution of a step, if it is the one that was planned."""
     try:
         module = model.get_submodule(step.name)
@@ -109,17 +109,19 @@ def _checked(model: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mo
         raise RecastError(f"{step.name or 'the model'} is already recast: a plan is applied once")
     if reason := refusal(module):
         raise RecastError(f"{step.name} cannot be recast: {reason}")
-    assert isinstance(module, nn.Conv2d)
-    expected = step.geometry if continued else step.parent_geometry
-    shape = (module.in_channels, Geometry.of(module), module.groups)
-    planned = (step.input[0], expected, step.groups)
-    if shape != planned or module.out_channels != step.output[0]:
-        raise RecastError(
-            f"the plan is for another model: {step.name} is {module.in_channels} → {module.out_channels} {shape[1]}, "
-            f"planned {planned[0]} → {step.output[0]} {expected}"
-        )
     check_finite(step.name, module)
     return module
+
+
+def _check_planned(layer: GPSA, step: Step, continued: bool) -> None:
+    """The convolution that `layer` stands for is the one that was planned."""
+    expected = step.geometry if continued else step.parent_geometry
+    found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
+    if found != (step.input[0], step.output[0], expected, step.groups):
+        raise RecastError(
+            f"the plan is for another model: {step.name} is {found[0]} → {found[1]} {found[2]}, "
+            f"planned {step.input[0]} → {step.output[0]} {expected}"
+        )
 
 
 def refresh_gates_(model: nn.Module) -> nn.Module:

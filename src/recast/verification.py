@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from recast.config import Backend
 from recast.errors import RecastError
 from recast.gpsa import GPSA
+from recast.rules.convolutions import parametrization_of
 from recast.shapes import Example, hooks, in_eval, run_example
 from recast.steps import Plan
 from recast.surgery import applied_plan, gpsa_layers
@@ -196,12 +197,15 @@ def swapped_taps(model: nn.Module) -> Iterator[None]:
     layer = next((m for m in gpsa_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
         raise RecastError("the control needs a GPSA layer with two taps")
-    kept = layer.weight.detach().clone()
+    made = parametrization_of(layer)
+    # of a computed weight, the tensor that it is made from
+    weight = layer.weight if made is None else max(made.parameters(recurse=False), key=Tensor.numel)
+    kept = weight.detach().clone()
     order = [layer.num_heads - 1, *range(1, layer.num_heads - 1), 0]
     with torch.no_grad():
-        layer.weight.copy_(kept.flatten(2)[..., order].view_as(kept))
+        weight.copy_(kept.flatten(2)[..., order].view_as(kept))
     try:
         yield
     finally:
         with torch.no_grad():
-            layer.weight.copy_(kept)
+            weight.copy_(kept)

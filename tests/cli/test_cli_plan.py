@@ -57,7 +57,7 @@ def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Pa
         ([*MODEL, "--alpha", "-1"], "alpha must be a positive number"),
         ([*MODEL, "--budget", "tokens=10"], "3.6× the budget of 10"),
         ([*MODEL, "--budget", "memory=1KiB"], "raise the budget"),
-        ([*MODEL, "--budget", "lots"], "a budget is tokens=N"),
+        ([*MODEL, "--budget", "lots"], "a budget limits tokens, macs, params, memory, got 'lots'"),
         (["digits_resnet", "--img-size", "0"], "--img-size takes pixels"),
         (["digits_resnet", "--img-size", "abc"], "--img-size takes pixels"),
         ([*MODEL, "--checkpoint", "nowhere.pth"], "nowhere.pth does not exist"),

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recast.budget import DEFAULT_TOKENS
 from recast.errors import RecastError
 from recast.functional import AttentionMaps
 from recast.gpsa import GPSA
-from recast.selection import DEFAULT_TOKENS
 from recast.shapes import in_eval
 from recast.surgery import gpsa_layers
 
@@ -111,6 +111,9 @@ def centre_query(layer: GPSA, mix: Tensor, height: int, width: int) -> tuple[Ten
     geometry = layer.geometry
     rows, columns = geometry.query_positions(height, width)
     i, j = len(rows) // 2, len(columns) // 2
-    top, _, left, _ = geometry.padding
-    grid = mix[:, :, i * len(columns) + j].unflatten(-1, geometry.padded_size(height, width))
-    return grid[..., top : top + height, left : left + width], (rows[i] - top, columns[j] - left)
+    at_rows, at_columns = geometry.pixels(height, width)
+    grid = mix[:, :, i * len(columns) + j].unflatten(-1, geometry.padded_size(height, width))[..., at_rows, at_columns]
+    if geometry.is_transposed:
+        sources = geometry.source_pixels(height, width)
+        return grid, (sources[0][i], sources[1][j])
+    return grid, (rows[i] - at_rows.start, columns[j] - at_columns.start)

@@ -1,0 +1,12 @@
+"""Which modules can be recast, and how: a rule reads a convolution and returns a GPSA layer with its weights.
+
+Rules never change the module they read; the swap itself is `recast.surgery.recast_`. `registry` finds a module's rule,
+`convolutions` holds the rules, `refusal` says why a module has none.
+"""
+
+from recast.rules import convolutions as _convolutions  # registers the rules
+from recast.rules.refusal import check_finite, is_convolution, refusal
+from recast.rules.registry import Rule, find_rule, recasts
+
+__all__ = ["Rule", "check_finite", "find_rule", "is_convolution", "recasts", "refusal"]
+del _convolutions
