@@ -149,6 +149,28 @@ class GPSA(nn.Module):
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
+    # a convolution's own words, for networks that read them (to pad their input, say)
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Rows and columns of the kernel."""
+        return self.geometry.kernel
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Stride of the convolution, or of the transposed one."""
+        return self.geometry.upsample if self.geometry.is_transposed else self.geometry.stride
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        """Distance of the taps."""
+        return self.geometry.dilation
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Pixels added above and on the left."""
+        return self.geometry.padding[0], self.geometry.padding[2]
+
     @property
     def alpha(self) -> Tensor:
         """Locality strength α > 0, (H,), at least fp32."""

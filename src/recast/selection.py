@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from recast.errors import RecastError, suggest
+from recast.rules import find_rule
 from recast.shapes import Call
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -122,11 +123,14 @@ def _stage_ends(model: nn.Module) -> list[int]:
 
 
 def last_stage_size(convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> tuple[int, ...]:
-    """Smallest output size (rows, columns) of the spatial convolutions that the example reached."""
-    sizes = [size for n, m in convolutions.items() if is_spatial(m) and (size := _size(n, calls))]
+    """Smallest output size (rows, columns) of the spatial convolutions that the example reached and a rule can take."""
+    spatial = [name for name, module in convolutions.items() if is_spatial(module)]
+    sizes = {name: size for name in spatial if (size := _size(name, calls))}
     if not sizes:
         raise RecastError("the model has no convolution with a kernel larger than 1×1 that the example reaches")
-    return min(sizes, key=lambda size: size[0] * size[-1])
+    # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
+    sizes = {name: size for name, size in sizes.items() if find_rule(convolutions[name])} or sizes
+    return min(sizes.values(), key=lambda size: size[0] * size[-1])
 
 
 def _size(name: str, calls: dict[str, list[Call]]) -> tuple[int, ...] | None:

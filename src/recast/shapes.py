@@ -86,12 +86,15 @@ def in_eval(*models: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], None]) -> Iterator[None]:
+def hooks(model: nn.Module, names: set[str], hook: Callable[[str, Any, Any], object]) -> Iterator[None]:
     """Call `hook(name, inputs, output)` after every forward of the named layers."""
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
-        # a layer's first argument may be passed by name
-        return lambda _module, inputs, named, output: hook(name, (*inputs, *named.values()), output)
+        def call(_module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            # a layer's first argument may be passed by name; what a forward hook returns would replace the output
+            hook(name, (*inputs, *named.values()), output)
+
+        return call
 
     handles = [m.register_forward_hook(watch(n), with_kwargs=True) for n, m in model.named_modules() if n in names]
     try:
@@ -130,8 +133,10 @@ def observe(
     seen = Observation(batch=batch_of(example))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with torch.inference_mode(False), mode:
+        with torch.inference_mode(False):
+            # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
             subject = copy_with(model, mode.from_tensor)
+        with torch.inference_mode(False), mode:
             fakes = tree_map_only(Tensor, mode.from_tensor, example)
             _run(subject, fakes, names, seen, edit)
         return seen

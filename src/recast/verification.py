@@ -173,10 +173,11 @@ def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def enliven_(model: nn.Module) -> nn.Module:
+def enliven_(model: nn.Module, example: Example | None = None) -> nn.Module:
     """Make random weights telling, in place: norms in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
 
-    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer.
+    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer. With
+    an `example` batch, BatchNorm's running statistics become its own: without, the signal of a deep network fades.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -188,20 +189,40 @@ def enliven_(model: nn.Module) -> nn.Module:
                 parameter.uniform_(0.5, 1.0)
             elif parameter.dim() > 1 and not parameter.any():
                 nn.init.trunc_normal_(parameter, std=0.02)
+    if example is not None:
+        _settle_norms_(model, example)
     return model
+
+
+def _settle_norms_(model: nn.Module, example: Example) -> None:
+    """Running mean and variance of every BatchNorm := those of one batch."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with in_eval(model):
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1.0
+            run_example(model, example)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 @contextmanager
 def swapped_taps(model: nn.Module) -> Iterator[None]:
-    """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move."""
+    """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move.
+
+    The middle tap is one of the two: on a small map the outer ones may see nothing but padding.
+    """
     layer = next((m for m in gpsa_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
         raise RecastError("the control needs a GPSA layer with two taps")
     made = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
     weight = layer.weight if made is None else max(made.parameters(recurse=False), key=Tensor.numel)
-    kept = weight.detach().clone()
-    order = [layer.num_heads - 1, *range(1, layer.num_heads - 1), 0]
+    kept, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
+    order[0], order[middle] = middle, 0
     with torch.no_grad():
         weight.copy_(kept.flatten(2)[..., order].view_as(kept))
     try:

@@ -1,0 +1,237 @@
+"""One architecture: recast in two steps, the last stage and then everything within a budget, verified after each."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from recast.errors import RecastError
+from recast.gpsa import GPSA
+from recast.planning import plan
+from recast.shapes import Example, batch_of, hooks, run_example
+from recast.steps import Plan
+from recast.surgery import gpsa_layers, recast_, refresh_gates_
+from recast.verification import Trace, full_precision, relative_error, swapped_taps, trace, use_backend, verify
+from recast.zoo.subjects import Subject, skeleton, spatial_convolutions, subject
+
+TOLERANCE = 1e-4
+"""Relative error of the outputs in fp32; what exceeds it must keep to FP64_TOLERANCE in fp64."""
+FP64_TOLERANCE = 1e-9
+CONTROLLED = 1e-5
+"""The control must move the outputs by a hundred times this."""
+LAST_STAGE, EVERYTHING = "tokens=4500", "tokens=1200"
+"""Budgets of the two steps: no patch embedding (its tokens are the image's pixels); all but the earliest layers."""
+MAP_BYTES = 2**29
+"""Layers whose attention maps would be larger are verified with their closed heads skipped, and not in `dense`."""
+OPEN_LAYERS = 6
+"""Layers of different shapes whose heads are opened at random, to compare `split` with `reference`."""
+OPEN_MACS = 5e9
+
+
+@dataclass
+class ZooRow:
+    """What was found about one architecture. Errors are relative, max|a − b| / max|b|; empty: not run."""
+
+    model: str
+    status: str
+    """exact, exact_fp64, vacuous, inexact, failed, or why there is nothing to recast."""
+    cause: str = ""
+    size: str = ""
+    parameters: int = 0
+    spatial_convolutions: int = 0
+    last_recast: int = 0
+    """Layers of the last stage that became GPSA."""
+    last_left: str = ""
+    """Convolutions with more than one tap that it left, by reason."""
+    last_split_bitwise: bool | str = ""
+    last_split_error: float | str = ""
+    last_dense_error: float | str = ""
+    last_dense_layer_error: float | str = ""
+    control: float | str = ""
+    """How far two swapped taps of the first recast layer move the outputs."""
+    open_layers: int = 0
+    open_error: float | str = ""
+    """Largest error of split against reference over layers with random open heads."""
+    all_recast: int = 0
+    all_left: str = ""
+    all_split_bitwise: bool | str = ""
+    all_split_error: float | str = ""
+    all_dense_error: float | str = ""
+    all_dense_layer_error: float | str = ""
+    error_fp64: float | str = ""
+    """Largest output error of both steps in double precision, where fp32 exceeded the tolerance."""
+    seconds: float = 0.0
+    peak_gib: float = 0.0
+    """Largest resident memory above that of the imports."""
+
+
+def examine(name: str) -> ZooRow:
+    """Recast and verify one architecture; whatever goes wrong becomes the row's cause."""
+    started, resident = time.perf_counter(), _peak_bytes()
+    row = ZooRow(name, "failed")
+    try:
+        _examine(name, row)
+    except Exception as error:
+        row.status = "failed"
+        row.cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    row.seconds = round(time.perf_counter() - started, 1)
+    row.peak_gib = round((_peak_bytes() - resident) / 2**30, 2)
+    return row
+
+
+def _examine(name: str, row: ZooRow) -> None:
+    bare = skeleton(name)
+    convolutions = spatial_convolutions(bare)
+    row.parameters = sum(p.numel() for p in bare.parameters())
+    row.spatial_convolutions = len(convolutions)
+    if not convolutions:
+        row.status = "no spatial convolution"
+        return
+    if not any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in convolutions):
+        row.status, row.cause = "no two-dimensional convolution", ", ".join({type(m).__name__ for m in convolutions})
+        return
+    del bare
+    found = subject(name)
+    row.size = "×".join(map(str, found.size))
+    torch.manual_seed(1)  # of the queries
+    _last_stage_then_everything(found, row)
+    if row.status == "inexact":
+        del found
+        twice = ZooRow(name, "failed")
+        torch.manual_seed(1)
+        _last_stage_then_everything(subject(name, torch.float64), twice)
+        row.error_fp64 = max(_errors(twice))
+        row.status = "exact_fp64" if row.error_fp64 <= FP64_TOLERANCE else "inexact"
+
+
+def _last_stage_then_everything(found: Subject, row: ZooRow) -> None:
+    model, one = found.model, found.example(1)
+    last = plan(model, one, budget=LAST_STAGE)
+    everything = _everything(model, one, row)
+    parent_last = trace(model, last, found.inputs)
+    parent_all = trace(model, everything, one) if everything else None
+    if not all(bool(t.isfinite().all()) for t in tree_leaves(parent_last.output) if isinstance(t, Tensor)):
+        row.cause = "the parent's outputs are not finite with random weights"
+        return
+    row.last_recast, row.last_left = len(last.steps), _left(last, model)
+    row.all_left = _left(everything, model) if everything else row.all_left
+    model = recast_(model, last)
+    row.last_split_bitwise, row.last_split_error, row.last_dense_error, row.last_dense_layer_error = _verify(
+        model, last, parent_last, found.inputs
+    )
+    if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
+        with swapped_taps(model):
+            row.control = verify(parent_last, model, found.inputs, backend="split").max_relative_error
+    row.open_layers, row.open_error = _open_error(model, one)
+    del parent_last
+    if everything and parent_all:
+        taken = {step.name for step in last.steps}
+        rest = [step.name for step in everything.steps if step.name not in taken]
+        model = recast_(model, everything, steps=rest) if rest else model
+        row.all_recast = len(gpsa_layers(model))
+        row.all_split_bitwise, row.all_split_error, row.all_dense_error, row.all_dense_layer_error = _verify(
+            refresh_gates_(model), everything, parent_all, one
+        )
+
+    if not isinstance(row.control, float) or row.control <= 100 * CONTROLLED:
+        row.status, row.cause = "vacuous", f"two swapped taps move the outputs by {row.control or 'nothing'}"
+    else:
+        row.status = "exact" if max(_errors(row)) <= TOLERANCE else "inexact"
+
+
+def _everything(model: nn.Module, example: Example, row: ZooRow) -> Plan | None:
+    try:
+        return plan(model, example, where="all", budget=EVERYTHING)
+    except RecastError as error:  # nothing is within the budget
+        row.all_left = str(error).split(";")[0]
+        return None
+
+
+def _verify(
+    model: nn.Module, planned: Plan, parent: Trace, batch: Example
+) -> tuple[bool, float, float | str, float | str]:
+    """Split bitwise, split's error, dense's error at the output and at the worst layer (empty: maps too large)."""
+    largest = max(4 * batch_of(batch) * step.geometry.num_heads * step.queries * step.keys for step in planned.steps)
+    if largest > MAP_BYTES:
+        refresh_gates_(model)
+    split = verify(parent, model, batch, backend="split")
+    if largest > MAP_BYTES:
+        return split.bitwise, split.max_relative_error, "", ""
+    dense = verify(parent, model, batch, backend="dense")
+    return split.bitwise, split.max_relative_error, dense.max_relative_error, max(dense.layers.values(), default=0.0)
+
+
+def _left(planned: Plan, model: nn.Module) -> str:
+    """Why convolutions with more than one tap were left, with counts; those before the last stage need no reason."""
+    kernels = {n: getattr(m, "kernel_size", 1) for n, m in model.named_modules()}
+    spatial = [item.reason for item in planned.left if kernels.get(item.name) not in (1, (1,), (1, 1), (1, 1, 1))]
+    said = [reason for reason in spatial if not reason.startswith("before the last")]
+    reasons = Counter(re.split(r":| \(", reason)[0] for reason in said)
+    return "; ".join(f"{count}× {reason}" for reason, count in reasons.items())
+
+
+def _errors(row: ZooRow) -> list[float]:
+    """The errors at the output that were measured."""
+    found = (row.last_split_error, row.last_dense_error, row.all_split_error, row.all_dense_error)
+    return [error for error in found if isinstance(error, float)]
+
+
+@torch.no_grad()
+def _open_error(model: nn.Module, example: Any) -> tuple[int, float | str]:
+    """Layers of different shapes with random open heads: how many, and the largest error of split to reference."""
+    inputs: dict[str, Tensor] = {}
+    layers = gpsa_layers(model)
+    with hooks(model, set(layers), lambda name, given, _: inputs.setdefault(name, given[0].clone())):
+        run_example(model, example)
+    chosen: dict[str, tuple[GPSA, Tensor]] = {}
+    for name, layer in layers.items():
+        if name in inputs and _reference_macs(layer, inputs[name]) <= OPEN_MACS:
+            chosen.setdefault(f"{layer} {tuple(inputs[name].shape)}", (layer, inputs[name]))
+    errors: list[float] = []
+    for layer, x in list(chosen.values())[:OPEN_LAYERS]:
+        with _opened(layer), full_precision():
+            outputs = []
+            for backend in ("split", "reference"):
+                with use_backend(layer, backend):
+                    outputs.append(layer(x))
+        errors.append(relative_error(*outputs))
+    return len(errors), max(errors, default="")
+
+
+def _reference_macs(layer: GPSA, x: Tensor) -> float:
+    rows, columns = layer.geometry.output_size(*x.shape[-2:])
+    padded = layer.geometry.padded_size(*x.shape[-2:])
+    queries, keys = rows * columns, padded[0] * padded[1]
+    per_head = queries * layer.in_channels * (keys + layer.out_channels)
+    return float(len(x) * layer.num_heads * per_head)
+
+
+@contextmanager
+def _opened(layer: GPSA) -> Iterator[None]:
+    """Random gates, keys and locality for the time of the block."""
+    changed = (layer.gamma, layer.spread, layer.key, layer.raw_alpha)
+    kept = [parameter.detach().clone() for parameter in changed]
+    for parameter, std in zip(changed, (0.3, 0.3, 0.02, 0.3), strict=True):
+        parameter.add_(torch.randn_like(parameter), alpha=std)
+    try:
+        yield
+    finally:
+        for parameter, before in zip(changed, kept, strict=True):
+            parameter.copy_(before)
+
+
+def _peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

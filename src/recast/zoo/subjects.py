@@ -1,0 +1,165 @@
+"""An architecture as the walk runs it: random weights, a small input that it accepts, its convolutional part."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models import model_entrypoint
+from torch import Tensor, nn
+from torchvision import models as torchvision_models
+
+from recast.errors import RecastError, suggest
+from recast.rules import is_convolution
+from recast.selection import is_spatial
+from recast.verification import enliven_
+
+SIZES = ((96, 128), (128, 160), (160, 192), (224, 224))
+BATCH = 2
+SEED = 0
+
+
+@dataclass
+class Subject:
+    """A network in eval mode, a batch for it, and the size of an image in pixels (rows, columns)."""
+
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    size: tuple[int, int]
+
+    def example(self, images: int) -> tuple[Tensor, ...]:
+        """The first images of the batch."""
+        return tuple(t[:images] for t in self.inputs)
+
+
+def architectures(patterns: list[str]) -> list[str]:
+    """`timm:NAME` and `torchvision:NAME` that match any of the globs. Raises `RecastError` for a glob without match."""
+    ours = [name for name in timm.list_models() if not model_entrypoint(name).__module__.startswith("timm.")]
+    known = [f"timm:{name}" for name in timm.list_models(exclude_filters=ours)]
+    known += [f"torchvision:{name}" for name in torchvision_models.list_models()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise RecastError(
+                f"no architecture matches {pattern!r}: expected globs such as 'timm:resnet*' or 'torchvision:*'."
+                + suggest(pattern, known)
+            )
+    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def skeleton(name: str) -> nn.Module:
+    """The network on the meta device: its modules and sizes, no values."""
+    with torch.device("meta"):
+        return _create_quietly(name, {})
+
+
+def spatial_convolutions(model: nn.Module) -> list[nn.Module]:
+    """Convolutions of images with more than one tap that are no patch embedding (kernel = stride, no padding)."""
+    return [m for m in model.modules() if is_convolution(m) and is_spatial(m) and not _embeds_patches(m)]
+
+
+def _embeds_patches(module: nn.Module) -> bool:
+    kernel, stride, padding = (getattr(module, a, None) for a in ("kernel_size", "stride", "padding"))
+    return kernel is not None and kernel == stride and not any(_as_tuple(padding))
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+    """The network with telling random weights, at the smallest input that runs. Raises `RecastError` if none does.
+
+    The same name gives the same weights and the same images, in any dtype.
+    """
+    reason = ""
+    model, built = None, None
+    for kwargs, size in _candidates(name):
+        try:
+            if model is None or built != kwargs:
+                model, built = None, kwargs
+                torch.manual_seed(SEED)
+                model = _create_quietly(name, kwargs).eval()
+            inputs = _inputs(name, model, size)
+            torch.manual_seed(SEED + 1)
+            enliven_(model, inputs)
+            # in float32 until here: every dtype has the same weights and images
+            return Subject(model.to(dtype), tuple(image.to(dtype) for image in inputs), size)
+        except Exception as error:  # whatever a network says to a size that it does not take
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    raise RecastError(f"{name} runs at no size that was tried; the last said {reason}")
+
+
+def _create_quietly(name: str, kwargs: dict[str, Any]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _create(name, kwargs)
+
+
+def _create(name: str, kwargs: dict[str, Any]) -> nn.Module:
+    source, _, bare = name.partition(":")
+    if source == "timm":
+        return timm.create_model(bare, **kwargs)
+    module = torchvision_models.get_model_builder(bare).__module__
+    if any(part in module for part in ("detection", "segmentation")):
+        kwargs = kwargs | {"weights_backbone": None}
+    if "inception" in bare or "googlenet" in bare:
+        kwargs = kwargs | {"init_weights": False}  # scipy would draw every weight
+    model = torchvision_models.get_model(bare, weights=None, **kwargs)
+    return DetectionParts(model) if "detection" in module else model
+
+
+def _candidates(name: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
+    """Constructor arguments and sizes to try, the cheapest first."""
+    source, _, bare = name.partition(":")
+    if source == "torchvision":
+        yield from (({}, size) for size in (*SIZES, (299, 299)))
+        return
+    config = timm.get_pretrained_cfg(bare)
+    native = tuple(config.input_size[1:]) if config else (224, 224)
+    if not (config and config.fixed_input_size):
+        yield from (({}, size) for size in SIZES)
+    elif native[0] > 256:
+        yield from (({"img_size": side}, (side, side)) for side in (224, 256))
+    yield {}, (int(native[0]), int(native[-1]))
+
+
+def _inputs(name: str, model: nn.Module, size: tuple[int, int]) -> tuple[Tensor, ...]:
+    channels = int(getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0])
+    images = 2 if ":raft" in name else 1
+    generator = torch.Generator().manual_seed(SEED)
+    return tuple(torch.randn(BATCH, channels, *size, generator=generator) for _ in range(images))
+
+
+class DetectionParts(nn.Module):
+    """The convolutional parts of a torchvision detector: backbone, heads on its maps, heads on one region of them."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, x: Tensor) -> list[Any]:
+        """Maps (B, 3, H, W) → [maps of the backbone, outputs of the heads …]."""
+        parts: Any = self.detector
+        found = parts.backbone(x)
+        maps = list(found.values()) if isinstance(found, dict) else [found]
+        outputs: list[Any] = [maps]
+        if hasattr(parts, "rpn"):
+            outputs.append(parts.rpn.head(maps))
+        if hasattr(parts, "head"):
+            outputs.append(parts.head(maps))
+        for head, predictor, side in (
+            ("box_head", None, 7),
+            ("mask_head", "mask_predictor", 14),
+            ("keypoint_head", "keypoint_predictor", 14),
+        ):
+            module = getattr(getattr(parts, "roi_heads", None), head, None)
+            if module is not None:
+                region = module(F.adaptive_avg_pool2d(maps[0], side))
+                outputs.append(getattr(parts.roi_heads, predictor)(region) if predictor else region)
+        return outputs
