@@ -144,9 +144,9 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     recast: RecastConfig = field(default_factory=RecastConfig)
     where: list[str] = field(default_factory=lambda: ["last_stage"])
-    """Layers to recast: last_stage, all, names or globs."""
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX."""
     budget: str = "tokens=1024"
-    """Limits of a plan: tokens=N per layer, memory=SIZE of added activation memory per image (e.g. 64MiB)."""
+    """Limits of a plan: tokens=N per layer; macs=, params=, memory= of the recast model (1.3x, 5G, 64MiB)."""
     calibrate: int = 0
     """Sigmoid gate: solve W_out on this many training images right after the recast; 0: the paper's start."""
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from recast.gpsa import GPSA
 from recast.rules import find_rule, is_convolution, refusal
 from recast.selection import Where, is_spatial, select
 from recast.shapes import Call, Example, Observation, copy_with, observe
-from recast.steps import Left, Plan, Step
+from recast.steps import Edited, Left, Plan, Step
 from recast.strides import Edit, plan_stride_edits, set_geometry_
 
 
@@ -87,6 +89,26 @@ def plan(
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
     return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note)
+
+
+def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
+    """The plan that an edited one asks for (`Plan.read_edited`): its settings, the layers of its steps, new costs.
+
+    A step needs no more than its `name`; what else it says of the layer must be so. Raises `RecastError` otherwise.
+    """
+    if not edited.steps:
+        raise RecastError("the plan has no step: name at least one layer to recast")
+    planned = plan(model, example, edited.config, where=list(edited.steps), budget=Budget(tokens=None))
+    for step in planned.steps:
+        found = json.loads(json.dumps(step.to_dict()))
+        stated = edited.steps[step.name]
+        for key in ("rule", "groups", *(field.name for field in fields(Geometry))):
+            if key in stated and stated[key] != found[key]:
+                raise RecastError(
+                    f"{step.name} has {key} {found[key]}, the plan says {stated[key]}: steps can be taken out or added "
+                    "by name, and the config can be changed; the rest follows from the model"
+                )
+    return planned
 
 
 def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> None:

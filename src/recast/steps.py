@@ -82,6 +82,19 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Edited:
+    """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
+
+    config: RecastConfig
+    steps: dict[str, dict[str, Any]]
+
+
+def _read_config(d: dict[str, Any]) -> RecastConfig:
+    lists = {name: tuple(value) for name, value in d.items() if isinstance(value, list)}
+    return RecastConfig(**d | lists)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `recast_` will do, as data: printed, reviewed, stored and replayed."""
 
@@ -116,11 +129,8 @@ class Plan:
             d = json.loads(text)
             if d["version"] != VERSION:
                 raise RecastError(f"a plan of version {VERSION} was expected, got version {d['version']}: plan again")
-            config = dict(d["config"])
-            if config["gate_range"] is not None:
-                config["gate_range"] = tuple(config["gate_range"])
             return cls(
-                d["model"], RecastConfig(**config), tuple(map(Step.from_dict, d["steps"])),
+                d["model"], _read_config(d["config"]), tuple(map(Step.from_dict, d["steps"])),
                 tuple(Left(**item) for item in d["left"]), tuple(Edit(**edit) for edit in d["edits"]),
                 Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"],
             )  # fmt: skip
@@ -128,6 +138,28 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecastError(f"this is not a plan ({type(error).__name__}: {error})") from error
+
+    @staticmethod
+    def read_edited(text: str) -> Edited:
+        """What a plan that was edited by hand asks for. Raises `RecastError` if it cannot be read."""
+        try:
+            d = json.loads(text)
+        except ValueError as error:
+            raise RecastError(f"this is not a plan: {error}") from None
+        if not isinstance(d, dict) or not isinstance(d.get("steps"), list) or d.get("version", VERSION) != VERSION:
+            raise RecastError(f"this is not a plan of version {VERSION}: plan again with recast plan --out")
+        steps: dict[str, dict[str, Any]] = {}
+        for step in d["steps"]:
+            if not isinstance(step, dict) or not isinstance(step.get("name"), str):
+                raise RecastError(f'a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {step!r}')
+            if step["name"] in steps:
+                raise RecastError(f"the plan names {step['name']} twice")
+            steps[step["name"]] = step
+        try:
+            return Edited(_read_config(d.get("config", {})), steps)
+        except (TypeError, ValueError) as error:
+            known = ", ".join(field.name for field in fields(RecastConfig))
+            raise RecastError(f"the plan's config cannot be read ({error}); its fields are {known}") from None
 
     def only(self, names: list[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""

@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
     "evaluate": "measure the arms of a run: accuracy, attacks, corruptions, cost",
     "report": "one HTML page of one or several runs",
+    "zoo": "recast and verify the architectures of timm and torchvision, one row each",
 }
 
 USAGE = (

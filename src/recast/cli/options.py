@@ -89,7 +89,9 @@ def _goes_on(word: str, words: list[str], pattern: str) -> bool:
 def _as_json(words: list[str]) -> str:
     if len(words) == 1 and (words[0].startswith("[") or words[0] == "null"):
         return words[0]
-    return json.dumps([part for word in words for part in word.split(",") if part])
+    # commas separate words, but belong to a regular expression
+    parts = [part for word in words for part in ([word] if word.startswith("re:") else word.split(","))]
+    return json.dumps([part for part in parts if part])
 
 
 def _is_list(hint: Any) -> bool:

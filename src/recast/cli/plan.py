@@ -16,11 +16,20 @@ from recast.errors import RecastError
 if TYPE_CHECKING:
     from torch import nn
 
+    from recast.shapes import Example
+    from recast.steps import Edited, Plan
+
 EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
-  recast plan resnet50 --where all --budget tokens=4096,memory=2GiB --out plan.json
+  recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
+  recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
+
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX.
+Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
+amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
+DEFAULT_WHERE, DEFAULT_BUDGET = ["last_stage"], "tokens=1024"
 
 
 def add_model_options(parser: ArgumentParser) -> None:
@@ -31,9 +40,13 @@ def add_model_options(parser: ArgumentParser) -> None:
     parser.add_argument("--num_classes", type=int | None, default=None, help="classes of the head")
     parser.add_argument("--img_size", type=str | None, default=None, help="pixels, 224 or 224x160 (height x width)")
     parser.add_argument(
-        "--where", type=list[str], default=["last_stage"], help="layers: last_stage, all, names or globs"
+        "--where",
+        type=list[str],
+        default=DEFAULT_WHERE,
+        help="last_stage, all, stage:N, names, globs or re:REGEX",
     )
-    parser.add_argument("--budget", type=str, default="tokens=1024", help="limits, e.g. tokens=2048,memory=64MiB")
+    parser.add_argument("--budget", type=str, default=DEFAULT_BUDGET, help="limits, e.g. macs=1.3x,memory=2GiB")
+    parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
     parser.add_argument("--recast", type=RecastConfig, default=RecastConfig())
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
 
@@ -54,6 +67,32 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     return channels, *parse_size(img_size, defaults.img_size if defaults else 224)
 
 
+def make_plan(model: nn.Module, example: Example, options: Namespace) -> Plan:
+    """The plan that the options ask for: by selection and budget, or by a plan file."""
+    from recast.planning import plan, replan
+
+    if options.plan is None:
+        return plan(model, example, options.recast, where=options.where, budget=options.budget)
+    given = {"--where": options.where != DEFAULT_WHERE, "--budget": options.budget != DEFAULT_BUDGET}
+    if clash := [name for name, is_given in given.items() if is_given]:
+        raise RecastError(f"--plan names the layers itself: leave {clash[0]} away")
+    if options.recast != RecastConfig():
+        raise RecastError("--plan holds the settings of the layers: change them in its config")
+    return replan(model, example, read_edited(options.plan))
+
+
+def read_edited(path: str) -> Edited:
+    """A plan file as someone left it. Raises `RecastError` for a file that is none."""
+    from recast.steps import Plan
+
+    try:
+        return Plan.read_edited(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise RecastError(f"{path} is no plan: write one with recast plan MODEL --out FILE") from None
+    except RecastError as error:
+        raise RecastError(f"{path}: {error}") from None
+
+
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or write it to a file."""
     parser = new_parser(
@@ -72,11 +111,10 @@ def run(argv: Sequence[str]) -> int:
     import torch
 
     from recast.models.build import build
-    from recast.planning import plan
 
     model = build(model_config(options))
     example = torch.zeros(1, *example_shape(model, options.img_size))
-    planned = plan(model, example, options.recast, where=options.where, budget=options.budget)
+    planned = make_plan(model, example, options)
     if out is not None:
         temporary = out.with_name(f"{out.name}.tmp")
         temporary.write_text(planned.to_json() + "\n", encoding="utf-8")

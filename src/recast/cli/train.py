@@ -13,6 +13,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, print_json
+from recast.cli.plan import read_edited
 from recast.config import Recipe
 from recast.errors import RecastError
 from recast.recipe import load_recipe, recipe_to_dict
@@ -41,6 +42,8 @@ def run(argv: Sequence[str]) -> int:
     if base is None:
         raise RecastError(f"which recipe? Expected {', '.join(RECIPES)} or a recipe.yaml; or --resume RUN")
     recipe = Recipe(**{field.name: options[field.name] for field in dataclasses.fields(Recipe)})
+    if options.plan is not None:
+        recipe = _as_planned(recipe, base, options.plan)
     name = Path(options.recipe or options.config or "").stem
     out = Path(options.resume or options.out or f"runs/{name}-{recipe.model.name.replace(':', '-')}")
 
@@ -58,6 +61,14 @@ def run(argv: Sequence[str]) -> int:
         folder = shlex.quote(str(out))
         print(f"run: {out}\nnext: recast evaluate {folder} && recast report {folder}")
     return 0
+
+
+def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
+    """The recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
+    if (recipe.where, recipe.budget, recipe.recast) != (base.where, base.budget, base.recast):
+        raise RecastError("--plan names the layers and holds their settings: leave --where, --budget and --recast away")
+    edited = read_edited(path)
+    return dataclasses.replace(recipe, where=list(edited.steps), budget="tokens=none", recast=edited.config)
 
 
 def _base(named: Namespace) -> Recipe | None:
@@ -94,6 +105,7 @@ def _parser(base: Recipe) -> ArgumentParser:
     parser.add_argument("recipe", type=str | None, nargs="?", default=None, help="a recipe's name or a recipe.yaml")
     parser.add_argument("--config", type=str | None, default=None, help="a recipe.yaml, as RECIPE")
     parser.add_argument("--out", type=str | None, default=None, help="new run folder; default runs/RECIPE-MODEL")
+    parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
     parser.add_argument("--resume", type=str | None, default=None, help="run folder to go on with")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output; progress stays on stderr")
     parser.add_class_arguments(Recipe, None, sub_configs=False)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recast.cli.options import new_parser, parse, parse_size, print_json
-from recast.cli.plan import add_model_options, example_shape, model_config
+from recast.cli.plan import add_model_options, example_shape, make_plan, model_config
 from recast.config import Backend, DataConfig
 from recast.errors import RecastError
 
@@ -49,7 +49,6 @@ def run(argv: Sequence[str]) -> int:
 
     from recast.device import choose_device
     from recast.models.build import build, input_defaults
-    from recast.planning import plan
     from recast.surgery import recast_
     from recast.verification import TOLERANCE, enliven_, swapped_taps, verify
 
@@ -63,9 +62,10 @@ def run(argv: Sequence[str]) -> int:
     else:
         batch = torch.randn(options.num_images, *example_shape(model, options.img_size))
     if not (options.pretrained or options.checkpoint):
-        enliven_(model)
+        # the statistics of a map of one pixel need two images
+        enliven_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch)
     model, batch = model.to(device), batch.to(device)
-    planned = plan(model, batch[:1], options.recast, where=options.where, budget=options.budget)
+    planned = make_plan(model, batch[:1], options)
     child = recast_(copy.deepcopy(model), planned)
     results = {form: verify(model, child, batch, backend=form) for form in FORMS}
     with swapped_taps(child):

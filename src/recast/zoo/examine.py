@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 FP64_TOLERANCE = 1e-9
 CONTROLLED = 1e-5
 """The control must move the outputs by a hundred times this."""
-LAST_STAGE, EVERYTHING = "tokens=4500", "tokens=1200"
+LAST_STAGE, EVERYTHING = "tokens=4500", "tokens=600"
 """Budgets of the two steps: no patch embedding (its tokens are the image's pixels); all but the earliest layers."""
 MAP_BYTES = 2**29
 """Layers whose attention maps would be larger are verified with their closed heads skipped, and not in `dense`."""
