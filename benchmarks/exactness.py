@@ -106,7 +106,7 @@ def rows() -> Iterator[tuple[object, ...]]:
 def _row(
     name: str, weights: str, size: str, where: str, layers: int, form: str, e: Exactness, control: float
 ) -> tuple[object, ...]:
-    same = round(e.argmax_agreement * e.images)
+    same = e.predictions - e.differing
     return (
         name,
         weights,

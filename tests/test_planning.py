@@ -17,8 +17,8 @@ from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.models.small import CifarResNet
-from recast.planning import plan
-from recast.steps import Plan
+from recast.planning import plan, replan
+from recast.steps import Edited, Plan
 from recast.surgery import recast_
 from recast.table import quantity
 
@@ -233,7 +233,7 @@ def test_json_holds_what_a_report_reads() -> None:
     assert step["padding"] == [1, 1, 1, 1]
     assert (step["heads"], step["queries"], step["keys"]) == (9, 16, 100)
     for cost in (step["before"], step["after"], document["totals"]["before"], document["totals"]["after"]):
-        assert cost.keys() == {"parameters", "macs", "activation_bytes"}
+        assert cost.keys() == {"parameters", "macs", "activation_bytes", "fixed_bytes"}
     assert {item["name"] for item in document["left"]} >= {"conv1", "layer1.0.conv1"}
 
 
@@ -330,3 +330,57 @@ def test_quantities_do_not_round_up_to_four_digits(value: float) -> None:
 def test_contradictory_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecastError):
         RecastConfig(**options)
+
+
+# --- edited plans -----------------------------------------------------------------------------------------------------
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Edited:
+    document = json.loads(plan(small(), X, where="all").to_json())
+    change(document)
+    return Plan.read_edited(json.dumps(document))
+
+
+def test_an_edited_plan_is_worked_out_again() -> None:
+    """Steps taken out, one added by name alone, and another setting: as if planned so from the start."""
+
+    def change(d: dict[str, Any]) -> None:
+        d["steps"] = [*d["steps"][-2:], {"name": d["steps"][0]["name"]}]
+        d["config"] = {"head_dim": 3, "gate_range": [0, 1]}
+
+    wanted = edited(change)
+    found = replan(small(), X, wanted)
+    names = [step.name for step in found.steps]
+    assert sorted(names) == sorted(wanted.steps)
+    config = RecastConfig(head_dim=3, gate_range=(0, 1))
+    assert found == plan(small(), X, config, where=list(wanted.steps), budget="tokens=none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["steps"][0].update(stride=[3, 3]), r"has stride \[1, 1\], the plan says \[3, 3\]"),
+        (lambda d: d["steps"][0].update(groups=7), "has groups 1, the plan says 7"),
+        (lambda d: d["steps"].append({"name": "nowhere"}), "no convolution matches 'nowhere'"),
+        (lambda d: d["steps"].clear(), "no step"),
+    ],
+)
+def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        replan(small(), X, edited(change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["steps"].append(dict(d["steps"][0])), "twice"),
+        (lambda d: d["steps"].append("layer1"), "needs the name of its layer"),
+        (lambda d: d["config"].update(head_dims=3), "config cannot be read.*head_dim"),
+        (lambda d: d["config"].update(alpha=-1), "alpha must be a positive number"),
+        (lambda d: d.update(version=1), "no plan of version|not a plan of version"),
+        (lambda d: d.update(steps=3), "not a plan"),
+    ],
+)
+def test_an_edit_that_cannot_be_read_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        edited(change)

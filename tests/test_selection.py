@@ -14,7 +14,7 @@ from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.planning import plan
 from recast.selection import is_spatial, select
-from recast.shapes import Call, observe
+from recast.shapes import Call, Observation, observe
 
 LAST_STAGE = {
     "resnet18": ["layer4.0.conv1", "layer4.0.conv2", "layer4.1.conv1", "layer4.1.conv2"],
@@ -33,7 +33,7 @@ def test_last_stage_of_known_networks(name: str, size: tuple[int, int]) -> None:
         model = timm.create_model(name)
     convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     seen = observe(model, torch.zeros(1, 3, *size, device="meta"), set(convolutions))
-    assert select(None, model, convolutions, seen.calls).names == LAST_STAGE[name]
+    assert select(None, model, convolutions, seen).names == LAST_STAGE[name]
 
 
 class Model(nn.Module):
@@ -74,6 +74,10 @@ def names(where: Any) -> list[str]:
         ("m*", None),
         ("mix", ["mix"]),
         (lambda name, module: name in ("mix", "last"), ["mix", "last"]),
+        ("re:^(stem|la)", ["stem", "last"]),
+        (["re:n$", "last"], ["down", "last"]),
+        ("stage:0", ["stem", "up"]),  # without feature_info a stage is a size of the maps
+        ("stage:-1", ["down", "last"]),
     ],
 )
 def test_variants_of_where(where: Any, expected: list[str] | None) -> None:
@@ -146,11 +150,11 @@ def test_spatial_means_more_than_one_tap() -> None:
     assert not is_spatial(nn.Conv2d(1, 1, 1, stride=2))
 
 
-def test_the_last_stage_of_a_layer_used_twice_is_its_smallest_use() -> None:
+def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
     convolutions: dict[str, nn.Module] = {"a": nn.Conv2d(1, 1, 3), "b": nn.Conv2d(1, 1, 3)}
     calls = {"a": [Call((1, 1, 9, 9), (1, 1, 7, 7)), Call((1, 1, 4, 4), (1, 1, 2, 2))]}
     calls["b"] = [Call((1, 1, 5, 5), (1, 1, 3, 3))]
-    assert select(None, nn.Module(), convolutions, calls).names == ["a"]
+    assert select(None, nn.Module(), convolutions, Observation(calls)).names == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_budgets_of_the_whole_model_pick_layers_from_the_end() -> None:
     everything = plan(Model(), X, where="all")
     assert [step.name for step in everything.steps] == ["stem", "down", "last", "up"]
     for name in ("macs", "params", "memory"):
-        field = {"macs": "macs", "params": "parameters", "memory": "activation_bytes"}[name]
+        field = {"macs": "macs", "params": "parameters", "memory": "memory"}[name]
         parent = getattr(everything.before, field)
         for taken in (["up"], ["last", "up"], ["down", "last", "up"]):
             fits = getattr(plan(Model(), X, where=taken).after, field)
@@ -234,3 +238,56 @@ def test_the_token_budget_looks_at_the_largest_use() -> None:
     assert plan(Shared(), X).steps[0].keys == 100
     with pytest.raises(RecastError, match="too many tokens: 100"):
         plan(Shared(), X, RecastConfig(), budget=99)
+
+
+def test_stages_are_those_of_feature_info() -> None:
+    """As timm's `out_indices`: stage 0 is the stem, and a stage ends where `feature_info` says."""
+    with torch.device("meta"):
+        model = timm.create_model("efficientnet_b0")
+    image = torch.zeros(1, 3, 96, 160, device="meta")
+    ends = [entry["module"] for entry in model.feature_info]
+    assert ends == ["blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.6"]
+    found = [[step.name for step in plan(model, image, where=f"stage:{i}", budget=10**6).steps] for i in range(5)]
+    assert found[0] == ["conv_stem", "blocks.0.0.conv_dw"]
+    assert {name.split(".")[1] for name in found[3]} == {"3", "4"}
+    assert {name.split(".")[1] for name in found[4]} == {"5", "6"}
+    assert [step.name for step in plan(model, image, where="stage:-1", budget=10**6).steps] == found[4]
+    spatial = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_spatial(m)]
+    assert [name for stage in found for name in stage] == spatial
+    with pytest.raises(RecastError, match="EfficientNet has stages stage:0 to stage:4, got 'stage:5'"):
+        plan(model, image, where="stage:5")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("re:(", "no regular expression"),
+        ("re:nothing", "no convolution matches 're:nothing'"),
+        ("stage:x", "has stages"),
+    ],
+)
+def test_patterns_that_cannot_be_met(where: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        names(where)
+
+
+def test_a_convolution_on_regions_is_in_no_stage() -> None:
+    """A detector's heads run on a thousand regions of an image; the last stage is the backbone's."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+            self.mask = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mask(self.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1))
+
+    p = plan(Detector(), X)
+    assert [step.name for step in p.steps] == ["backbone"]
+    assert p.left[0].reason == "runs on regions of the image, in no stage"
+    both = plan(Detector(), X, where="all")
+    mask = both.steps[1]
+    assert mask.calls == 1
+    one = plan(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), torch.zeros(1, 4, 2, 2), where="all")
+    assert mask.after.macs == 24 * one.steps[0].after.macs  # of all regions of the image

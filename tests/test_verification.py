@@ -271,6 +271,6 @@ def test_relative_error() -> None:
     [(1e-6, 1.0, True), (1e-4, 1.0, False), (1e-6, 0.5, False), (float("inf"), 1.0, False)],
 )
 def test_ok_needs_both(error: float, agreement: float, ok: bool) -> None:
-    exactness = Exactness(2, error, False, agreement, "split", {})
+    exactness = Exactness(2, error, False, agreement, "split", {}, 2)
     assert exactness.ok() == ok
     assert f"same prediction on {round(2 * agreement)} of 2 images" in str(exactness)

@@ -14,7 +14,7 @@ DEFAULT_TOKENS = 1024
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BYTES = {"": 1, "b": 1} | {f"{p}ib": 2 ** (10 * i) for i, p in enumerate("kmgt", 1)}
 _BYTES |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
-_COSTS = {"params": "parameters", "macs": "macs", "memory": "activation_bytes"}
+_COSTS = {"params": "parameters", "macs": "macs", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Limit:
 class Budget:
     """Limits of a plan. `tokens` per layer (padded pixels; None: any); the others hold for the whole recast model.
 
-    `macs` and `memory` (activations kept for the backward pass) are per image, as in the plan's last line.
+    `macs` and `memory` (what is kept for the backward pass) are those of one image.
     """
 
     tokens: int | None = DEFAULT_TOKENS

@@ -14,21 +14,30 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one image: parameters, multiply-accumulates, bytes kept for the backward pass."""
+    """Parameters; multiply-accumulates of one image; bytes kept for the backward pass.
+
+    A training step on B images keeps `fixed_bytes` + B · `activation_bytes`: kernels that are computed in the forward
+    pass (scaled taps, standardised weights) and positional maps are kept once, whatever the batch.
+    """
 
     parameters: int
     macs: int
     activation_bytes: int
+    fixed_bytes: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+        return Cost(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(a - b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+        return Cost(*(a - b for a, b in zip(self._all(), other._all(), strict=True)))
 
-    def as_tuple(self) -> tuple[int, int, int]:
-        """Parameters, macs, activation bytes."""
-        return self.parameters, self.macs, self.activation_bytes
+    def _all(self) -> tuple[int, int, int, int]:
+        return self.parameters, self.macs, self.activation_bytes, self.fixed_bytes
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept for the backward pass of one image."""
+        return self.activation_bytes + self.fixed_bytes
 
     def to_dict(self) -> dict[str, int]:
         """JSON-able fields."""
@@ -76,8 +85,7 @@ def count_parameters(module: nn.Module) -> int:
 def layer_cost(layer: nn.Module, channels: int, height: int, width: int) -> Cost:
     """Cost of a layer on one map in training, counted on the meta device: nothing is allocated or computed.
 
-    `layer` is on the meta device. Activation memory is the growth from one map to two, so that tensors which do not
-    depend on the batch (scaled kernels, positional maps) do not count.
+    `layer` is on the meta device. Activation memory is the growth from one map to two; the rest is fixed.
     """
     totals: list[int] = []
     macs = 0
@@ -88,4 +96,5 @@ def layer_cost(layer: nn.Module, channels: int, height: int, width: int) -> Cost
             layer(torch.empty(batch, channels, height, width, device="meta", dtype=dtype, requires_grad=True))
         totals.append(saved.total)
         macs = flops.get_total_flops() // 2 // batch
-    return Cost(count_parameters(layer), macs, totals[1] - totals[0])
+    each = totals[1] - totals[0]
+    return Cost(count_parameters(layer), macs, each, max(0, totals[0] - each))

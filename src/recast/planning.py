@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import nn
 
 from recast.budget import Budget, keep_within
 from recast.config import RecastConfig
-from recast.cost import Cost, count_parameters, layer_cost
+from recast.cost import Cost, count_parameters
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
+from recast.layer_costs import LayerCosts, on_meta
 from recast.rules import find_rule, is_convolution, refusal
-from recast.selection import Where, is_spatial, select
-from recast.shapes import Call, Example, Observation, copy_with, observe
+from recast.rules.convolutions import computes_weight
+from recast.selection import NOT_CALLED, Where, is_spatial, select
+from recast.shapes import Example, Observation, observe
 from recast.steps import Edited, Left, Plan, Step
 from recast.strides import Edit, plan_stride_edits, set_geometry_
 
@@ -51,7 +51,7 @@ def plan(
     watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
     parent = seen = observe(model, example, watched)
     _check_batched(convolutions, seen)
-    chosen = select(where, model, convolutions, seen.calls)
+    chosen = select(where, model, convolutions, seen)
     left = dict(chosen.left)
     layers: dict[str, GPSA] = {}
     reasons = {name: _why_not(name, model, convolutions, seen) for name in chosen.names}
@@ -71,14 +71,19 @@ def plan(
         geometries, edits = plan_stride_edits(model, names, spatial, seen.calls, config.stride)
         seen = _observe_edited(model, example, convolutions, geometries, edits, config)
 
-    costs = _Costs()
+    costs = LayerCosts()
     steps: list[Step] = []
     added: dict[str, Cost] = {}
     for name in names:
         step, added[name] = _step(name, convolutions[name], layers[name], parent, seen, geometries.get(name), costs)
         steps.append(step)
-    before = Cost(count_parameters(model), parent.macs, parent.activation_bytes)
-    start = Cost(before.parameters, seen.macs, seen.activation_bytes)
+    fixed = sum(
+        costs.of(on_meta(convolutions[name]), calls, parent.batch).fixed_bytes
+        for name, calls in parent.calls.items()
+        if computes_weight(convolutions[name])
+    )
+    before = _whole(model, parent, fixed)
+    start = _whole(model, seen, fixed)
     steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
     left |= over
     kept = {step.name for step in steps}
@@ -89,6 +94,12 @@ def plan(
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
     return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note)
+
+
+def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:
+    """Cost of a model for one image, when a pass over the batch kept `fixed` bytes that do not depend on it."""
+    each = max(0, seen.activation_bytes - fixed // seen.batch)
+    return Cost(count_parameters(model), seen.macs, each, fixed)
 
 
 def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
@@ -133,7 +144,7 @@ def _why_not(name: str, model: nn.Module, convolutions: dict[str, nn.Module], se
     if reason := refusal(module):
         return reason
     if name not in seen.calls:
-        return "not called by the example (at most its weight is read)"
+        return NOT_CALLED
     if any(len(call.input) != 4 for call in seen.calls[name]):
         return f"got {seen.calls[name][0].input}, expected (batch, C, H, W)"
     if any(call.num_arguments > 1 for call in seen.calls[name]):
@@ -166,13 +177,9 @@ def _try_rule(module: nn.Module, config: RecastConfig) -> GPSA | str:
     found = find_rule(module)
     assert found is not None
     try:
-        return found[1](_on_meta(module), config)
+        return found[1](on_meta(module), config)
     except RecastError as error:
         return str(error)
-
-
-def _on_meta(module: nn.Module) -> nn.Module:
-    return copy_with(module, lambda tensor: tensor.to("meta"))
 
 
 def _observe_edited(
@@ -205,30 +212,6 @@ def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: list[
         edit.apply_(model)
 
 
-class _Costs:
-    """Costs of layers over all their calls; equal layers are measured once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Cost] = {}
-
-    def of(self, layer: nn.Module, calls: list[Call], batch: int) -> Cost:
-        """Cost per image of the example; a layer may run at several sizes, on more maps than images (proposals)."""
-        total = Cost(0, 0, 0)
-        for shape, count in Counter(call.input for call in calls).items():
-            # what a layer prints holds its class, sizes, geometry and settings
-            key = (repr(layer), tuple((p.dtype, p.requires_grad) for p in layer.parameters()), shape[1:])
-            if key not in self._known:
-                self._known[key] = layer_cost(layer, *_chw(shape))
-            cost = self._known[key]
-            maps = count * shape[0]
-            total = Cost(
-                cost.parameters,
-                total.macs + cost.macs * maps // batch,
-                total.activation_bytes + cost.activation_bytes * maps // batch,
-            )
-        return total
-
-
 def _step(
     name: str,
     module: nn.Module,
@@ -236,14 +219,14 @@ def _step(
     parent: Observation,
     seen: Observation,
     geometry: Geometry | None,
-    costs: _Costs,
+    costs: LayerCosts,
 ) -> tuple[Step, Cost]:
     """The step, and what it adds to the cost of the model whose strides are edited already."""
     found = find_rule(module)
     assert found is not None
     parent_geometry, config = layer.geometry, layer.config
     geometry = geometry or parent_geometry
-    convolution = _on_meta(module)
+    convolution = on_meta(module)
     before = costs.of(convolution, parent.calls[name], parent.batch)
     if geometry != parent_geometry:
         layer.set_geometry_(geometry)

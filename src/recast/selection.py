@@ -13,8 +13,9 @@ from torch import nn
 
 from recast.errors import RecastError, suggest
 from recast.rules import find_rule
-from recast.shapes import Call
+from recast.shapes import Observation
 
+NOT_CALLED = "not called by the example (at most its weight is read)"
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
@@ -33,9 +34,7 @@ def is_spatial(module: nn.Module) -> bool:
     return bool(max(kernel) > 1) if isinstance(kernel, tuple) else bool(kernel > 1)
 
 
-def select(
-    where: Where | None, model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]
-) -> Selection:
+def select(where: Where | None, model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation) -> Selection:
     """Choose among the model's convolutions. Raises `RecastError` if a pattern, or the selection, matches nothing."""
     where = "last_stage" if where is None else where
     left: dict[str, str] = {}
@@ -51,9 +50,9 @@ def select(
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {where!r}")
         for pattern in patterns:
-            for name in _matches(pattern, model, convolutions, calls):
+            for name in _matches(pattern, model, convolutions, seen):
                 wanted[name] = wanted.get(name, False) or name == pattern
-        reason = _reason(patterns, convolutions, calls)
+        reason = _reason(patterns, convolutions, seen)
         left = {name: reason(name) for name in convolutions if name not in wanted}
     for name in list(wanted):
         if not wanted[name] and not is_spatial(convolutions[name]):
@@ -64,16 +63,15 @@ def select(
     return Selection([n for n in convolutions if n in wanted], {n for n, exact in wanted.items() if exact}, left)
 
 
-def _matches(
-    pattern: str, model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]
-) -> list[str]:
+def _matches(pattern: str, model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation) -> list[str]:
     if pattern == "all":
         return [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "last_stage":
-        size = last_stage_size(convolutions, calls)
-        return [n for n, m in convolutions.items() if is_spatial(m) and _size(n, calls) == size]
+        sizes = map_sizes(convolutions, seen)
+        smallest = last_stage_size(convolutions, sizes)
+        return [name for name, size in sizes.items() if size == smallest]
     if pattern.startswith("stage:"):
-        found = stages(model, convolutions, calls)
+        found = stages(model, convolutions, seen)
         if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(found) <= int(pattern[6:]) < len(found):
             last = len(found) - 1
             raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
@@ -93,7 +91,7 @@ def _matches(
     return names
 
 
-def stages(model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> list[list[str]]:
+def stages(model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation) -> list[list[str]]:
     """The spatial convolutions of every stage, in order: `stage:0` is the stem's, as in timm's `out_indices`.
 
     timm's `feature_info` names the module that ends a stage. Without one, a stage is a size of the maps.
@@ -101,8 +99,8 @@ def stages(model: nn.Module, convolutions: dict[str, nn.Module], calls: dict[str
     spatial = [name for name, module in convolutions.items() if is_spatial(module)]
     ends = _stage_ends(model)
     if not ends:
-        sizes = {name: math.prod(size) for name in spatial if (size := _size(name, calls))}
-        return [[n for n in sizes if sizes[n] == size] for size in sorted(set(sizes.values()), reverse=True)]
+        areas = {name: math.prod(size) for name, size in map_sizes(convolutions, seen).items()}
+        return [[n for n in areas if areas[n] == area] for area in sorted(set(areas.values()), reverse=True)]
     order = [name for name, _ in model.named_modules()]
     found: list[list[str]] = [[] for _ in ends]
     for name in spatial:
@@ -122,39 +120,45 @@ def _stage_ends(model: nn.Module) -> list[int]:
     return ends if ends and min(ends) >= 0 and ends == sorted(ends) else []
 
 
-def last_stage_size(convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]) -> tuple[int, ...]:
-    """Smallest output size (rows, columns) of the spatial convolutions that the example reached and a rule can take."""
-    spatial = [name for name, module in convolutions.items() if is_spatial(module)]
-    sizes = {name: size for name in spatial if (size := _size(name, calls))}
+def map_sizes(convolutions: dict[str, nn.Module], seen: Observation) -> dict[str, tuple[int, int]]:
+    """Rows and columns that every spatial convolution puts out: the largest of its uses.
+
+    Left out are convolutions of another dimension, and those that run on regions of the image (a detector's proposals),
+    which belong to no stage; unless the model has nothing else.
+    """
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for name, module in convolutions.items():
+        maps = [call for call in seen.calls.get(name, ()) if len(call.output) == 4 and is_spatial(module)]
+        found[name] = [(call.output[2], call.output[3], call.input[0]) for call in maps]
+    whole = {name: [use for use in uses if use[2] == seen.batch] for name, uses in found.items()}
+    uses = whole if any(whole.values()) else found
+    return {name: max(sizes, key=lambda use: use[0] * use[1])[:2] for name, sizes in uses.items() if sizes}
+
+
+def last_stage_size(convolutions: dict[str, nn.Module], sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Smallest of `map_sizes` that has a convolution which a rule can take. Raises `RecastError` for no map at all."""
     if not sizes:
         raise RecastError("the model has no convolution with a kernel larger than 1×1 that the example reaches")
     # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
-    sizes = {name: size for name, size in sizes.items() if find_rule(convolutions[name])} or sizes
-    return min(sizes.values(), key=lambda size: size[0] * size[-1])
+    possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
+    return min(possible, key=math.prod)
 
 
-def _size(name: str, calls: dict[str, list[Call]]) -> tuple[int, ...] | None:
-    """Rows and columns of the smallest output; None where there is no map (not reached, or a 1-D convolution)."""
-    return min((c.output[2:] for c in calls.get(name, ()) if len(c.output) == 4), key=math.prod, default=None)
+def _reason(patterns: list[str], convolutions: dict[str, nn.Module], seen: Observation) -> Callable[[str], str]:
+    sizes = map_sizes(convolutions, seen)
 
-
-def _reason(
-    patterns: list[str], convolutions: dict[str, nn.Module], calls: dict[str, list[Call]]
-) -> Callable[[str], str]:
     def reason(name: str) -> str:
         if not is_spatial(convolutions[name]):
             return "1×1: one tap, nothing to shift (name it in full to recast it)"
-        if patterns == ["last_stage"]:
-            size = _size(name, calls)
-            if size is None:
-                return (
-                    "not a two-dimensional map"
-                    if name in calls
-                    else "not called by the example (at most its weight is read)"
-                )
-            last = last_stage_size(convolutions, calls)
-            return f"before the last stage ({'×'.join(map(str, size))}; the last is {'×'.join(map(str, last))})"
-        return f"not selected by {_text(patterns)}"
+        if patterns != ["last_stage"]:
+            return f"not selected by {_text(patterns)}"
+        if name in sizes:
+            last = last_stage_size(convolutions, sizes)
+            return f"before the last stage ({'×'.join(map(str, sizes[name]))}; the last is {'×'.join(map(str, last))})"
+        if name not in seen.calls:
+            return NOT_CALLED
+        is_map = len(seen.calls[name][0].output) == 4
+        return "runs on regions of the image, in no stage" if is_map else "not a two-dimensional map"
 
     return reason
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from recast.cost import Cost
     from recast.steps import Plan, Step
 
 # wider than any plan: columns keep their natural width, nothing is cut off
@@ -46,6 +48,7 @@ def plan_table(plan: Plan, width: int | None = None) -> str:
     title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast\n"
     table = _wide(plan)
     text = title + render(table if _natural_width(table) <= width else _narrow(plan), width) + "\n"
+    text += textwrap.fill(_fixed(plan), width) + "\n"
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
     return text + _left(plan, width) + (f"\nnote: {plan.note}\n" if plan.note else "")
@@ -64,11 +67,11 @@ def _wide(plan: Plan) -> Table:
             str(step.geometry.num_heads),
             f"{_shape(step.input)} → {_shape(step.output)}",
             f"{step.queries} × {step.keys}",
-            *_costs(step.before.as_tuple(), step.after.as_tuple()),
+            *_costs(step.before, step.after),
             "yes" if step.exact else f"no, {_why_inexact(step)}",
         )
     table.add_section()
-    table.add_row("whole model", "", "", "", "", *_costs(plan.before.as_tuple(), plan.after.as_tuple()), "")
+    table.add_row("whole model", "", "", "", "", *_costs(plan.before, plan.after), "")
     return table
 
 
@@ -83,9 +86,9 @@ def _narrow(plan: Plan) -> Table:
             + ("" if step.exact else f"\nnot exact: {_why_inexact(step)}"),
             f"{_shape(step.input)}\n→ {_shape(step.output)}",
             f"{step.queries}\n× {step.keys}",
-            *_costs(step.before.as_tuple(), step.after.as_tuple(), "\n→ "),
+            *_costs(step.before, step.after, "\n→ "),
         )
-    table.add_row("whole model", "", "", *_costs(plan.before.as_tuple(), plan.after.as_tuple(), "\n→ "))
+    table.add_row("whole model", "", "", *_costs(plan.before, plan.after, "\n→ "))
     return table
 
 
@@ -105,9 +108,17 @@ def _left(plan: Plan, width: int) -> str:
     return f"\n{len(plan.left)} left as they are\n{render(table, width)}\n"
 
 
-def _costs(before: tuple[int, int, int], after: tuple[int, int, int], arrow: str = " → ") -> list[str]:
-    units = (("", 1000), ("", 1000), ("B", 1024))
-    return [f"{quantity(b, *u)}{arrow}{quantity(a, *u)}" for b, a, u in zip(before, after, units, strict=True)]
+def _costs(before: Cost, after: Cost, arrow: str = " → ") -> list[str]:
+    def pair(name: str, unit: str = "", base: int = 1000) -> str:
+        return f"{quantity(getattr(before, name), unit, base)}{arrow}{quantity(getattr(after, name), unit, base)}"
+
+    return [pair("parameters"), pair("macs"), pair("activation_bytes", "B", 1024)]
+
+
+def _fixed(plan: Plan) -> str:
+    """What a training step keeps whatever the batch."""
+    before, after = (quantity(cost.fixed_bytes, "B", 1024) for cost in (plan.before, plan.after))
+    return f"MACs and activations are for one image; a training step also keeps {before} → {after} whatever the batch"
 
 
 def _convolution(step: Step) -> str:

@@ -152,3 +152,40 @@ def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None
     assert "square" in refused(*words, "--img-size", "12x10")
     assert "--num-images must be at least 1" in refused("verify", *MODEL, "--num-images", "0")
     assert "--data-dir needs the data set's name" in refused("verify", *MODEL, "--data-dir", "x")
+
+
+def test_an_edited_plan_is_shown_and_verified(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cli("plan", *MODEL, "--where", "all", "--budget", "macs=1.9x", "--out", path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert 1 < len(document["steps"]) < 9
+    document["steps"] = [{"name": "layer2.0.conv1"}, document["steps"][-1]]
+    document["config"]["head_dim"] = 2
+    path.write_text(json.dumps(document), encoding="utf-8")
+    shown = json.loads(cli("plan", *MODEL, "--plan", path, "--json").out)
+    assert [step["name"] for step in shown["steps"]] == ["layer2.0.conv1", document["steps"][-1]["name"]]
+    assert shown["config"]["head_dim"] == 2
+    done = cli("verify", *MODEL, "--plan", path, "--num-images", "1")
+    assert done.code == 0
+    assert "2 convolutions recast, 1 images" in done.out
+    assert "leave --where away" in refused("plan", *MODEL, "--plan", path, "--where", "all")
+    assert "leave --budget away" in refused("plan", *MODEL, "--plan", path, "--budget", "tokens=2000")
+    assert "change them in its config" in refused("verify", *MODEL, "--plan", path, "--alpha", "2")
+    path.write_text("{", encoding="utf-8")
+    assert "plan.json: this is not a plan" in refused("plan", *MODEL, "--plan", path)
+    assert "No such file" in refused("plan", *MODEL, "--plan", tmp_path / "none.json")
+
+
+def test_a_regular_expression_may_hold_a_comma(cli: Cli) -> None:
+    shown = json.loads(cli("plan", *MODEL, "--where", "re:conv[0-9]{1,2}$", "--json").out)
+    assert len(shown["steps"]) > 3
+
+
+def test_zoo_walks_names_and_says_what_is_wrong(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+    out = tmp_path / "zoo.csv"
+    assert "no architecture matches 'resnet18'" in refused("zoo", "resnet18", "--out", out)
+    assert "must be positive" in refused("zoo", "timm:resnet18", "--workers", "0", "--out", out)
+    assert "does not exist" in refused("zoo", "timm:resnet18", "--out", tmp_path / "no" / "zoo.csv")
+    out.write_text("mine\n", encoding="utf-8")
+    assert "no table of a walk" in refused("zoo", "timm:resnet18", "--out", out)
+    assert out.read_text(encoding="utf-8") == "mine\n"

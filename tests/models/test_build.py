@@ -162,3 +162,13 @@ def test_input_defaults() -> None:
     assert input_defaults(nn.Linear(1, 1)) is None
     defaults = input_defaults(build(ModelConfig("cifar_resnet20_a")))
     assert defaults == (32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("no network here")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", fetch)
+    monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    assert build(ModelConfig("torchvision:lraspp_mobilenet_v3_large")) is not None

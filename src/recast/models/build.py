@@ -136,7 +136,9 @@ def _create_torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> 
         close = suggest(name, models.list_models())
         raise RecastError(f"torchvision has no model {name!r}.{close} A model is named {FORMS}")
     if not pretrained:
-        return models.get_model(name, weights=None, **kwargs)
+        # detectors and segmenters would fetch their backbone's weights
+        has_backbone = "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters
+        return models.get_model(name, weights=None, **kwargs, **({"weights_backbone": None} if has_backbone else {}))
     weights = models.get_model_weights(name).DEFAULT
     own = len(weights.meta["categories"])
     if kwargs.get("num_classes", own) != own:

@@ -50,6 +50,12 @@ def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
     return next((hook for hook in hooks if hook.name == "weight"), None)
 
 
+def computes_weight(conv: nn.Module) -> bool:
+    """Whether a convolution computes its kernel from something else in every forward pass."""
+    standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
+    return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
+
+
 @torch.no_grad()
 def effective_weight(conv: nn.Module) -> Tensor:
     """The weight that `conv` uses in eval mode, computed by its parametrisation or its hook where it has one."""

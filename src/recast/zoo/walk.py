@@ -117,9 +117,7 @@ def _finished(job: _Job, timeout: float) -> ZooRow | None:
             row: ZooRow = job.connection.recv()
         except EOFError:
             job.process.join()
-            row = ZooRow(
-                job.name, "failed", f"its process ended with exit code {job.process.exitcode} (out of memory?)"
-            )
+            row = ZooRow(job.name, "failed", f"its process ended with code {job.process.exitcode} (out of memory?)")
             row.seconds = round(seconds, 1)
         job.process.join()
         return row

@@ -1,0 +1,130 @@
+"""A sample of the zoo: one of every family, recast and verified as the walk does it; and rows that must fall short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recast import functional
+from recast.zoo import examine as examining
+from recast.zoo.examine import examine
+from recast.zoo.subjects import Subject, spatial_convolutions
+
+SAMPLE = """
+    timm:resnet18 timm:seresnet33ts timm:resnetv2_50x1_bit timm:resnetblur50 timm:res2net50_26w_4s timm:resnest14d
+    timm:skresnet18 timm:dla34 timm:densenet121 timm:hrnet_w18_small timm:inception_v3 timm:xception41
+    timm:mobilenetv3_small_050 timm:mobilenetv4_conv_small timm:tf_efficientnet_b0 timm:efficientnet_cc_b0_4e
+    timm:tf_mixnet_s timm:ghostnetv2_100 timm:repvgg_a0 timm:mobileone_s0 timm:regnety_002 timm:nf_regnet_b0
+    timm:eca_nfnet_l0 timm:dm_nfnet_f0 timm:convnextv2_atto timm:inception_next_atto timm:lowformer_b0
+    timm:lambda_resnet26t timm:botnet26t_256 timm:fastvit_t8 timm:edgenext_xx_small timm:mobilevit_xxs timm:pvt_v2_b0
+    timm:levit_128s timm:davit_tiny timm:visformer_tiny torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1
+    torchvision:lraspp_mobilenet_v3_large torchvision:ssdlite320_mobilenet_v3_large
+    torchvision:keypointrcnn_resnet50_fpn
+""".split()
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_the_zoo_is_recast_exactly(name: str) -> None:
+    row = examine(name)
+    assert row.status in ("exact", "exact_fp64"), row
+    assert row.last_recast > 0
+    assert row.last_split_bitwise is True
+    assert row.all_split_bitwise in (True, "")
+    assert isinstance(row.open_error, float)
+    assert row.open_error < 2e-5
+    assert row.open_layers > 0
+
+
+class Net(nn.Module):
+    """Two stages and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.last = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(self.stem(x)).mean((2, 3)))
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`examine` with a network of the test's own."""
+
+    def with_network(make: Any) -> Any:
+        def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+            torch.manual_seed(0)
+            return Subject(make().eval().to(dtype), (torch.randn(2, 3, 12, 16).to(dtype),), (12, 16))
+
+        monkeypatch.setattr(examining, "skeleton", lambda name: make())
+        monkeypatch.setattr(examining, "subject", subject)
+        return examine("mine")
+
+    return with_network
+
+
+def test_a_row_of_a_network_that_is_exact(walked: Any) -> None:
+    row = walked(Net)
+    assert (row.status, row.cause, row.last_recast, row.all_recast) == ("exact", "", 1, 2)
+    assert row.last_left == ""
+    assert row.control > 1e-3
+
+
+def test_a_broken_layer_is_inexact(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that is a thousandth off is found, in fp64 too."""
+    right = functional.dense
+    monkeypatch.setattr(functional, "dense", lambda *args, **kwargs: right(*args, **kwargs) * 1.001)
+    row = walked(Net)
+    assert row.status == "inexact"
+    assert row.error_fp64 > 1e-4
+    monkeypatch.setattr(functional, "dense", lambda *args, **kwargs: right(*args, **kwargs).float().to(args[0].dtype))
+    assert walked(Net).status == "exact"  # rounding to fp32 is within the tolerance
+
+
+def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = functional.gaussian_factors
+    shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
+    monkeypatch.setattr(functional, "gaussian_factors", shifted)
+    assert walked(Net).open_error > 1e-2  # `reference` writes its Gaussian out by itself
+
+
+def test_a_comparison_that_cannot_see_is_vacuous(walked: Any) -> None:
+    class Blind(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1e-9 * super().forward(x) + 1
+
+    row = walked(Blind)
+    assert row.status == "vacuous"
+    assert "two swapped taps move the outputs by" in row.cause
+
+
+def test_outputs_that_are_not_finite_prove_nothing(walked: Any) -> None:
+    class Overflowing(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / 0
+
+    assert "not finite" in walked(Overflowing).cause
+
+
+def test_an_error_becomes_the_cause(walked: Any) -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("on purpose")
+
+    row = walked(Broken)
+    assert row.status == "failed"
+    assert "on purpose" in row.cause
+
+
+def test_patch_embeddings_are_no_spatial_convolution() -> None:
+    layers = [
+        nn.Conv2d(3, 8, 4, stride=4),
+        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 2, stride=2, padding=1),
+        nn.Conv1d(1, 1, 3),
+    ]
+    assert spatial_convolutions(nn.Sequential(*layers)) == layers[2:]
