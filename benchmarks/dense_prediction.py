@@ -97,15 +97,16 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
     """Network, model, example, size, selection and budget of every row."""
     for size, budget in (((480, 640), None), ((800, 1216), "tokens=4200")):
         model = mask_rcnn(size)
-        heads: tuple[str, nn.Module, Example, Size] = (
-            "maskrcnn_resnet50_fpn", Heads(model).eval(), (torch.randn(1, 3, *size), torch.randn(8, 256, 14, 14)), size,
-        )  # fmt: skip
+        example = torch.randn(1, 3, *size), torch.randn(8, 256, 14, 14)
+        heads = ("maskrcnn_resnet50_fpn", Heads(model).eval(), example, size)
         backbone = (f"{heads[0]} (backbone)", model.backbone, torch.randn(1, 3, *size), size)
         yield *backbone, "last_stage", budget
         yield *heads, "all", "tokens=1024"
         yield *heads, "all", "tokens=4200"
         boxes = ["backbone.body.layer4.*", "backbone.fpn.layer_blocks.[23].*", "roi_heads.mask*"]
-        yield f"{heads[0]} (boxes)", model, ([torch.rand(3, *size)],), size, " ".join(boxes), "tokens=4200"
+        whole = (f"{heads[0]} (boxes)", model, ([torch.rand(3, *size)],), size)
+        yield *whole, "last_stage", budget
+        yield *whole, " ".join(boxes), "tokens=4200"
     for build, name in (
         (deeplabv3_resnet50, "deeplabv3_resnet50"),
         (deeplabv3_mobilenet_v3_large, "deeplabv3_mobilenet_v3_large"),
@@ -122,7 +123,7 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
                 yield name, model, x, size, "classifier.*", "tokens=21000"
             else:
                 yield name, model, x, size, "last_stage", None if small else "tokens=2500"
-                yield name, model, x, size, "all", "tokens=1024"
+                yield name, model, x, size, "all", "tokens=1024" if small else "tokens=1400"
                 yield name, model, x, size, "all", "tokens=12000"
     for size in ((240, 320), (480, 640)):
         model, x = enliven_(UNet(), torch.randn(2, 3, *size)).eval(), torch.randn(1, 3, *size)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -182,7 +183,7 @@ class Geometry:
         """The convolution itself, called as its module calls it so that equal weights give equal bits."""
         top, bottom, left, right = self.padding
         if self.is_transposed:
-            kernel = flip_transpose(weight, groups).contiguous()
+            kernel = flip_transpose(weight, groups)
             cropped = (self.reach[0] - top, self.reach[1] - left)
             added = (bottom - top, right - left)
             return F.conv_transpose2d(x, kernel, bias, self.upsample, cropped, added, groups, self.dilation)
@@ -225,4 +226,6 @@ def _same_padding(kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[i
 
 def flip_transpose(weight: Tensor, groups: int) -> Tensor:
     """Kernel of a transposed convolution (C, O/g, …) ↔ that of the convolution it is, (O, C/g, …). Its own inverse."""
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
+    flipped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
+    last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    return flipped.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)

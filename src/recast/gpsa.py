@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from recast import functional
 from recast.config import RecastConfig
@@ -280,17 +281,18 @@ class GPSA(nn.Module):
         g, (top, bottom, left, right) = self.geometry, self.geometry.padding
         size: dict[str, Any] = {"in_channels": self.in_channels, "out_channels": self.out_channels}
         size |= {"kernel_size": g.kernel, "dilation": g.dilation, "groups": self.groups, "bias": self.bias is not None}
-        size |= {"device": self.weight.device, "dtype": self.weight.dtype}
+        size |= {"device": self.query.device, "dtype": self.query.dtype}
         explicit = not g.is_transposed and not g.same and (top, left) != (bottom, right)
-        kernel = torch.empty_like(self.weight)  # in the memory format of the layer's own
-        kernel.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        weight, trained = self._kernel()
+        kernel = torch.empty_like(weight)  # in the memory format of the layer's own
+        kernel.copy_(functional.fold_value(weight, self.value, self.groups))
         conv: nn.Module
         if g.is_transposed:
             cropped = (g.reach[0] - top, g.reach[1] - left)
             conv = nn.ConvTranspose2d(
                 **size, stride=g.upsample, padding=cropped, output_padding=(bottom - top, right - left)
             )
-            kernel = flip_transpose(kernel, self.groups).contiguous()
+            kernel = flip_transpose(kernel, self.groups)
         elif g.same:
             from timm.layers import Conv2dSame
 
@@ -298,7 +300,7 @@ class GPSA(nn.Module):
         else:
             mode = "zeros" if explicit else g.padding_mode
             conv = nn.Conv2d(**size, stride=g.stride, padding=0 if explicit else (top, left), padding_mode=mode)
-        conv.weight = nn.Parameter(kernel, self.weight.requires_grad)
+        conv.weight = nn.Parameter(kernel, trained)
         if self.bias is not None and conv.bias is not None:
             conv.bias.copy_(self.bias).requires_grad_(self.bias.requires_grad)
         conv.train(self.training)
@@ -311,6 +313,18 @@ class GPSA(nn.Module):
             "circular": nn.CircularPad2d,
         }
         return nn.Sequential(layers[g.padding_mode]((left, right, top, bottom)), conv).train(self.training)
+
+    def _kernel(self) -> tuple[Tensor, bool]:
+        """W_out as in eval mode, and whether it is trained. Spectral norm takes a step where it is read in training."""
+        if not parametrize.is_parametrized(self, "weight"):
+            return self.weight, self.weight.requires_grad
+        makers: nn.Module = self.parametrizations["weight"]  # type: ignore[index, assignment]
+        modes = [(module, module.training) for module in makers.modules()]
+        makers.eval()
+        weight = self.weight
+        for module, training in modes:
+            module.training = training
+        return weight, any(p.requires_grad for p in makers.parameters())
 
     @torch.no_grad()
     def set_geometry_(self, geometry: Geometry) -> None:

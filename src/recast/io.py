@@ -83,7 +83,9 @@ def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: 
 
         model = build_from(header["constructor"], allow_functions=allow_functions)
     else:
-        model = copy.deepcopy(parent)
+        # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
+        computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
+        model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     if header["plan"] is not None:
         model = recast_(model, Plan.from_json(header["plan"]))
     tensors = load_file(path)

@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 from recast.budget import Budget, keep_within
 from recast.config import RecastConfig
@@ -18,6 +19,7 @@ from recast.gpsa import GPSA
 from recast.layer_costs import LayerCosts, on_meta
 from recast.rules import find_rule, is_convolution, refusal
 from recast.rules.convolutions import computes_weight
+from recast.rules.sharing import Sharing
 from recast.selection import NOT_CALLED, Where, is_spatial, select
 from recast.shapes import Example, Observation, observe
 from recast.steps import Edited, Left, Plan, Step
@@ -46,6 +48,8 @@ def plan(
     convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
     if already := [name for name, module in convolutions.items() if isinstance(module, GPSA)]:
         raise RecastError(f"{already[0] or 'the model'} is already GPSA: plan from the parent, a layer is recast once")
+    if not convolutions and isinstance(model, torch.jit.ScriptModule):
+        raise RecastError(f"{type(model).__name__} {refusal(model)}")
     if not convolutions:
         raise RecastError(f"{type(model).__name__} has no convolution")
     watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
@@ -54,7 +58,8 @@ def plan(
     chosen = select(where, model, convolutions, seen)
     left = dict(chosen.left)
     layers: dict[str, GPSA] = {}
-    reasons = {name: _why_not(name, model, convolutions, seen) for name in chosen.names}
+    sharing = Sharing(model)
+    reasons = {name: _why_not(name, model, convolutions, seen, sharing) for name in chosen.names}
     for name in chosen.names:
         if reasons[name] is None:
             found = _try_rule(convolutions[name], config)
@@ -138,7 +143,9 @@ def _is_layer(name: str, module: nn.Module) -> bool:
     return is_convolution(module) and ".parametrizations." not in f".{name}."
 
 
-def _why_not(name: str, model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation) -> str | None:
+def _why_not(
+    name: str, model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation, sharing: Sharing
+) -> str | None:
     """Why a selected convolution cannot be recast, or None."""
     module = convolutions[name]
     if reason := refusal(module):
@@ -149,12 +156,15 @@ def _why_not(name: str, model: nn.Module, convolutions: dict[str, nn.Module], se
         return f"got {seen.calls[name][0].input}, expected (batch, C, H, W)"
     if any(call.num_arguments > 1 for call in seen.calls[name]):
         return "is called with more than its input (output_size?), which the new layer does not take"
-    # through `_parameters`: a parametrised weight is computed where it is read, and spectral norm takes a step then
-    weight = module._parameters.get("weight")
-    for other_name, other in model.named_modules():
-        if weight is not None and other is not module and other._parameters.get("weight") is weight:
-            return f"shares its weight with {other_name}, and would stop doing so"
+    if other := sharing.elsewhere(module):
+        return f"shares its {other}, and would stop doing so"
+    if isinstance(_parent_of(model, name), OptimizedModule):
+        return "is compiled by itself, and its wrapper would go on running it: recast first, then compile"
     return None
+
+
+def _parent_of(model: nn.Module, name: str) -> nn.Module | None:
+    return model.get_submodule(name.rpartition(".")[0]) if name else None
 
 
 def _keep_possible(reasons: dict[str, str | None], explicit: set[str], left: dict[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ layer and never changes a running statistic.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,7 +51,9 @@ class Observation:
 def run_example(model: nn.Module, example: Example) -> Any:
     """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
     # hooks inside a compiled part would not be called, and fake tensors cannot compile
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # torch warns of the module hooks that a plan counts operations with
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
         if isinstance(example, Mapping):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)

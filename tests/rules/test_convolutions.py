@@ -186,16 +186,7 @@ def test_device_is_carried_over(kind: str, case_of: Callable[..., Any], layer_of
     assert {p.device.type for p in layer_of(module.to("meta")).parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(k for k in ("Conv2d", *KINDS) if k != "ConvTranspose2d"),
-        pytest.param(
-            "ConvTranspose2d",
-            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 9: channels_last is lost"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["Conv2d", *KINDS])
 def test_memory_format_is_carried_over(kind: str, layer_of: Callable[..., GPSA]) -> None:
     import timm.layers
 

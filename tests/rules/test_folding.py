@@ -112,7 +112,6 @@ def test_a_network_of_every_class_folds_and_is_loaded_folded(
         assert torch.equal(loaded(x), child(x))
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 4: read without gradients, so taken for frozen")
 @pytest.mark.parametrize(
     "build", [lambda: timm.layers.StdConv2d(4, 6, 3), lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, 3))]
 )
@@ -123,16 +122,7 @@ def test_a_computed_kernel_folds_into_one_that_trains(
     assert folded.weight.requires_grad
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 16: reading W_out takes steps"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("training", [False, True])
 def test_folding_spectral_norm_takes_no_power_iteration(training: bool, layer_of: Callable[..., GPSA]) -> None:
     layer = layer_of(parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)), KEEP)
     x = torch.randn(2, 4, 8, 8)

@@ -115,7 +115,6 @@ def test_compiled_models(part: str, recast_and_verify: Callable[..., Any]) -> No
 
 
 @pytest.mark.filterwarnings(HOOKS_SEEN)
-@pytest.mark.xfail(strict=True, reason="bug 2: the wrapper goes on running the old convolution")
 def test_a_convolution_that_is_compiled_by_itself(recast_and_verify: Callable[..., Any]) -> None:
     """`torch.compile(conv)` holds the convolution in a closure too: recast with its wrapper, or refused."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), compiled(nn.Conv2d(4, 4, 3)))
@@ -130,12 +129,10 @@ def test_a_convolution_that_is_compiled_by_itself(recast_and_verify: Callable[..
     assert not torch.equal(child(X), before)
 
 
-@pytest.mark.xfail(strict=True, raises=RecastError, reason="bug 13: torch warns of the hooks that plan counts with")
 def test_planning_a_compiled_model_warns_of_nothing() -> None:
     recast.plan(compiled(Block()), X, where="all")
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="bug 15: KeyError")
 def test_a_child_that_never_calls_its_layer_is_reported() -> None:
     """A forward bound before the recast (a closure, a compiled wrapper) keeps the old layer: `verify` says so."""
 

@@ -117,11 +117,6 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "positive": positive,
     "chain whose inverse refuses": lambda: made(positive(), Negative()),
 }
-BUG_6 = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="bug 6: the inverse is called, on the meta device")
-NAMES = [
-    pytest.param(name, marks=BUG_6 if name in ("orthogonal", "positive", "chain whose inverse refuses") else ())
-    for name in BUILDERS
-]
 X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -143,7 +138,7 @@ def planned(module: nn.Module, config: RecastConfig = KEEP) -> tuple[nn.Sequenti
     return parent, recast.recast_(copy.deepcopy(parent), plan)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_kept_it_computes_the_same_and_trains_the_same(name: str, error_of: Callable[..., float]) -> None:
     """Bitwise in eval; in training the buffers step alike; every original gets the parent's gradient."""
     parent, child = planned(BUILDERS[name]().double())
@@ -167,7 +162,7 @@ def test_kept_it_computes_the_same_and_trains_the_same(name: str, error_of: Call
     assert all(torch.equal(buffers[n], b) for n, b in parent[0].named_buffers())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_frozen_originals_stay_frozen(name: str) -> None:
     parent = nn.Sequential(BUILDERS[name]())
     plan = recast.plan(parent, X, KEEP, where="all")
@@ -179,7 +174,7 @@ def test_frozen_originals_stay_frozen(name: str) -> None:
         assert [n for n in names if not counterpart(n, layer).requires_grad] == frozen
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
     """The originals, and what a parametrisation holds besides; a copy of the child is whole and independent."""
     parent, child = planned(BUILDERS[name]())
@@ -249,7 +244,6 @@ def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.
     assert torch.equal(child.eval()(X), parent.eval()(X))
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 8: computed without gradients, so taken for frozen")
 @pytest.mark.parametrize("config", [RecastConfig(), KEEP])
 def test_a_parametrised_bias_is_trained_on(config: RecastConfig) -> None:
     """Dropped for its result, as a parametrised weight is; with the option it is kept, or refused."""

@@ -132,22 +132,9 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
     ),
     **{f"{name} hook": (lambda f=f: hooked(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},  # type: ignore[misc]
 }
-BROKEN: dict[str, tuple[type[Exception], str]] = {
-    "instance _conv_forward": (AssertionError, "bug 3: taken, and its patch dropped"),
-    "quantisation aware": (AssertionError, "bug 11: 'no rule for Conv2d (rules exist for Conv2d …'"),
-    "scripted": (AttributeError, "bug 1: 'OrderedDictWrapper' object has no attribute 'get'"),
-    "complex": (RuntimeError, "bug 10: no RecastError"),
-}
 
 
-def cases() -> list[Any]:
-    broken = {
-        name: pytest.mark.xfail(strict=True, raises=error, reason=reason) for name, (error, reason) in BROKEN.items()
-    }
-    return [pytest.param(name, marks=broken.get(name, ())) for name in REFUSED]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str, around: Callable[..., nn.Module]) -> None:
     build, use, expected = REFUSED[name]
     model = around(build(), use)
@@ -194,17 +181,7 @@ def test_nan_is_named() -> None:
         check_finite("layer", module)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        torch.jit.script,
-        pytest.param(
-            lambda model: torch.jit.trace(model, X),
-            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 12: 'has no convolution'"),
-        ),
-    ],
-    ids=["script", "trace"],
-)
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
 def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
     with pytest.raises(RecastError, match="TorchScript"):

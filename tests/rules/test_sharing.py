@@ -9,7 +9,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 import recast
 
-BUG_5 = pytest.mark.xfail(strict=True, raises=AssertionError, reason="bug 5: recast, and no longer shared")
 X = torch.zeros(2, 3, 8, 8)
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
 
@@ -46,7 +45,7 @@ class Gain(nn.Module):
 SHARED = Gain()
 
 
-@pytest.mark.parametrize("name", ["weight", *(pytest.param(n, marks=BUG_5) for n in TIES if n != "weight")])
+@pytest.mark.parametrize("name", TIES)
 def test_what_is_shared_with_another_module_is_left(name: str) -> None:
     """A copy in the new layer would stop following the other one in training."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), conv(), conv())
@@ -59,7 +58,6 @@ def test_what_is_shared_with_another_module_is_left(name: str) -> None:
         assert f"with {other}" in left.reason
 
 
-@BUG_5
 def test_a_kernel_that_the_model_holds_as_well_is_left() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), conv())
     model.register_parameter("kernel", model[1].weight)

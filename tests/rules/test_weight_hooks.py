@@ -94,7 +94,6 @@ def test_a_copy_of_the_parent_before_any_forward(
     assert torch.equal(child(X), parent(X))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="bug 14: torch's own error, it cannot copy such a parent")
 @pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
 def test_loading_into_a_parent_that_ran(norm: Callable[..., Any], around: Callable[..., Any], tmp_path: Path) -> None:
     """What `plan` and `recast_` take, `load` takes as well: after a forward the computed weight is in a graph."""
@@ -107,18 +106,7 @@ def test_loading_into_a_parent_that_ran(norm: Callable[..., Any], around: Callab
     assert torch.equal(loaded(X), expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(strict=True, reason="bug 7: dropped without a word")
-            if name.endswith("transposed")
-            else (),
-        )
-        for name in BUILDERS
-    ],
-)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_a_hook_cannot_be_kept(name: str, around: Callable[..., Any]) -> None:
     keep = RecastConfig(keep_parametrization=True)
     with pytest.raises(RecastError, match=r"conv cannot be recast: .*keep_parametrization"):

@@ -85,9 +85,9 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
 @recasts(nn.ConvTranspose2d)
 def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> GPSA:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
-    if config.keep_parametrization and parametrization_of(conv) is not None:
+    if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
         raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
-    weight = flip_transpose(effective_weight(conv), conv.groups).contiguous()
+    weight = flip_transpose(effective_weight(conv), conv.groups)
     return _layer(conv, Geometry.of(conv), weight, config)
 
 
@@ -152,24 +152,26 @@ def _layer(
     )  # fmt: skip
     made, makers = dict(conv.named_parameters()), list(makers)
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
-    sources = [made["weight"]] if makers and "weight" in made else [p for name, p in made.items() if name != "bias"]
+    biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
+    if config.keep_parametrization and len(biases) > 0 and "bias" not in biases:
+        raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
+    sources = [made["weight"]] if makers and "weight" in made else [p for n, p in made.items() if n not in biases]
     # clone keeps channels_last, which copy_ into a new tensor would not
     layer.weight = nn.Parameter(weight.clone(), any(p.requires_grad for p in sources))
     if conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
-            layer.bias.copy_(conv.bias).requires_grad_(conv.bias.requires_grad)
+            layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     layer.train(conv.training)
     _parametrise_(layer, conv, makers)
     return layer
 
 
 def _parametrise_(layer: GPSA, conv: nn.Module, makers: list[nn.Module]) -> None:
+    given = parametrization_of(conv) if makers else None
+    if given is not None:
+        # moved whole: an inverse would give other numbers with the same result, or refuse them
+        parametrize.register_parametrization(layer, "weight", nn.Identity(), unsafe=True)
+        layer.parametrizations["weight"] = copy.deepcopy(given)  # type: ignore[operator, index, assignment]
+        makers = makers[len(given) :]
     for maker in makers:
         parametrize.register_parametrization(layer, "weight", maker, unsafe=True)
-    given, own = parametrization_of(conv), parametrization_of(layer)
-    if given is not None and own is not None:
-        # the numbers that the kernel was made from: an inverse would give others with the same result
-        own.load_state_dict(given.state_dict(), strict=False)
-        parameters = dict(own.named_parameters())
-        for name, parameter in given.named_parameters():
-            parameters[name].requires_grad_(parameter.requires_grad)

@@ -20,13 +20,17 @@ def refusal(module: nn.Module) -> str | None:
         return "is TorchScript: recast the nn.Module that it was made from, and script that"
     if ".quantized" in type(module).__module__:
         return f"{kind} is quantised: recast the float model, and quantise that"
+    if ".qat." in type(module).__module__:
+        return f"{kind} is in training for quantisation: recast the float model, and prepare that"
     if find_rule(module) is None:
         return f"no rule for {kind} (rules exist for {', '.join(known_kinds())})"
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
         return f"{kind} carries hooks, which the new layer would lose"
-    if "forward" in vars(module):
-        return f"{kind} has a forward of its own, set on the instance"
+    if patched := [name for name in ("forward", "_conv_forward") if name in vars(module)]:
+        return f"{kind} has a {patched[0]} of its own, set on the instance"
+    if any(parameter.is_complex() for parameter in module.parameters()):
+        return f"{kind} has complex weights: attention is real"
     return None
 
 
