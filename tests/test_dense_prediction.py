@@ -367,7 +367,7 @@ def test_every_transposed_convolution_of_a_u_net(up_kernel: int) -> None:
     parent, x = u_net(width=8, up_kernel=up_kernel), torch.randn(1, 3, 32, 48)
     planned = plan(parent, x, where=["up.*"], budget=2000)
     assert names_of(planned) == ["up.0", "up.1", "up.2", "up.3"]
-    # --- detectors as a whole ----------------------------------------------------------------------------------------------
+    assert {step.geometry.num_heads for step in planned.steps} == {up_kernel**2}
     check(parent, x, planned)
 
 

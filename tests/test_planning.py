@@ -159,6 +159,10 @@ def test_a_shape_only_pass_that_fails_is_said() -> None:
     easy = plan(small(), X)
     assert p.before == easy.before
     assert p.after == easy.after
+    # frozen parameters stay frozen, and what they keep once they are trained counts all the same
+    frozen = plan(model.requires_grad_(False), X)
+    assert frozen.before == easy.before
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_layer_is_recast_once() -> None:

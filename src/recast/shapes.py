@@ -147,12 +147,26 @@ def observe(
         reason = error
     seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {_first_line(reason)}")
     try:
-        _run(copy.deepcopy(model) if edit else model, example, names, seen, edit)
+        with _all_trained(model):
+            _run(copy_with(model, Tensor.clone) if edit else model, example, names, seen, edit)
     except Exception as error:
         raise RecastError(
             f"{type(model).__name__} cannot run on the example {describe(example)}: {_first_line(error)}"
         ) from error
     return seen
+
+
+@contextmanager
+def _all_trained(model: nn.Module) -> Iterator[None]:
+    """Every floating-point parameter asks for a gradient, so that what frozen ones would keep counts as in a fake pass."""
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def _run(
