@@ -158,7 +158,7 @@ def observe(
 
 @contextmanager
 def _all_trained(model: nn.Module) -> Iterator[None]:
-    """Every floating-point parameter asks for a gradient, so that what frozen ones would keep counts as in a fake pass."""
+    """Every floating-point parameter asks for a gradient, so that a frozen one counts as it does in a fake pass."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     try:
         for parameter in frozen:
