@@ -9,7 +9,8 @@ whole model after NMS, where one ulp may pick another box: bitwise or not at all
 split_bitwise, split_error   the default form against the parent, max|a − b| / max|b| over all outputs
 dense_error                  with all maps written out; `dense_not_run` says why where it is empty
 control                      two taps of the first recast layer swapped: must be large, or the row proves nothing
-parent_rounding              the parent in fp32 against itself in fp64: what rounding alone does to this network
+parent_rounding              the parent in fp32 against itself in fp64: what rounding alone does to this network; a
+                             dense_error below it is rounding too (DeepLabV3 in fp64 and `dense`: bitwise)
 largest_map_mib              the maps of the largest layer in `dense`, heads × queries × tokens in fp32
 """
 
