@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ from recast.steps import Plan
 from recast.surgery import applied_plan, gpsa_layers
 
 TOLERANCE = 1e-5
+LAYER_SCALE = re.compile(r"(layer_scale|gamma)_?\d*")
+"""How torchvision and timm call the parameters of LayerScale."""
 TIES = 10_000
 """One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
 
@@ -204,7 +207,7 @@ def enliven_(model: nn.Module, example: Example | None = None) -> nn.Module:
                 continue
             if name == "weight" and parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
-            elif name == "layer_scale" or (name == "gamma" and parameter.dim() == 1):  # torchvision's, timm's
+            elif LAYER_SCALE.fullmatch(name):
                 parameter.uniform_(0.5, 1.0)
             elif parameter.dim() > 1 and not parameter.any():
                 nn.init.trunc_normal_(parameter, std=0.02)
