@@ -53,6 +53,14 @@ def architectures(patterns: list[str]) -> list[str]:
 
 
 def skeleton(name: str) -> nn.Module:
+    """The network without values, on the meta device, or as it is where its constructor reads a tensor (RegNet)."""
+    try:
+        return on_meta_device(name)
+    except NotImplementedError:
+        return _create_quietly(name, {})
+
+
+def on_meta_device(name: str) -> nn.Module:
     """The network on the meta device: its modules and sizes, no values."""
     with torch.device("meta"):
         return _create_quietly(name, {})

@@ -19,10 +19,11 @@ from typing import Any
 
 from recast.errors import RecastError
 from recast.zoo.examine import ZooRow, examine
-from recast.zoo.subjects import skeleton
+from recast.zoo.subjects import on_meta_device
 
 COLUMNS = tuple(field.name for field in fields(ZooRow))
 BYTES_PER_PARAMETER = 16
+UNKNOWN_BYTES = 10 * 2**30
 BASE_BYTES = 2 * 2**30
 """What any network needs beside its weights: maps, activations."""
 
@@ -55,7 +56,7 @@ def walk(
     known = {row.model: row for row in read_zoo(out)} if out.exists() else {}
     waiting = [name for name in names if name not in known]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recast.zoo.examine", "torchvision"])
+    context.set_forkserver_preload(["recast.zoo.walk", "torchvision"])
     running: list[_Job] = []
     sizes: dict[str, int] = {}
     try:
@@ -97,9 +98,9 @@ def _start_some(
 def _needed(name: str) -> int:
     """Bytes that a network is going to need, roughly: parent, recast layers and a comparison in double precision."""
     try:
-        return BASE_BYTES + BYTES_PER_PARAMETER * sum(p.numel() for p in skeleton(name).parameters())
-    except Exception:  # its own process will say what is wrong with it
-        return BASE_BYTES
+        return BASE_BYTES + BYTES_PER_PARAMETER * sum(p.numel() for p in on_meta_device(name).parameters())
+    except Exception:  # of unknown size; its own process will say what is wrong with it
+        return UNKNOWN_BYTES
 
 
 def _work(name: str, sender: Connection) -> None:
