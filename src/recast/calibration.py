@@ -137,7 +137,10 @@ def _features_and_targets(
     """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
     x = _stop_at(child, layer, batch, want_input=True)
     target = _stop_at(parent, convolution, batch, want_input=False)
-    gathered = functional.gather(x, layer.weights(), layer.geometry, layer.groups, layer.config.attend_padding)
+    config = layer.config
+    gathered = functional.gather(
+        x, layer.weights(), layer.geometry, layer.groups, config.attend_padding, config.content
+    )
     if gathered.shape[-2:] != target.shape[-2:]:
         raise RecastError(
             f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "

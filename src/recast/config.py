@@ -12,7 +12,8 @@ from typing import Literal, get_args
 from recast.errors import RecastError, suggest
 
 Gate = Literal["linear", "sigmoid"]
-Backend = Literal["auto", "reference", "dense", "split"]
+Backend = Literal["auto", "reference", "dense", "split", "merged"]
+Content = Literal["softmax", "linear"]
 StrideMode = Literal["keep", "remove", "dilate"]
 
 
@@ -34,6 +35,8 @@ class RecastConfig:
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: int | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
+    content: Content = "softmax"
+    """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
     keep_parametrization: bool = False
     """Keep what makes the kernel (weight standardisation, weight or spectral norm) over W_out. Off: take its result."""
     stride: StrideMode = "keep"
@@ -44,7 +47,7 @@ class RecastConfig:
     """Which code computes the layer: they agree to rounding."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("gate", Gate), ("stride", StrideMode), ("backend", Backend)):
+        for name, allowed in (("gate", Gate), ("content", Content), ("stride", StrideMode), ("backend", Backend)):
             value, options = getattr(self, name), get_args(allowed)
             if value not in options:
                 raise RecastError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,13 +13,26 @@ from torch.nn.utils import parametrize
 
 from recast import functional
 from recast.config import RecastConfig
+from recast.convolution import convolution
 from recast.errors import RecastError
 from recast.functional import AttentionMaps, Gates, Weights
-from recast.geometry import Geometry, flip_transpose
+from recast.geometry import Geometry
 
 SOFTPLUS_BETA = 5.0
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
+LAMBDA_WITHOUT_CONTENT = 40.0
+"""λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
+BACKENDS = {
+    "reference": functional.reference,
+    "dense": functional.dense,
+    "split": functional.split,
+    "merged": functional.merged,
+}
+
+
+def _where(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero().flatten().tolist())
 
 
 def _versions(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
@@ -85,7 +98,12 @@ class GPSA(nn.Module):
     writes under a compiled layer, are not.
     """
 
-    open_heads: tuple[int, ...] | None
+    gaussian_heads: tuple[int, ...]
+    """Heads that have a Gaussian map; the others' was pruned (`prune_`)."""
+    content_heads: tuple[int, ...]
+    """Heads that have a content map; the others' was pruned."""
+    open_maps: tuple[tuple[int, ...], tuple[int, ...]] | None
+    """Heads whose Gaussian and whose content map eval computes; None: all that exist."""
     _gate_versions: tuple[tuple[int, int], ...]
 
     def __init__(
@@ -110,7 +128,8 @@ class GPSA(nn.Module):
         depthwise = groups == in_channels and groups > 1
         self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
         self.backend = config.backend
-        self.open_heads, self._gate_versions = None, ()
+        self.gaussian_heads = self.content_heads = tuple(range(heads))
+        self.open_maps, self._gate_versions = None, ()
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -183,56 +202,95 @@ class GPSA(nn.Module):
         return 1 / self.alpha
 
     def gates(self) -> dict[str, Tensor]:
-        """Gate values of every head, (H,) each: γ and s as "gamma" and "s", or λ and σ(λ) as "lambda" and "sigma"."""
+        """Gate values of every head, (H,) each: γ and s as "gamma" and "s", or λ and σ(λ) as "lambda" and "sigma".
+
+        Those of pruned maps are 0; a sigmoid head without content has σ(λ) = 1.
+        """
         if self.config.gate == "sigmoid":
-            return {"lambda": self.lam, "sigma": torch.sigmoid(self.lam)}
+            lam = self._spread_out(self.lam, self.content_heads, LAMBDA_WITHOUT_CONTENT)
+            return {"lambda": lam, "sigma": torch.sigmoid(lam)}
         gamma, s = self.gamma, self.spread
         if self.config.gate_range is not None:
             gamma, s = (_ClampInward.apply(gate, *self.config.gate_range) for gate in (gamma, s))
-        return {"gamma": gamma, "s": s}
+        return {
+            "gamma": self._spread_out(gamma, self.content_heads),
+            "s": self._spread_out(s, self.gaussian_heads),
+        }
+
+    def _spread_out(self, values: Tensor, heads: tuple[int, ...], fill: float = 0.0) -> Tensor:
+        """Values of some heads, `fill` for those whose map was pruned, (H,)."""
+        return functional.scatter_heads(values, None if len(heads) == self.num_heads else heads, self.num_heads, fill)
 
     def coefficients(self) -> Gates:
-        """Shares of the shift, Gaussian and content maps of every head; they sum to one."""
+        """Shares of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; those of a head sum to one."""
         gates = self.gates()
         if self.config.gate == "sigmoid":
-            return functional.sigmoid_gates(gates["lambda"])
-        return functional.linear_gates(gates["gamma"], gates["s"])
+            every = functional.sigmoid_gates(gates["lambda"])
+        else:
+            every = functional.linear_gates(gates["gamma"], gates["s"])
+        gaussian, content = every.gaussian, every.content
+        if len(self.gaussian_heads) < self.num_heads:
+            gaussian = gaussian[list(self.gaussian_heads)]
+        if len(self.content_heads) < self.num_heads:
+            content = content[list(self.content_heads)]
+        return Gates(every.shift, gaussian, content)
 
     def weights(self) -> Weights:
         """The tensors as the pure functions take them."""
+        pruned = len(self.gaussian_heads) + len(self.content_heads) < 2 * self.num_heads
         return Weights(
-            self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients()
+            self.weight,
+            self.bias,
+            self.value,
+            self.query,
+            self.key,
+            self.center,
+            self.alpha,
+            self.coefficients(),
+            self.gaussian_heads if pruned else None,
+            self.content_heads if pruned else None,
         )
 
     def chosen_backend(self) -> str:
-        """Which code runs: `split` unless the configuration names another."""
-        return "split" if self.backend == "auto" else self.backend
+        """Which code runs now: the configuration's, or what `functional.choose_backend` finds cheapest."""
+        if self.backend != "auto":
+            return self.backend
+        gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
+        linear = self.config.content == "linear"
+        opened = set(gaussian) if linear else {*gaussian, *content}
+        return functional.choose_backend(self.geometry, self.groups, len(opened), self.config.gate == "linear")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        backend, w = self.chosen_backend(), self.weights()
-        if backend == "split":
-            heads = self._heads_to_run()
-            return functional.split(input, w, self.geometry, self.groups, self.config.attend_padding, heads)
-        function = functional.dense if backend == "dense" else functional.reference
-        return function(input, w, self.geometry, self.groups, self.config.attend_padding)
+        w, maps = self.weights(), self._maps_to_run()
+        if maps is not None:
+            w = functional.select_heads(w, *maps)
+        function = BACKENDS[self.chosen_backend()]
+        return function(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
 
-    def _heads_to_run(self) -> tuple[int, ...] | None:
-        """The open heads where the others may be skipped, None where all run.
+    @property
+    def open_heads(self) -> tuple[int, ...] | None:
+        """Heads that eval computes beyond the shift, None: all of them."""
+        return None if self.open_maps is None else tuple(sorted({*self.open_maps[0], *self.open_maps[1]}))
+
+    def _maps_to_run(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Heads whose Gaussian and whose content map is open where the others may be skipped, None where all run.
 
         Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for. A
         tensor's version is a Python number that every in-place write raises, so no value is read here.
         """
-        if self.training or torch.is_grad_enabled() or self.open_heads is None:
+        if self.training or torch.is_grad_enabled() or self.open_maps is None:
             return None
         if not torch.compiler.is_compiling() and self._gate_versions != _versions(self.gamma, self.spread):
             return None
-        return self.open_heads
+        return self.open_maps
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
-        return functional.attention_maps(x, self.weights(), self.geometry, self.config.attend_padding)
+        return functional.attention_maps(
+            x, self.weights(), self.geometry, self.config.attend_padding, self.config.content
+        )
 
     @torch.no_grad()
     def refresh_gates(self) -> tuple[int, ...] | None:
@@ -243,10 +301,9 @@ class GPSA(nn.Module):
         if self.config.gate != "linear":
             return None
         gates = self.gates()
-        is_closed = (gates["gamma"] == 0) & (gates["s"] == 0)
-        found = tuple((~is_closed).nonzero().flatten().tolist())
-        self.open_heads, self._gate_versions = found, _versions(self.gamma, self.spread)
-        return found
+        self.open_maps = _where(gates["s"] != 0), _where(gates["gamma"] != 0)
+        self._gate_versions = _versions(self.gamma, self.spread)
+        return self.open_heads
 
     @torch.no_grad()
     def close_heads_(self, tol: float) -> tuple[int, ...] | None:
@@ -260,15 +317,54 @@ class GPSA(nn.Module):
                 raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
             gates = self.gates()
             closed = (gates["gamma"].abs() <= tol) & (gates["s"].abs() <= tol)
-            self.gamma.masked_fill_(closed, 0.0)
-            self.spread.masked_fill_(closed, 0.0)
+            self.gamma.masked_fill_(closed[list(self.content_heads)], 0.0)
+            self.spread.masked_fill_(closed[list(self.gaussian_heads)], 0.0)
         return self.refresh_gates()
+
+    @torch.no_grad()
+    def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
+        """Remove the Gaussian and content maps of all heads but these, with their parameters; their share stays 0.
+
+        What remains is trained as before; what is gone costs nothing, in training neither. A sigmoid head keeps its
+        Gaussian. Raises `RecastError` for heads that have no such map.
+        """
+        gaussian, content = tuple(sorted(set(gaussian_heads))), tuple(sorted(set(content_heads)))
+        if not (set(gaussian) <= set(self.gaussian_heads) and set(content) <= set(self.content_heads)):
+            raise RecastError(
+                f"prune_ keeps maps that are there: Gaussian heads {self.gaussian_heads}, content heads "
+                f"{self.content_heads}, got {gaussian} and {content}"
+            )
+        if self.config.gate == "sigmoid" and len(gaussian) < self.num_heads:
+            raise RecastError("a head with a sigmoid gate is its Gaussian and its content map: only content is pruned")
+        among_content = [self.content_heads.index(h) for h in content]
+        among_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
+        width = [h * self.head_dim + d for h in among_content for d in range(self.head_dim)]
+        rows = {"query": width, "key": width, "center": among_gaussian, "raw_alpha": among_gaussian}
+        if self.config.gate == "sigmoid":
+            rows["lam"] = among_content
+        else:
+            rows |= {"gamma": among_content, "spread": among_gaussian}
+        for name, index in rows.items():
+            old: nn.Parameter = getattr(self, name)
+            setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
+        self.gaussian_heads, self.content_heads, self.open_maps = gaussian, content, None
+
+    @torch.no_grad()
+    def fold_value_(self) -> None:
+        """Multiply W_val into W_out; X itself is the value from now on. Raises `RecastError` if W_out is computed."""
+        if self.value is None:
+            return
+        if parametrize.is_parametrized(self, "weight"):
+            raise RecastError("W_val cannot be multiplied into a kernel that is computed (keep_parametrization)")
+        self.weight.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        self.value = None
 
     @torch.no_grad()
     def fold(self, tol: float = 0.0) -> nn.Module:
         """The convolution this layer is, if all its heads are closed within `tol`; else the layer, those heads at 0.
 
-        The kernel is W_val · W_out^h per tap. With tol = 0 the function is the same to rounding.
+        The kernel is W_val · W_out^h per tap. With tol = 0 the function is the same to rounding. `recast.fold_` does
+        more.
         """
         return self.to_conv() if self.close_heads_(tol) == () else self
 
@@ -278,41 +374,10 @@ class GPSA(nn.Module):
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
         """The shift part alone as a convolution, with a padding layer in front where `nn.Conv2d` has no word for it."""
-        g, (top, bottom, left, right) = self.geometry, self.geometry.padding
-        size: dict[str, Any] = {"in_channels": self.in_channels, "out_channels": self.out_channels}
-        size |= {"kernel_size": g.kernel, "dilation": g.dilation, "groups": self.groups, "bias": self.bias is not None}
-        size |= {"device": self.query.device, "dtype": self.query.dtype}
-        explicit = not g.is_transposed and not g.same and (top, left) != (bottom, right)
         weight, trained = self._kernel()
         kernel = torch.empty_like(weight)  # in the memory format of the layer's own
         kernel.copy_(functional.fold_value(weight, self.value, self.groups))
-        conv: nn.Module
-        if g.is_transposed:
-            cropped = (g.reach[0] - top, g.reach[1] - left)
-            conv = nn.ConvTranspose2d(
-                **size, stride=g.upsample, padding=cropped, output_padding=(bottom - top, right - left)
-            )
-            kernel = flip_transpose(kernel, self.groups)
-        elif g.same:
-            from timm.layers import Conv2dSame
-
-            conv = Conv2dSame(**size, stride=g.stride)
-        else:
-            mode = "zeros" if explicit else g.padding_mode
-            conv = nn.Conv2d(**size, stride=g.stride, padding=0 if explicit else (top, left), padding_mode=mode)
-        conv.weight = nn.Parameter(kernel, trained)
-        if self.bias is not None and conv.bias is not None:
-            conv.bias.copy_(self.bias).requires_grad_(self.bias.requires_grad)
-        conv.train(self.training)
-        if not explicit:
-            return conv
-        layers = {
-            "zeros": nn.ZeroPad2d,
-            "reflect": nn.ReflectionPad2d,
-            "replicate": nn.ReplicationPad2d,
-            "circular": nn.CircularPad2d,
-        }
-        return nn.Sequential(layers[g.padding_mode]((left, right, top, bottom)), conv).train(self.training)
+        return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
 
     def _kernel(self) -> tuple[Tensor, bool]:
         """W_out as in eval mode, and whether it is trained. Spectral norm takes a step where it is read in training."""
@@ -331,7 +396,8 @@ class GPSA(nn.Module):
         """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its taps."""
         assert geometry.kernel == self.geometry.kernel
         self.geometry = geometry
-        self.center.copy_(torch.tensor(geometry.offsets(), dtype=torch.float32))
+        offsets = [geometry.offsets()[h] for h in self.gaussian_heads]
+        self.center.copy_(torch.tensor(offsets, dtype=torch.float32).view(-1, 2))
 
     def add_bias_(self) -> None:
         """Give a layer without bias a zero one (calibration needs it)."""
@@ -340,11 +406,11 @@ class GPSA(nn.Module):
 
     def train(self, mode: bool = True) -> GPSA:
         if mode:
-            self.open_heads = None
+            self.open_maps = None
         return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.open_heads = None
+        self.open_maps = None
         super()._load_from_state_dict(state_dict, *args, **kwargs)
 
     def _check_input(self, x: Tensor) -> None:
@@ -352,10 +418,15 @@ class GPSA(nn.Module):
             raise RecastError(f"GPSA expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
-        opened = "all" if self.open_heads is None else len(self.open_heads)
+        def count(heads: tuple[int, ...]) -> str:
+            return "all" if len(heads) == self.num_heads else str(len(heads))
+
+        opened = "all" if self.open_heads is None else str(len(self.open_heads))
+        maps = f"{count(self.gaussian_heads)} Gaussian, {count(self.content_heads)} content; {opened} open in eval"
         groups = f", groups={self.groups}" if self.groups > 1 else ""
+        content = "" if self.config.content == "softmax" else f", content={self.config.content}"
         return (
             f"{self.in_channels} → {self.out_channels}, {self.geometry}{groups}, bias={self.bias is not None}, "
-            f"{self.num_heads} heads × {self.head_dim} ({opened} open in eval), gate={self.config.gate}, "
-            f"backend={self.chosen_backend()}"
+            f"{self.num_heads} heads × {self.head_dim} ({maps}), gate={self.config.gate}{content}, "
+            f"value={self.value is not None}, backend={self.chosen_backend()}"
         )
