@@ -15,7 +15,19 @@ from torch import Tensor, nn
 
 from recast import functional
 from recast.config import RecastConfig
-from recast.functional import Gates, Weights, dense, linear_gates, reference, sigmoid_gates, split
+from recast.functional import (
+    Gates,
+    Weights,
+    dense,
+    fast,
+    linear_gates,
+    merged,
+    reference,
+    select_heads,
+    sigmoid_gates,
+    split,
+    streaming,
+)
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.rules import find_rule
@@ -23,7 +35,7 @@ from recast.rules import find_rule
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
-FUNCTIONS = {"reference": reference, "dense": dense, "split": split}
+FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged}
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 Array = NDArray[np.float64]
@@ -216,6 +228,13 @@ def size_of_terms(layer: GPSA, x: Tensor) -> float:
     return float(functional.project_out(gathered, w.weight.flatten(2).abs(), None, layer.groups).detach().max())
 
 
+def in_chunks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """By turns: a chunk of everything, of a row of a few queries, of some images; gathers kept and made again."""
+    monkeypatch.setitem(streaming.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+    monkeypatch.setitem(streaming.TOKENS, "cpu", (2**11, 9, 2**11)[seed % 3])
+    monkeypatch.setattr(fast, "KEEP_COST", (0.1, 0.0, 9.0)[seed // 3 % 3])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("attend_padding", [False, True])
@@ -230,8 +249,7 @@ def test_backends_agree_with_random_open_gates(
     """fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers."""
     config = RecastConfig(gate=gate, attend_padding=attend_padding)
     for seed in range(2000, 2000 + max(40, NUM_GEOMETRIES // 8)):
-        # by turns: maps mixed before the product, and two products
-        monkeypatch.setattr(functional, "MERGE_RATIO", 0 if seed % 2 else 10**6)
+        in_chunks(monkeypatch, seed)
         conv, x, text = random_case(seed, dtype)
         layer = open_gates(recast_layer(conv, config), seed)
         expected = outputs_and_gradients(layer, x, "reference")
@@ -240,7 +258,7 @@ def test_backends_agree_with_random_open_gates(
             least = dict.fromkeys(expected, steepest) | {"output": 0.1 * size_of_terms(layer, x)}
         else:  # a gradient that is exactly zero comes out as a rounding error
             least = dict.fromkeys(expected, 1e-5 * steepest) | {"output": 1e-5 * size_of_terms(layer, x)}
-        for backend in ("dense", "split"):
+        for backend in ("dense", "split", "merged"):
             measured = outputs_and_gradients(layer, x, backend)
             assert measured.keys() == expected.keys()
             for name, value in measured.items():
@@ -263,17 +281,12 @@ def test_some_heads_only(
                 layer.gamma[h] = layer.spread[h] = 0
             w, g = layer.weights(), layer.geometry
             everything = split(x, w, g, conv.groups)
-            some = split(x, w, g, conv.groups, heads=opened)
+            some = split(x, select_heads(w, opened, opened), g, conv.groups)
             assert error_of(some, everything) <= 1e-10, text
             assert error_of(some, reference(x, w, g, conv.groups)) <= 1e-10, text
             if opened:
-                assert error_of(split(x, w, g, conv.groups, heads=opened[1:]), everything) > 1e-8, text
-
-
-def test_a_gate_without_shift_has_no_closed_heads() -> None:
-    layer = GPSA(2, 2, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
-    with pytest.raises(ValueError, match="no closed heads"):
-        split(torch.randn(1, 2, 5, 5), layer.weights(), layer.geometry, heads=(0,))
+                fewer = select_heads(w, opened[1:], opened[1:])
+                assert error_of(split(x, fewer, g, conv.groups), everything) > 1e-8, text
 
 
 # --- the facts that the fast paths rest on --------------------------------------------------------------------------

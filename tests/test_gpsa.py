@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recast import functional
 from recast.config import RecastConfig
 from recast.errors import RecastError
+from recast.functional import fast, maps, written_out
 from recast.geometry import Geometry
 from recast.gpsa import GPSA, inverse_softplus
 from recast.rules import find_rule
@@ -23,7 +24,7 @@ from recast.rules import find_rule
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 CHUNKS = 10
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-BACKENDS = ("split", "dense", "reference")
+BACKENDS = ("split", "merged", "dense", "reference")
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
@@ -253,13 +254,13 @@ def test_gate_range_keeps_every_map_convex() -> None:
 def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of heads of every computation of the part that is not a convolution."""
     counted: list[int] = []
-    original = functional._rest
+    original = fast._streamed
 
     def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Tensor:
-        counted.append(len(w.alpha))
+        counted.append(len({*w.with_gaussian(), *w.with_content()}))
         return original(x, values, w, *rest)
 
-    monkeypatch.setattr(functional, "_rest", spy)
+    monkeypatch.setattr(fast, "_streamed", spy)
     return counted
 
 
@@ -431,15 +432,15 @@ def test_half_precision_modules_keep_positions_in_float32(
     x = torch.randn(1, 6, 7, 7)
     expected = layer(x)
     seen = set()
-    for name in ("gaussian_factors", "gaussian_map"):
-        original = getattr(functional, name)
+    for module, name in ((maps, "gaussian_factors"), (fast, "gaussian_factors"), (written_out, "gaussian_map")):
+        original = getattr(module, name)
 
         def spy(*args: Any, original: Callable[..., Any] = original) -> Any:
             result = original(*args)
             seen.update(t.dtype for t in (result if isinstance(result, tuple) else (result,)))
             return result
 
-        monkeypatch.setattr(functional, name, spy)
+        monkeypatch.setattr(module, name, spy)
     layer.backend = backend
     y = layer.to(dtype)(x.to(dtype))
     assert y.dtype == dtype

@@ -165,7 +165,7 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
     """Parameters, MACs and the growth of saved bytes per image: measured on meta tensors, checked on CPU tensors."""
     for seed in range(start, start + 15):
         conv, x, text = random_case(seed, torch.float32)
-        gate, backend = ("linear", "sigmoid")[seed % 2], ("auto", "dense", "split")[seed % 3]
+        gate, backend = ("linear", "sigmoid")[seed % 2], ("auto", "dense", "split", "merged")[seed % 4]
         config = RecastConfig(gate=gate, backend=backend)  # type: ignore[arg-type]
         shape = x.shape[1:]
 
@@ -173,6 +173,7 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
             conv.in_channels, conv.out_channels, Geometry.of(conv), groups=conv.groups, bias=conv.bias is not None,
             config=config,
         )  # fmt: skip
+        attention.close_heads_(0)
         for real in (conv, attention):
             one, two = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
             with FlopCounterMode(display=False) as flops:

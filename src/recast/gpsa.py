@@ -23,12 +23,6 @@ QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
-BACKENDS = {
-    "reference": functional.reference,
-    "dense": functional.dense,
-    "split": functional.split,
-    "merged": functional.merged,
-}
 
 
 def _where(mask: Tensor) -> tuple[int, ...]:
@@ -105,6 +99,7 @@ class GPSA(nn.Module):
     open_maps: tuple[tuple[int, ...], tuple[int, ...]] | None
     """Heads whose Gaussian and whose content map eval computes; None: all that exist."""
     _gate_versions: tuple[tuple[int, int], ...]
+    _closed_versions: tuple[tuple[int, int], ...]
 
     def __init__(
         self,
@@ -129,7 +124,7 @@ class GPSA(nn.Module):
         self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
         self.backend = config.backend
         self.gaussian_heads = self.content_heads = tuple(range(heads))
-        self.open_maps, self._gate_versions = None, ()
+        self.open_maps, self._gate_versions, self._closed_versions = None, (), ()
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -166,6 +161,8 @@ class GPSA(nn.Module):
         if self.config.gate == "linear":
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
+            if self.config.gamma_init == self.config.s_init == 0:  # no value is read: they are closed
+                self._closed_versions = _versions(self.gamma, self.spread)
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
@@ -255,6 +252,8 @@ class GPSA(nn.Module):
         """Which code runs now: the configuration's, or what `functional.choose_backend` finds cheapest."""
         if self.backend != "auto":
             return self.backend
+        if self._is_known_closed():
+            return "split"  # bitwise the convolution, also where all maps run because gradients are asked for
         gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
         linear = self.config.content == "linear"
         opened = set(gaussian) if linear else {*gaussian, *content}
@@ -265,8 +264,8 @@ class GPSA(nn.Module):
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = functional.select_heads(w, *maps)
-        function = BACKENDS[self.chosen_backend()]
-        return function(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
+        form = getattr(functional, self.chosen_backend())
+        return form(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
 
     @property
     def open_heads(self) -> tuple[int, ...] | None:
@@ -284,6 +283,15 @@ class GPSA(nn.Module):
         if not torch.compiler.is_compiling() and self._gate_versions != _versions(self.gamma, self.spread):
             return None
         return self.open_maps
+
+    def _is_known_closed(self) -> bool:
+        """Whether all heads were closed when last noted, and no gate was written to since; never in training.
+
+        A step of training must not depend on what was noted: a resumed run takes the same steps bit for bit.
+        """
+        if self.training or torch.compiler.is_compiling() or not self._closed_versions:
+            return False
+        return self._closed_versions == _versions(self.gamma, self.spread)
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
@@ -303,6 +311,7 @@ class GPSA(nn.Module):
         gates = self.gates()
         self.open_maps = _where(gates["s"] != 0), _where(gates["gamma"] != 0)
         self._gate_versions = _versions(self.gamma, self.spread)
+        self._closed_versions = () if self.open_heads else self._gate_versions
         return self.open_heads
 
     @torch.no_grad()

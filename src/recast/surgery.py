@@ -57,8 +57,6 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             model = layer
         else:
             replace_module_(model, modules[name], layer)
-        if isinstance(layer, GPSA):
-            layer.refresh_gates()
     model.recast_plan = _applied(plan, chosen, done)  # type: ignore[assignment]
     return model
 

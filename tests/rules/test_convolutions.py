@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast import functional
 from recast.config import RecastConfig
+from recast.functional import streaming
 from recast.gpsa import GPSA
 
 KINDS = ("Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame")
-BACKENDS = ("split", "dense", "reference")
+BACKENDS = ("split", "merged", "dense", "reference")
 NUM_GEOMETRIES = max(24, int(os.environ.get("RECAST_NUM_GEOMETRIES", "500")) // 20)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -119,8 +119,8 @@ def test_backends_agree_with_random_open_gates(
     """Output and every parameter's gradient, kept parametrisations among them."""
     config = RecastConfig(gate=gate, attend_padding=attend_padding, keep_parametrization=True)
     for seed in range(100, 100 + NUM_GEOMETRIES // 2):
-        # by turns: maps mixed before the product, and two products
-        monkeypatch.setattr(functional, "MERGE_RATIO", 0 if seed % 2 else 10**6)
+        # by turns: everything at once, and chunks of a few queries
+        monkeypatch.setitem(streaming.MAP_NUMBERS, "cpu", 60 if seed % 2 else 2**20)
         module, x, text = case_of(kind, seed)
         layer = open_gates(layer_of(module, config), seed)
         parameters, outputs = dict(layer.named_parameters()), {}
@@ -132,7 +132,7 @@ def test_backends_agree_with_random_open_gates(
         expected = outputs["reference"]
         steepest = max(float(value.abs().max()) for value in expected.values())
         assert all(bool(expected[name].any()) for name in parameters if layer.num_heads > 1 and name == "gamma"), text
-        for backend, name in itertools.product(("split", "dense"), expected):
+        for backend, name in itertools.product(("split", "dense", "merged"), expected):
             # a gradient that is exactly zero comes out as a rounding error
             scale = max(float(expected[name].abs().max()), 1e-5 * steepest)
             error = float((outputs[backend][name] - expected[name]).abs().max()) / scale

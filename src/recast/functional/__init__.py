@@ -14,8 +14,7 @@ rounding.
 
 weights     the tensors of a layer, its gates, choices of heads
 maps        S, G and C written out, and G as a Kronecker product
-reference   the definition, head by head
-dense       one product with the merged maps
+written_out `reference`, the definition head by head, and `dense`, merged maps and two products
 fast        `split` and `merged`: the convolution and what its heads add to it, or everything in one
 streaming   the operator both rest on: no map is ever held whole, forward or backward
 linear      content attention with a cost linear in the tokens
@@ -23,7 +22,6 @@ choose      which of them is cheapest for a layer
 """
 
 from recast.functional.choose import choose_backend
-from recast.functional.dense import dense, gather
 from recast.functional.fast import merged, split
 from recast.functional.maps import (
     AttentionMaps,
@@ -34,7 +32,6 @@ from recast.functional.maps import (
     linear_content_map,
     shift_map,
 )
-from recast.functional.reference import reference
 from recast.functional.weights import (
     Gates,
     Weights,
@@ -47,6 +44,7 @@ from recast.functional.weights import (
     select_heads,
     sigmoid_gates,
 )
+from recast.functional.written_out import dense, gather, reference
 
 __all__ = [
     "AttentionMaps",

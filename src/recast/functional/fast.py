@@ -49,10 +49,10 @@ def merged(
 ) -> Tensor:
     """All three parts of a head are gathered together and meet W_out once: cheapest when most heads are open.
 
-    Raises `ValueError` for a transposed convolution, whose taps fall between the pixels: `split` takes it.
+    A transposed convolution, whose taps fall between the pixels, is split.
     """
     if geometry.is_transposed:
-        raise ValueError("a transposed convolution has no merged form")
+        return split(x, w, geometry, groups, attend_padding, content)
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
     values = project_values(tokens, w.value, groups)

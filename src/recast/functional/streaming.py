@@ -85,7 +85,7 @@ class _Stream:
         per_row = self.J * max(1, self.num_keys)
         self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, TOKENS[kind] // self.J)))
         images = min(MAP_NUMBERS[kind] // (per_row * self.I), TOKENS[kind] // (self.J * self.I))
-        self.chunk_images = min(self.batch, max(1, images)) if self.chunk_rows == self.I else 1
+        self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
         self.buffers: dict[str, Tensor] = {}
 
     def chunks(self) -> Iterator[tuple[int, int, int, int]]:
