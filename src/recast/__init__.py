@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from recast.errors import RecastError
     from recast.evaluation import evaluate
     from recast.explain.attention import record
+    from recast.folding.model import fold_
     from recast.geometry import Geometry
     from recast.gpsa import GPSA
     from recast.io import load, save
     from recast.planning import plan
     from recast.steps import Plan
-    from recast.surgery import fold_, param_groups, recast_, refresh_gates_
+    from recast.surgery import param_groups, recast_, refresh_gates_
     from recast.verification import trace, verify
 
 __version__ = "0.1.0"
@@ -58,7 +59,7 @@ _HOME = {
     "RecastError": "errors",
     "calibrate_": "calibration",
     "evaluate": "evaluation",
-    "fold_": "surgery",
+    "fold_": "folding.model",
     "load": "io",
     "param_groups": "surgery",
     "plan": "planning",

@@ -315,20 +315,35 @@ class GPSA(nn.Module):
         return self.open_heads
 
     @torch.no_grad()
-    def close_heads_(self, tol: float) -> tuple[int, ...] | None:
-        """Set γ = s = 0 in the heads that are closed within `tol`; returns the open ones (None: a sigmoid gate).
+    def gate_sizes(self) -> Tensor:
+        """How open the maps are that can be removed: |s| of Gaussian and |γ| of content heads, or 1 − σ(λ); one row."""
+        gates = self.gates()
+        if self.config.gate == "sigmoid":
+            return self.coefficients().content.abs()
+        gaussian, content = gates["s"][list(self.gaussian_heads)], gates["gamma"][list(self.content_heads)]
+        return torch.cat([gaussian.abs(), content.abs()])
+
+    @torch.no_grad()
+    def close_maps_(self, tol: float) -> None:
+        """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`).
 
         Raises `RecastError` where `gate_range` does not hold 0.
         """
-        if self.config.gate == "linear" and tol > 0:
+        gaussian, content = self.gaussian_heads, self.content_heads
+        if self.config.gate == "linear":
             low, high = self.config.gate_range or (0.0, 0.0)
-            if not low <= 0 <= high:
+            if tol > 0 and not low <= 0 <= high:
                 raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
             gates = self.gates()
-            closed = (gates["gamma"].abs() <= tol) & (gates["s"].abs() <= tol)
-            self.gamma.masked_fill_(closed[list(self.content_heads)], 0.0)
-            self.spread.masked_fill_(closed[list(self.gaussian_heads)], 0.0)
-        return self.refresh_gates()
+            # what is not within the tolerance is open, NaN among it
+            gaussian = _where(~(gates["s"].abs() <= tol))
+            content = _where(~(gates["gamma"].abs() <= tol))
+        else:
+            open_content = _where(~(self.coefficients().content.abs() <= tol))
+            content = tuple(self.content_heads[i] for i in open_content)
+        if (gaussian, content) != (self.gaussian_heads, self.content_heads):
+            self.prune_(gaussian, content)
+        self.refresh_gates()
 
     @torch.no_grad()
     def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
@@ -368,14 +383,18 @@ class GPSA(nn.Module):
         self.weight.copy_(functional.fold_value(self.weight, self.value, self.groups))
         self.value = None
 
-    @torch.no_grad()
     def fold(self, tol: float = 0.0) -> nn.Module:
-        """The convolution this layer is, if all its heads are closed within `tol`; else the layer, those heads at 0.
+        """The convolution this layer is, if all its maps are closed within `tol`; else the layer in its smallest form:
+        closed maps removed, W_val multiplied into W_out.
 
-        The kernel is W_val · W_out^h per tap. With tol = 0 the function is the same to rounding. `recast.fold_` does
-        more.
+        With tol = 0 the function is the same to rounding. `recast.fold_` does all layers of a model and reports.
         """
-        return self.to_conv() if self.close_heads_(tol) == () else self
+        self.close_maps_(tol)
+        if self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads:
+            return self.to_conv()
+        if not parametrize.is_parametrized(self, "weight"):
+            self.fold_value_()
+        return self
 
     # timm's `reparameterize_model` calls this name on every module that has it
     fuse = fold
@@ -383,12 +402,12 @@ class GPSA(nn.Module):
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
         """The shift part alone as a convolution, with a padding layer in front where `nn.Conv2d` has no word for it."""
-        weight, trained = self._kernel()
+        weight, trained = self.kernel_in_eval()
         kernel = torch.empty_like(weight)  # in the memory format of the layer's own
         kernel.copy_(functional.fold_value(weight, self.value, self.groups))
         return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
 
-    def _kernel(self) -> tuple[Tensor, bool]:
+    def kernel_in_eval(self) -> tuple[Tensor, bool]:
         """W_out as in eval mode, and whether it is trained. Spectral norm takes a step where it is read in training."""
         if not parametrize.is_parametrized(self, "weight"):
             return self.weight, self.weight.requires_grad

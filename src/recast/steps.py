@@ -12,7 +12,30 @@ from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.strides import Edit
 
-VERSION = 2
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The form that folding gave a layer: what a replay needs before the weights fit."""
+
+    convolution: bool
+    """It is a convolution, with a kernel of `kernel` rows and columns."""
+    kernel: tuple[int, int]
+    gaussian_heads: tuple[int, ...]
+    """Heads that keep a Gaussian map."""
+    content_heads: tuple[int, ...]
+    """Heads that keep a content map."""
+    value: bool
+    """W_val is still there (it was not multiplied into W_out)."""
+    batch_norm: str | None = None
+    """Name of the BatchNorm that was multiplied into the layer."""
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Fold:
+        """From JSON: lists become tuples again."""
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -32,8 +55,8 @@ class Step:
     calls: int = 1
     bias_added: bool = False
     """Calibration gave the layer a bias that the convolution did not have."""
-    folded: bool = False
-    """The layer was folded back into a convolution."""
+    fold: Fold | None = None
+    """What `fold_` made of the layer."""
 
     @property
     def queries(self) -> int:
@@ -48,7 +71,7 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields, with what a reader wants to see beside what a replay needs."""
-        plain = ("name", "rule", "groups", "exact", "calls", "bias_added", "folded")
+        plain = ("name", "rule", "groups", "exact", "calls", "bias_added")
         return {
             **{name: getattr(self, name) for name in plain},
             **self.geometry.to_dict(),
@@ -60,6 +83,7 @@ class Step:
             "keys": self.keys,
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
+            "fold": None if self.fold is None else asdict(self.fold),
         }
 
     @classmethod
@@ -69,7 +93,7 @@ class Step:
         return cls(
             d["name"], d["rule"], Geometry.from_dict(d["parent_geometry"]), Geometry.from_dict(geometry), d["groups"],
             tuple(d["input"]), tuple(d["output"]), Cost(**d["before"]), Cost(**d["after"]), d["exact"], d["calls"],
-            d["bias_added"], d["folded"],
+            d["bias_added"], None if d["fold"] is None else Fold.from_dict(d["fold"]),
         )  # fmt: skip
 
 

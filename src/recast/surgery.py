@@ -1,15 +1,16 @@
-"""The verbs that change a model: `recast_`, `fold_`, `refresh_gates_`; and its parameters in groups."""
+"""The verbs that change a model: `recast_` and `refresh_gates_`; and its parameters in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from recast.errors import RecastError, suggest
+from recast.folding.layers import as_folded
+from recast.folding.norms import what_remains
 from recast.gpsa import GPSA
 from recast.planning import apply_edits_
 from recast.rules import check_finite, find_rule, refusal
@@ -57,6 +58,10 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             model = layer
         else:
             replace_module_(model, modules[name], layer)
+    for step in chosen.steps:
+        if step.fold is not None and step.fold.batch_norm is not None:
+            norm = model.get_submodule(step.fold.batch_norm)
+            replace_module_(model, norm, what_remains(norm))
     model.recast_plan = _applied(plan, chosen, done)  # type: ignore[assignment]
     return model
 
@@ -71,7 +76,7 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
         layer.set_geometry_(step.geometry)
     if step.bias_added:
         layer.add_bias_()
-    return layer.to_conv() if step.folded else layer
+    return layer if step.fold is None else as_folded(layer, step.fold)
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
@@ -132,53 +137,6 @@ def refresh_gates_(model: nn.Module) -> nn.Module:
     for layer in gpsa_layers(model).values():
         layer.refresh_gates()
     return model
-
-
-@dataclass(frozen=True)
-class Folded:
-    """What `fold_` did to a layer: heads closed of all, and whether it became a convolution."""
-
-    name: str
-    closed: int
-    heads: int
-    convolution: bool
-    change: float
-    """Largest dropped gate, max(|γ|, |s|) over the closed heads: 0 where the fold is exact."""
-
-
-@torch.no_grad()
-def fold_(model: nn.Module, tol: float = 0.0) -> list[Folded]:
-    """Turn every layer whose heads are all closed within `tol` back into a convolution, in place.
-
-    Closed heads of the other layers are set to γ = s = 0, and skipped in eval. With `tol=0` nothing changes but
-    rounding (W_val is multiplied into the kernel). `timm.utils.reparameterize_model` does the same through `GPSA.fuse`.
-    Sigmoid gates never close exactly and stay. A model that is itself a layer is not replaced: use its `fold()`.
-    """
-    report: list[Folded] = []
-    names: list[str] = []
-    for name, layer in gpsa_layers(model).items():
-        size = _gate_size(layer)
-        opened = layer.close_heads_(tol)
-        closed = 0 if opened is None else layer.num_heads - len(opened)
-        new = layer.to_conv() if name and opened == () else layer
-        change = float(size[size <= tol].max()) if closed else 0.0
-        if new is not layer:
-            replace_module_(model, layer, new)
-            names.append(name)
-        report.append(Folded(name, closed, layer.num_heads, new is not layer, change))
-    if names and hasattr(model, "recast_plan"):
-        plan = applied_plan(model)
-        steps = tuple(replace(step, folded=step.folded or step.name in names) for step in plan.steps)
-        model.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
-    return report
-
-
-def _gate_size(layer: GPSA) -> torch.Tensor:
-    """max(|γ|, |s|) of every head, (H,); infinite for a sigmoid gate, which never closes."""
-    if layer.config.gate == "sigmoid":
-        return torch.full_like(layer.lam, float("inf"))
-    gates = layer.gates()
-    return torch.maximum(gates["gamma"].abs(), gates["s"].abs())
 
 
 def param_groups(
