@@ -114,7 +114,9 @@ def test_there_are_no_cycles() -> None:
 
 
 def test_the_checks_see_something() -> None:
-    assert "recast.geometry" in imports("recast.functional")
+    assert "recast.functional.fast" in imports("recast.functional")
+    assert "recast.geometry" in imports("recast.functional.fast")
+    assert "recast.geometry" in reached("recast.functional")
     assert "torch" in reached("recast.surgery")
     assert "recast.geometry" in reached("recast.surgery")
     assert rank("recast.geometry") == 1

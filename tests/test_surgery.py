@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from recast.config import RecastConfig
 from recast.errors import RecastError
+from recast.folding.model import fold_
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.models.small import CifarResNet
 from recast.planning import plan
 from recast.rules import registry
 from recast.steps import Plan
-from recast.surgery import applied_plan, fold_, gpsa_layers, param_groups, recast_, refresh_gates_
+from recast.surgery import applied_plan, gpsa_layers, param_groups, recast_, refresh_gates_
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -48,6 +49,10 @@ def test_the_swap(training: bool) -> None:
     assert child.recast_plan == p == applied_plan(child)
     assert all(module.training == training for module in child.modules())
     x = torch.randn(X.shape)
+    if training:  # the form that is cheapest to train agrees to rounding; `split` gives the parent's bits
+        torch.testing.assert_close(copy.deepcopy(child)(x), copy.deepcopy(parent)(x), rtol=1e-5, atol=1e-5)
+        for layer in gpsa_layers(child).values():
+            layer.backend = "split"
     assert torch.equal(child(x), parent(x))
     kept = {n: v for n, v in parent.state_dict().items() if not n.startswith("layer3.0.conv")}
     assert all(torch.equal(child.state_dict()[name], value) for name, value in kept.items())
@@ -55,7 +60,7 @@ def test_the_swap(training: bool) -> None:
 
 
 def test_a_model_that_is_a_convolution() -> None:
-    conv = nn.Conv2d(3, 4, 3)
+    conv = nn.Conv2d(3, 4, 3).eval()
     layer = recast_(conv, plan(conv, X))
     assert isinstance(layer, GPSA)
     assert [step.name for step in applied_plan(layer).steps] == [""]
@@ -67,7 +72,7 @@ def test_a_model_that_is_a_convolution() -> None:
 
 def test_a_module_used_twice_stays_one_module() -> None:
     shared = nn.Conv2d(3, 3, 3, padding=1)
-    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared))
+    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)).eval()
     parent = copy.deepcopy(model)
     p = plan(model, X, where="all")
     assert [(step.name, step.calls) for step in p.steps] == [("0", 2)]
@@ -220,7 +225,8 @@ def test_recast_survives_a_deep_copy() -> None:
     clone = copy.deepcopy(model)
     assert applied_plan(clone) == applied_plan(model)
     x = torch.randn(X.shape)
-    assert torch.equal(clone(x), model(x))
+    torch.testing.assert_close(clone(x), model(x), rtol=1e-5, atol=1e-5)  # nobody looked at the copy's gates yet
+    assert torch.equal(refresh_gates_(clone)(x), model(x))
 
 
 # --- gates and folding ----------------------------------------------------------------------------------------------

@@ -29,9 +29,20 @@ def _where(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero().flatten().tolist())
 
 
-def _versions(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
-    """Which tensors these are and how often they were written to: a copy counts from zero, so its identity matters."""
-    return tuple((id(t), -1 if t.is_inference() else t._version) for t in tensors)
+class _Noted:
+    """Which tensors these are and how often they were written to."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors, self.versions = tensors, tuple(map(_version, tensors))
+
+    def still(self, *tensors: Tensor) -> bool:
+        """Whether these are the very tensors, and nobody wrote to them since."""
+        same = len(tensors) == len(self.tensors) and all(a is b for a, b in zip(tensors, self.tensors, strict=True))
+        return same and self.versions == tuple(map(_version, tensors))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def inverse_softplus(alpha: float) -> float:
@@ -98,8 +109,10 @@ class GPSA(nn.Module):
     """Heads that have a content map; the others' was pruned."""
     open_maps: tuple[tuple[int, ...], tuple[int, ...]] | None
     """Heads whose Gaussian and whose content map eval computes; None: all that exist."""
-    _gate_versions: tuple[tuple[int, int], ...]
-    _closed_versions: tuple[tuple[int, int], ...]
+    _noted: _Noted | None
+    """The gates that `open_maps` was read from."""
+    _closed: _Noted | None
+    """Gates that were all closed when somebody looked."""
 
     def __init__(
         self,
@@ -124,7 +137,7 @@ class GPSA(nn.Module):
         self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
         self.backend = config.backend
         self.gaussian_heads = self.content_heads = tuple(range(heads))
-        self.open_maps, self._gate_versions, self._closed_versions = None, (), ()
+        self.open_maps = self._noted = self._closed = None
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -162,7 +175,7 @@ class GPSA(nn.Module):
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
             if self.config.gamma_init == self.config.s_init == 0:  # no value is read: they are closed
-                self._closed_versions = _versions(self.gamma, self.spread)
+                self._closed = _Noted(self.gamma, self.spread)
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
@@ -280,18 +293,18 @@ class GPSA(nn.Module):
         """
         if self.training or torch.is_grad_enabled() or self.open_maps is None:
             return None
-        if not torch.compiler.is_compiling() and self._gate_versions != _versions(self.gamma, self.spread):
-            return None
-        return self.open_maps
+        if torch.compiler.is_compiling() or (self._noted is not None and self._noted.still(self.gamma, self.spread)):
+            return self.open_maps
+        return None
 
     def _is_known_closed(self) -> bool:
         """Whether all heads were closed when last noted, and no gate was written to since; never in training.
 
         A step of training must not depend on what was noted: a resumed run takes the same steps bit for bit.
         """
-        if self.training or torch.compiler.is_compiling() or not self._closed_versions:
+        if self.training or torch.compiler.is_compiling() or self._closed is None:
             return False
-        return self._closed_versions == _versions(self.gamma, self.spread)
+        return self._closed.still(self.gamma, self.spread)
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
@@ -310,8 +323,8 @@ class GPSA(nn.Module):
             return None
         gates = self.gates()
         self.open_maps = _where(gates["s"] != 0), _where(gates["gamma"] != 0)
-        self._gate_versions = _versions(self.gamma, self.spread)
-        self._closed_versions = () if self.open_heads else self._gate_versions
+        self._noted = _Noted(self.gamma, self.spread)
+        self._closed = None if self.open_heads else self._noted
         return self.open_heads
 
     @torch.no_grad()
@@ -436,6 +449,10 @@ class GPSA(nn.Module):
         if mode:
             self.open_maps = None
         return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles know nothing of what was noted of the original's gates."""
+        return self.__dict__ | {"open_maps": None, "_noted": None, "_closed": None}
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         self.open_maps = None

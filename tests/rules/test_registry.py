@@ -46,7 +46,7 @@ def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module], layer
         def __init__(self, channels: int) -> None:
             super().__init__(channels, channels, 3, padding=1)
 
-    conv, x = Named(4), torch.randn(1, 4, 5, 5)
+    conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
     assert refusal(conv) is None
     assert find_rule(conv)[0] is kind  # type: ignore[index]
     assert torch.equal(layer_of(conv)(x), conv(x))

@@ -31,7 +31,9 @@ def split(
     """
     values = project_values(x, w.value, groups)
     if w.gates.shift is None:
-        return _in_format_of(x, _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias))
+        return _in_format_of(
+            x, w.weight, _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias)
+        )
     taps = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
     output = geometry.convolve(values, taps, w.bias, groups)
     if not w.with_gaussian() and not w.with_content():
@@ -57,7 +59,7 @@ def merged(
     tokens = x.contiguous(memory_format=torch.channels_last)
     values = project_values(tokens, w.value, groups)
     y = _streamed(tokens, values, w, geometry, groups, attend_padding, content, w.gates.shift, w.bias)
-    return _in_format_of(x, y)
+    return _in_format_of(x, w.weight, y)
 
 
 def _streamed(
@@ -172,10 +174,14 @@ def _as_tokens(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """`y`, which is channels_last, in the memory format of `x`."""
-    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return y if is_last else y.contiguous()
+def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """`y`, which is channels_last, in the memory format that a convolution of `x` with `weight` has: either's."""
+    return y if _is_last(x) or _is_last(weight) else y.contiguous()
+
+
+def _is_last(t: Tensor) -> bool:
+    """Whether a tensor's strides say channels_last; those of one channel or one pixel can be read both ways."""
+    return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:

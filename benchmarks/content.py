@@ -1,0 +1,127 @@
+"""Ways to compute content attention with values that all heads share and that are wider than the keys, by turns.
+
+    python benchmarks/content.py               # writes results/content.csv (about 3 minutes on 2 cores)
+
+Columns: side, channels, batch, way, kernel (what torch runs for `scaled_dot_product_attention`), median_ms, spread,
+over_streamed (time over the streaming operator's). Forward passes of nine heads from queries, keys and values to what
+the heads gather; `streamed` multiplies by W_out besides, as the layer does, `linear` too.
+
+streamed: `recast.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
+a softmax, one product with the values, which holds the whole maps. sdpa: values expanded over the heads; "padded"
+widens queries and keys to the values' width, which the flash kernel wants; "chunks of N" cuts the values to N channels
+and pads the keys to them. linear: `content="linear"`. pooled: keys and values averaged to 7×7.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from timing import by_turns, machine, ratio, spread, write
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from recast import functional
+from recast.functional.linear import linear_content
+from recast.functional.streaming import attend
+
+RESULT = Path(__file__).parents[1] / "results" / "content.csv"
+MAPS = ((14, 512, 8), (28, 256, 4), (56, 128, 1))
+HEADS, POOL, ROUNDS = 9, 7, 7
+
+
+def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], object]]:
+    """Every way on the same queries, keys and values."""
+    torch.manual_seed(0)
+    width, tokens = channels // HEADS, side * side
+    values = torch.randn(batch, tokens, channels)
+    query, key = torch.randn(batch, tokens, HEADS * width), torch.randn(batch, tokens, HEADS * width)
+    weight, gates = torch.randn(HEADS, channels, channels), torch.ones(HEADS)
+
+    def per_head(t: Tensor) -> Tensor:
+        return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+    def streamed() -> object:
+        image, nothing = values.view(batch, side, side, channels), values.new_empty(0, side, side)
+        heads, window = list(range(HEADS)), [0, 0, side, side]
+        return attend(
+            image, query, key, nothing, nothing, None, gates, weight, None, [side, side], heads, [], [], [1, 1], window,
+            1, False,
+        )  # fmt: skip
+
+    def composed() -> object:
+        maps = torch.softmax(per_head(query) @ per_head(key).transpose(-1, -2) * width**-0.5, -1)
+        return maps.flatten(1, 2) @ values
+
+    def sdpa(chunk: int, padded: bool) -> Callable[[], object]:
+        def run() -> object:
+            q, k = per_head(query), per_head(key)
+            if padded:
+                q, k = F.pad(q, (0, chunk - width)), F.pad(k, (0, chunk - width))
+            every = values[:, None].expand(-1, HEADS, -1, -1)
+            return [F.scaled_dot_product_attention(q, k, v, scale=width**-0.5) for v in every.split(chunk, -1)]
+
+        return run
+
+    def pooled() -> object:
+        def pool(t: Tensor) -> Tensor:
+            return F.adaptive_avg_pool2d(t.transpose(1, 2).unflatten(2, (side, side)), POOL).flatten(2).transpose(1, 2)
+
+        maps = torch.softmax(per_head(query) @ per_head(pool(key)).transpose(-1, -2) * width**-0.5, -1)
+        gathered = (maps.flatten(1, 2) @ pool(values)).unflatten(1, (HEADS, -1))
+        return torch.einsum("bhnc,hoc->bno", gathered, weight)
+
+    w = functional.Weights(
+        weight.permute(1, 2, 0).unflatten(2, (3, 3)), None, None, torch.empty(HEADS * width, 1), torch.empty(0),
+        torch.empty(HEADS, 2), gates, functional.Gates(None, gates, gates),
+    )  # fmt: skip
+    ways: dict[str, Callable[[], object]] = {
+        "streamed": streamed,
+        "composed": composed,
+        "sdpa": sdpa(channels, padded=False),
+        "sdpa padded": sdpa(channels, padded=True),
+        "linear": lambda: linear_content(values, query, key, w, 1),
+        "pooled": pooled,
+    }
+    for chunk in (64, 128, 256):
+        if width <= chunk < channels:
+            ways[f"sdpa chunks of {chunk}"] = sdpa(chunk, padded=True)
+    return ways
+
+
+def kernel_of(way: Callable[[], object]) -> str:
+    """The attention kernel that torch dispatches to."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        way()
+    names = {event.key for event in seen.key_averages() if "scaled_dot_product" in event.key}
+    return " ".join(sorted(name for name in names if name != "aten::scaled_dot_product_attention"))
+
+
+def main() -> None:
+    """All maps to the file."""
+    torch.set_num_threads(2)
+    rows = []
+    with torch.no_grad():
+        for side, channels, batch in MAPS:
+            ways = ways_of(side, channels, batch)
+            seconds = by_turns(ways, ROUNDS)
+            for name, way in ways.items():
+                rows.append(
+                    {
+                        "side": side, "channels": channels, "batch": batch, "way": name,
+                        "kernel": kernel_of(way) if name.startswith("sdpa") else "",
+                        "median_ms": round(1e3 * statistics.median(seconds[name]), 2),
+                        "spread": round(spread(seconds[name]), 3),
+                        "over_streamed": round(ratio(seconds[name], seconds["streamed"]), 2),
+                        "machine": machine(),
+                    }
+                )  # fmt: skip
+                print(*list(rows[-1].values())[:-1], sep=",", flush=True)
+    write(RESULT, rows)
+
+
+if __name__ == "__main__":
+    main()

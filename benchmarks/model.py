@@ -1,0 +1,166 @@
+"""Whole models: T-CNNs against the same network without attention, and beside other attention networks, by turns.
+
+    python benchmarks/model.py                     # writes results/model.csv (about 25 minutes on 2 cores)
+    python benchmarks/model.py --only resnetrs50   # one family, prints only
+
+Columns: family, arm, img_size, batch, pass (inference, or a training step: forward, backward and SGD), median_ms,
+spread, images_per_s, relative_speed (time of the network without attention over this one's, median of ratios within a
+round), mac_bound (its multiply-accumulates over this one's), share_of_bound, saved_mib (kept for backward).
+
+"no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it; the other arms of a family
+have GPSA in their three last 3×3 convolutions: N of 9 heads open (content and Gaussian; the other maps and W_val folded
+away), positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timing import by_turns, machine, ratio, spread, write
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import recast
+from recast.cost import SavedBytes
+from recast.surgery import gpsa_layers
+
+RESULT = Path(__file__).parents[1] / "results" / "model.csv"
+FAMILIES = {"resnetrs50": (224, 8, 4), "resnetrs152": (320, 2, 2)}
+"""Parent: image size, images of an inference pass, images of a training step."""
+OTHERS = {"convit_small": 224, "botnet50ts_256": 256, "resnet50": 224}
+
+
+def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) -> nn.Module:
+    """A T-CNN with open gates in the first heads of every layer."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=1000)
+    model = recast.recast_(
+        model, recast.plan(model, torch.zeros(1, 3, size, size), recast.RecastConfig(stride="remove"))
+    )
+    with torch.no_grad():
+        for layer in gpsa_layers(model).values():
+            layer.key.normal_(std=0.02)
+            layer.gamma[:content] = 0.2
+            layer.spread[:gaussian] = 0.3
+    if fold:
+        recast.fold_(model)
+    recast.refresh_gates_(model.eval())
+    return model
+
+
+def family(name: str, size: int) -> dict[str, nn.Module]:
+    """The arms of a family; the network without attention is the folded one before it had any."""
+    arms = {
+        "no attention": recast_model(name, size, 0, 0, fold=True),
+        "folded": recast_model(name, size, 0, 0, fold=True),
+        "all closed": recast_model(name, size, 0, 0, fold=False),
+        "3 of 9 open": recast_model(name, size, 3, 3, fold=True),
+        "all open": recast_model(name, size, 9, 9, fold=False),
+        "all open, W_val folded": recast_model(name, size, 9, 9, fold=True),
+        "positional": recast_model(name, size, 9, 0, fold=True),
+        "stride kept": timm.create_model(name, num_classes=1000).eval(),
+    }
+    return arms
+
+
+def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], object]:
+    """An inference pass, or a training step."""
+    if not training:
+
+        def inference() -> None:
+            with torch.no_grad():
+                model(images)
+
+        return inference
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    labels = torch.zeros(len(images), dtype=torch.long)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def macs(model: nn.Module, images: Tensor, training: bool) -> int:
+    """Multiply-accumulates of a pass."""
+    with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
+        y = model(images)
+        if training:
+            y.sum().backward()
+            model.zero_grad(set_to_none=True)
+    return flops.get_total_flops() // 2
+
+
+def measure(
+    name: str, arms: dict[str, nn.Module], size: int, batch: int, training: bool, rounds: int
+) -> list[dict[str, Any]]:
+    """Rows of one family in one pass."""
+    images = torch.randn(batch, 3, size, size)
+    for model in arms.values():
+        model.train(training)
+        recast.refresh_gates_(model)
+    first = next(iter(arms))
+    counts = {arm: macs(model, images, training) for arm, model in arms.items()}
+    seconds = by_turns({arm: call(model, images, training) for arm, model in arms.items()}, rounds)
+    rows = []
+    for arm, model in arms.items():
+        saved = SavedBytes(model)
+        if training:
+            with saved:
+                model(images)
+        speed, bound = ratio(seconds[first], seconds[arm]), counts[first] / counts[arm]
+        rows.append(
+            {
+                "family": name, "arm": arm, "img_size": size, "batch": batch,
+                "pass": "training step" if training else "inference",
+                "median_ms": round(1e3 * statistics.median(seconds[arm]), 1), "spread": round(spread(seconds[arm]), 3),
+                "images_per_s": round(batch / statistics.median(seconds[arm]), 2),
+                "relative_speed": round(speed, 3), "mac_bound": round(bound, 3),
+                "share_of_bound": round(speed / bound, 3),
+                "saved_mib": round(saved.total / 2**20, 1) if training else "", "machine": machine(),
+            }
+        )  # fmt: skip
+        print(*list(rows[-1].values())[:-1], sep=",", flush=True)
+    return rows
+
+
+def main() -> None:
+    """All families and the other networks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="one family; nothing is written")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    rows = []
+    for name, (size, batch, train_batch) in FAMILIES.items():
+        if arguments.only in (None, name):
+            arms = family(name, size)
+            rows += measure(name, arms, size, batch, False, arguments.rounds)
+            trained = {arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional")}
+            rows += measure(name, copy.deepcopy(trained), size, train_batch, True, arguments.rounds)
+            del arms, trained
+    if arguments.only is None:
+        size, batch, train_batch = FAMILIES["resnetrs50"]
+        arms = {"resnetrs50, no attention": recast_model("resnetrs50", size, 0, 0, fold=True),
+                "T-ResNet50-RS, all open": recast_model("resnetrs50", size, 9, 9, fold=False)}  # fmt: skip
+        for name in OTHERS:
+            arms[name] = timm.create_model(name, num_classes=1000).eval()
+        for training in (False, True):
+            at_224 = {arm: model for arm, model in arms.items() if not arm.startswith("botnet")}
+            rows += measure("beside others", at_224, size, train_batch if training else batch, training, 5)
+            at_256 = {arm: model for arm, model in arms.items() if arm != "convit_small"}
+            rows += measure("beside others at 256", at_256, 256, train_batch if training else batch, training, 5)
+        write(RESULT, rows)
+
+
+if __name__ == "__main__":
+    main()

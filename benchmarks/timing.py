@@ -1,0 +1,56 @@
+"""Timing by turns: every arm once a round, so that a machine that slows down slows all of them; ratios of medians."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine() -> str:
+    """Processor, cores and torch, for the rows."""
+    name = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+            break
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__.split('+')[0]}, {os.cpu_count()} cores"
+
+
+def by_turns(arms: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """Seconds of every call, the first `warm` rounds left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(warm + rounds):
+        for name, call in arms.items():
+            started = time.perf_counter()
+            call()
+            if number >= warm:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(a: list[float], b: list[float]) -> float:
+    """Median over the rounds of a / b: both were measured within the same round."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+def spread(seconds: list[float]) -> float:
+    """Interquartile range over the median."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / middle
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A tidy CSV of rows with the same keys."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
