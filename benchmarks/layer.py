@@ -10,8 +10,9 @@ over the first; naive_over (the naive form's time over this one's; `naive_interi
 saved_mib (what the backward pass keeps, forward + backward only).
 
 Arms: conv; folded and closed (all heads closed, after `fold_` and before, in eval); N open (N heads with a Gaussian
-and a content map, the other maps and W_val folded away); all open (as it is trained, W_val there); positional (nine
-Gaussians, no content, folded); linear (content="linear", all heads); "…, FORM": by that form instead of the chosen.
+and a content map, the other maps and W_val folded away); all open (as it is trained, W_val there); content (nine
+content maps, all Gaussians closed, in eval); positional (nine Gaussians, no content, folded); linear (content="linear",
+all heads); "…, FORM": by that form instead of the chosen one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ MAPS = {
     (7, 512): 32, (14, 512): 8, (14, 256): 8, (28, 256): 4, (28, 128): 4, (56, 128): 1, (56, 64): 2, (112, 64): 1,
 }  # fmt: skip
 """Side and channels of a map: images. ResNet-50's stages, and the same with their stride removed."""
+LAST = ((14, 512), (28, 256))
+"""Maps that are also timed in channels_last."""
 SLOPE_CHANNELS, SLOPE_SIDES, SLOPE_BATCH = 64, (14, 28, 56, 112), 2
 GEOMETRY = Geometry((3, 3), padding=(1, 1, 1, 1))
 LARGEST_MAP = 2**31  # bytes of maps above which a form that writes them out is left out
@@ -84,6 +87,9 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
         "3 open": opened(channels, 3, 3, fold=True),
         "6 open": opened(channels, 6, 6, fold=True),
         "all open": opened(channels, 9, 9, fold=False),
+        "content": opened(channels, 0, 9, fold=False),
+        "content, folded": opened(channels, 0, 9, fold=True),
+        "all open, folded": opened(channels, 9, 9, fold=True),
         "positional": opened(channels, 9, 0, fold=True),
         "linear": opened(channels, 9, 9, fold=False, content="linear"),
         "all open, split": opened(channels, 9, 9, fold=False, backend="split"),
@@ -100,7 +106,6 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
             "timm LambdaLayer": LambdaLayer(channels, channels, r=9),
         }
     arms["timm HaloAttn"] = HaloAttn(channels, channels, num_heads=8, block_size=7, halo_size=3)
-    arms["closed"].refresh_gates()  # type: ignore[operator]
     return arms
 
 
@@ -128,17 +133,25 @@ def counted(layer: nn.Module, x: Tensor, training: bool) -> int:
     return flops.get_total_flops() // 2
 
 
-def measure(side: int, channels: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    side: int, channels: int, batch: int, rounds: int, memory_format: torch.memory_format
+) -> list[dict[str, Any]]:
     """Rows of one map, both passes."""
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for training in (False, True):
         arms = {name: layer.train(training) for name, layer in arms_of(side, channels, batch).items()}
-        arms["closed"].refresh_gates()  # type: ignore[operator]
+        for layer in arms.values():
+            if isinstance(layer, GPSA) and not training:
+                layer.refresh_gates()
         if training:
-            del arms["closed"]  # in training all heads run: as "all open"
-        x = torch.randn(batch, channels, side, side, requires_grad=training)
-        gradient = torch.randn(batch, channels, side, side) if training else None
+            del arms["closed"], arms["content"]  # in training all maps run: as "all open"
+        for layer in arms.values():
+            for parameter in layer.parameters():
+                if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaLayer has
+                    parameter.data = parameter.data.to(memory_format=memory_format)
+        x = torch.randn(batch, channels, side, side).to(memory_format=memory_format).requires_grad_(training)
+        gradient = torch.randn_like(x, requires_grad=False) if training else None
         macs = {name: counted(layer, x, training) for name, layer in arms.items()}
         seconds = by_turns({name: call(layer, x, gradient) for name, layer in arms.items()}, rounds)
         for name, layer in arms.items():
@@ -151,6 +164,7 @@ def measure(side: int, channels: int, batch: int, rounds: int) -> list[dict[str,
             rows.append(
                 {
                     "side": side, "channels": channels, "batch": batch,
+                    "format": str(memory_format).removeprefix("torch.").removesuffix("_format"),
                     "pass": "forward+backward" if training else "forward", "arm": name,
                     "form": layer.chosen_backend() if isinstance(layer, GPSA) else "",
                     "median_ms": round(1e3 * statistics.median(seconds[name]), 2),
@@ -207,14 +221,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--maps", nargs="*", help="sides and channels, 14x512; nothing is written")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--channels-last", action="store_true", help="all arms in that memory format")
     parser.add_argument("--slopes", action="store_true", help="the exponents only; nothing is written")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     if arguments.slopes:
         slopes(arguments.rounds)
         return
-    chosen = [tuple(map(int, text.split("x"))) for text in arguments.maps or []] or list(MAPS)
-    rows = [row for side, channels in chosen for row in measure(side, channels, MAPS[side, channels], arguments.rounds)]
+    chosen = [tuple(map(int, text.split("x"))) for text in arguments.maps or []]
+    cases = [(at, arguments.channels_last) for at in chosen] or [(at, False) for at in MAPS] + [
+        (at, True) for at in LAST
+    ]
+    rows = []
+    for (side, channels), last in cases:
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        rows += measure(side, channels, MAPS[side, channels], arguments.rounds, memory_format)
     if not arguments.maps:
         write(RESULT, rows)
         write(RESULT.with_name("layer_slopes.csv"), slopes(arguments.rounds))

@@ -26,8 +26,8 @@ from recast.functional import (
     select_heads,
     sigmoid_gates,
     split,
-    streaming,
 )
+from recast.functional.streaming import forward
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.rules import find_rule
@@ -229,9 +229,10 @@ def size_of_terms(layer: GPSA, x: Tensor) -> float:
 
 
 def in_chunks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """By turns: a chunk of everything, of a row of a few queries, of some images; gathers kept and made again."""
-    monkeypatch.setitem(streaming.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
-    monkeypatch.setitem(streaming.TOKENS, "cpu", (2**11, 9, 2**11)[seed % 3])
+    """By turns: all at once, a row of a few queries, some images; gathers kept or made again; maps mixed or not."""
+    monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+    monkeypatch.setitem(forward.VALUE_NUMBERS, "cpu", (2**20, 40, 2**20)[seed % 3])
+    monkeypatch.setattr(forward, "MERGE_KEYS", (0, 10**6)[seed // 9 % 2])
     monkeypatch.setattr(fast, "KEEP_COST", (0.1, 0.0, 9.0)[seed // 3 % 3])
 
 

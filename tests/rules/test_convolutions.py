@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.config import RecastConfig
-from recast.functional import streaming
+from recast.functional.streaming import forward
 from recast.gpsa import GPSA
 
 KINDS = ("Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame")
@@ -120,7 +120,7 @@ def test_backends_agree_with_random_open_gates(
     config = RecastConfig(gate=gate, attend_padding=attend_padding, keep_parametrization=True)
     for seed in range(100, 100 + NUM_GEOMETRIES // 2):
         # by turns: everything at once, and chunks of a few queries
-        monkeypatch.setitem(streaming.MAP_NUMBERS, "cpu", 60 if seed % 2 else 2**20)
+        monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", 60 if seed % 2 else 2**20)
         module, x, text = case_of(kind, seed)
         layer = open_gates(layer_of(module, config), seed)
         parameters, outputs = dict(layer.named_parameters()), {}

@@ -122,7 +122,7 @@ def _streamed(
         columns.to(dtype),
         shift,
         w.gates.content[:0] if linear else w.gates.content,
-        taps.permute(2, 0, 1).to(dtype).contiguous(),
+        _head_by_head(taps).to(dtype),
         None if bias is None else bias.to(dtype),
         size,
         [heads.index(h) for h in with_content],
@@ -172,6 +172,12 @@ def shift_taps(geometry: Geometry, height: int, width: int, padded: bool) -> lis
 def _as_tokens(images: Tensor) -> Tensor:
     """(B, C, Y, X) → (B, Y, X, C), contiguous: no copy for channels_last."""
     return images.permute(0, 2, 3, 1).contiguous()
+
+
+def _head_by_head(taps: Tensor) -> Tensor:
+    """(O, C/g, h) → (h, O, C/g), rows in one piece: no copy of a channels_last kernel."""
+    taps = taps.permute(2, 0, 1)
+    return taps if taps.stride(2) == 1 else taps.contiguous()
 
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
