@@ -235,7 +235,8 @@ def main() -> None:
     rows = []
     for (side, channels), last in cases:
         memory_format = torch.channels_last if last else torch.contiguous_format
-        rows += measure(side, channels, MAPS[side, channels], arguments.rounds, memory_format)
+        rounds = arguments.rounds if side < 56 else max(3, arguments.rounds // 3)
+        rows += measure(side, channels, MAPS[side, channels], rounds, memory_format)
     if not arguments.maps:
         write(RESULT, rows)
         write(RESULT.with_name("layer_slopes.csv"), slopes(arguments.rounds))

@@ -323,24 +323,44 @@ def test_a_stale_answer_is_never_used(change: str, error_of: Callable[..., float
         assert error_of(layer(x), opened(x)) < 1e-6
 
 
+def test_a_gate_put_in_the_place_of_another_is_noticed() -> None:
+    """Python gives the address of a freed tensor out again: it is no proof that a tensor is the one looked at."""
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval()
+    with torch.no_grad():
+        layer.key.normal_()
+        x = torch.randn(1, 3, 5, 5)
+        layer.refresh_gates()
+        closed = layer(x)
+        for _ in range(50):
+            gates = torch.full((9,), 0.5).fill_(0.5)
+            del layer.gamma
+            layer.gamma = nn.Parameter(gates)
+            assert not torch.allclose(layer(x), closed)
+            layer.gamma.zero_()
+            layer.refresh_gates()
+
+
 def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     layer = open_two(GPSA(3, 4, Geometry((3, 3))))
     both = layer.refresh_gates()
     assert both is not None
     assert len(both) == 2
-    assert layer.close_heads_(0.25) == (4,)
-    assert layer.close_heads_(0.3) == ()
-    assert not layer.gamma.any()
-    assert not layer.spread.any()
+    layer.close_maps_(0.25)
+    assert (layer.gaussian_heads, layer.content_heads, layer.open_heads) == ((4,), (), (4,))
+    layer.close_maps_(0.3)
+    assert layer.open_heads == ()
+    assert [float(gate.abs().max()) for gate in layer.gates().values()] == [0, 0]
+    layer = GPSA(3, 4, Geometry((3, 3)))
     with torch.no_grad():
         layer.gamma[7] = float("nan")
-    assert layer.close_heads_(0.3) == (7,)
+    layer.close_maps_(0.3)
+    assert layer.content_heads == (7,)
     sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
-    assert sigmoid.close_heads_(10) is None
+    sigmoid.close_maps_(10)
+    assert (sigmoid.open_heads, len(sigmoid.gaussian_heads), sigmoid.content_heads) == (None, 9, ())
+    half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
     with pytest.raises(RecastError, match="does not hold 0"):
-        GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))).close_heads_(
-            1
-        )
+        GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
 
 
 # --- folding --------------------------------------------------------------------------------------------------------
@@ -473,15 +493,32 @@ def test_a_copy_is_independent_and_equal(open_gates: Callable[..., GPSA]) -> Non
     assert not torch.equal(layer(x), expected)
 
 
-@pytest.mark.parametrize(("gate", "backend"), [("linear", "split"), ("sigmoid", "dense")])
-def test_compiles_in_one_graph_at_two_sizes(gate: Any, backend: Any, open_gates: Callable[..., GPSA]) -> None:
-    config = RecastConfig(gate=gate, backend=backend, gate_range=(-1.0, 1.0) if gate == "linear" else None)
-    layer = open_gates(GPSA(4, 4, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=2, config=config))
+@pytest.mark.parametrize(
+    ("gate", "backend", "content"),
+    [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
+     ("linear", "auto", "linear")],
+)  # fmt: skip
+def test_compiles_in_one_graph_once_a_size(
+    gate: Any, backend: Any, content: Any, open_gates: Callable[..., GPSA]
+) -> None:
+    config = RecastConfig(
+        gate=gate, backend=backend, content=content, gate_range=(-1.0, 1.0) if gate == "linear" else None
+    )
+    groups = 1 if backend in ("merged", "auto") else 2
+    layer = open_gates(GPSA(4, 4, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    for height, width in [(8, 8), (9, 6)]:
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=count)
+    sizes = [(8, 8), (9, 6), (8, 8), (7, 10), (9, 6)]
+    for height, width in sizes:
         x = torch.randn(2, 4, height, width)
         torch.testing.assert_close(compiled(x), layer(x))
+    assert len(graphs) <= len(set(sizes))
     layer.eval().refresh_gates()
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), layer(x))

@@ -14,11 +14,12 @@ from torch import nn
 
 from recast.config import ModelConfig, RecastConfig
 from recast.errors import RecastError
+from recast.folding.model import fold_
 from recast.gpsa import GPSA
 from recast.io import load, read_header, save
 from recast.models.build import build, constructor
 from recast.planning import plan
-from recast.surgery import fold_, gpsa_layers, recast_
+from recast.surgery import gpsa_layers, recast_
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -232,9 +232,10 @@ def test_json_round_trip(config: RecastConfig) -> None:
 
 def test_json_holds_what_a_report_reads() -> None:
     document = json.loads(plan(small(), X).to_json())
-    assert document["version"] == 2
+    assert document["version"] == 3
     step = document["steps"][0]
     assert step["kernel"] == [3, 3]
+    assert step["fold"] is None
     assert step["padding"] == [1, 1, 1, 1]
     assert (step["heads"], step["queries"], step["keys"]) == (9, 16, 100)
     for cost in (step["before"], step["after"], document["totals"]["before"], document["totals"]["after"]):

@@ -173,7 +173,6 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
             conv.in_channels, conv.out_channels, Geometry.of(conv), groups=conv.groups, bias=conv.bias is not None,
             config=config,
         )  # fmt: skip
-        attention.close_heads_(0)
         for real in (conv, attention):
             one, two = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
             with FlopCounterMode(display=False) as flops:

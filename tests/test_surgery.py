@@ -19,7 +19,7 @@ from recast.gpsa import GPSA
 from recast.models.small import CifarResNet
 from recast.planning import plan
 from recast.rules import registry
-from recast.steps import Plan
+from recast.steps import Fold, Plan
 from recast.surgery import applied_plan, gpsa_layers, param_groups, recast_, refresh_gates_
 
 X = torch.zeros(2, 3, 16, 16)
@@ -262,7 +262,9 @@ def test_fold_turns_closed_layers_into_convolutions(error_of: Callable[[Tensor, 
     assert model.layer3[0].conv2 is opened
     with torch.no_grad():
         assert error_of(model(x), expected) < 1e-5
-    assert [step.folded for step in applied_plan(model).steps] == [True, False]
+    steps = applied_plan(model).steps
+    assert [step.fold is not None and step.fold.convolution for step in steps] == [True, False]
+    assert steps[1].fold == Fold(False, (3, 3), (), (2,), False)
     replayed = recast_(small(), Plan.from_json(applied_plan(model).to_json())).eval()
     replayed.load_state_dict(model.state_dict())
     assert error_of(replayed(x).detach(), expected) < 1e-5
@@ -294,7 +296,7 @@ def test_heads_that_a_fold_closes_are_closed_for_good() -> None:
     (first, _) = fold_(model, tol=0.15)
     assert (first.convolution, first.closed) == (False, 3)
     assert first.change == pytest.approx(0.1)
-    assert layer.gamma[:3].tolist() == [0.0, 0.0, 0.0]
+    assert layer.gates()["gamma"][:3].tolist() == [0.0, 0.0, 0.0]
     assert layer.open_heads == (3, 4, 5, 6, 7, 8)
     with torch.no_grad():
         skipped = model(X)

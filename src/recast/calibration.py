@@ -154,7 +154,7 @@ def _features_and_targets(
 def _set_solution(layer: GPSA, problem: _Normal, ridge: float, shrink_to_kernel: bool) -> None:
     shape = layer.weight.shape
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
-    gates = layer.coefficients()
+    gates = functional.expand_heads(layer.weights(), layer.geometry).gates
     share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
     prior = kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
     weights, bias = problem.solve(ridge, prior if shrink_to_kernel else torch.zeros_like(kernel))

@@ -96,7 +96,9 @@ def write_attention(
         mix, query = drawn[name]
         arrays[f"mix_{i}"] = mix.float().cpu().numpy()
         arrays[f"query_{i}"] = np.asarray(query)
-        arrays[f"gate_{i}"] = layers[name].coefficients().content.detach().float().cpu().numpy()
+        gates = layers[name].gates()
+        share = gates["gamma"] if "gamma" in gates else 1 - gates["sigma"]
+        arrays[f"gate_{i}"] = share.detach().float().cpu().numpy()
         arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")

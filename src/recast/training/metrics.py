@@ -55,10 +55,11 @@ def check_logits(logits: Any, images: int, classes: int, dataset: str) -> None:
 
 @torch.no_grad()
 def gates_and_spans(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Per GPSA layer: its gate, the gates of every head (`GPSA.gates`) and the spans 1/α, as plain numbers."""
+    """Per GPSA layer: its gate, which code runs, the gates of every head (`GPSA.gates`) and the spans 1/α."""
     return {
         name: {
             "gate": layer.config.gate,
+            "backend": layer.chosen_backend(),
             **{gate: values.tolist() for gate, values in layer.gates().items()},
             "span": layer.spans().tolist(),
         }
