@@ -1,7 +1,7 @@
 """One layer: our forms, the convolution they stand for, the papers' formula, and timm's attention layers, by turns.
 
-    python benchmarks/layer.py                 # everything, writes results/layer.csv (about 25 minutes on 2 cores)
-    python benchmarks/layer.py --maps 14x512   # some maps, prints only
+    python benchmarks/layer.py                 # everything, writes results/layer.csv (about 40 minutes on 2 cores)
+    python benchmarks/layer.py --maps 14x512   # some maps; their rows are put in the place of the old ones
 
 Columns: side, channels, batch; pass (forward in eval, or forward + backward); arm; form (what ran); median_ms and
 spread (interquartile range over median); over_conv (time over the 3×3 convolution's, median of ratios within a round);
@@ -18,6 +18,7 @@ all heads); "…, FORM": by that form instead of the chosen one.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import statistics
 from collections.abc import Callable
@@ -44,6 +45,7 @@ LAST = ((14, 512), (28, 256))
 """Maps that are also timed in channels_last."""
 SLOPE_CHANNELS, SLOPE_SIDES, SLOPE_BATCH = 64, (14, 28, 56, 112), 2
 GEOMETRY = Geometry((3, 3), padding=(1, 1, 1, 1))
+LONG = 112  # side from which some arms are left out, which take minutes
 LARGEST_MAP = 2**31  # bytes of maps above which a form that writes them out is left out
 
 
@@ -96,6 +98,9 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
         "3 open, split": opened(channels, 3, 3, fold=True, backend="split"),
         "3 open, merged": opened(channels, 3, 3, fold=True, backend="merged"),
     }
+    if side >= LONG:
+        for name in ("1 open", "6 open", "content", "content, folded", "all open, folded", "3 open, merged"):
+            del arms[name]
     if map_bytes(batch, side) < LARGEST_MAP:
         arms |= {
             "all open, dense": opened(channels, 9, 9, fold=False, backend="dense"),
@@ -145,7 +150,8 @@ def measure(
             if isinstance(layer, GPSA) and not training:
                 layer.refresh_gates()
         if training:
-            del arms["closed"], arms["content"]  # in training all maps run: as "all open"
+            for name in ("closed", "content"):
+                arms.pop(name, None)  # in training all maps run: as "all open"
         for layer in arms.values():
             for parameter in layer.parameters():
                 if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaLayer has
@@ -219,27 +225,38 @@ def slopes(rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Everything to the two files, or some maps to the screen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--maps", nargs="*", help="sides and channels, 14x512; nothing is written")
+    parser.add_argument("--maps", nargs="*", help="sides and channels, 14x512; the rows of others stay")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--channels-last", action="store_true", help="all arms in that memory format")
-    parser.add_argument("--slopes", action="store_true", help="the exponents only; nothing is written")
+    parser.add_argument("--slopes", action="store_true", help="the exponents only")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     if arguments.slopes:
-        slopes(arguments.rounds)
+        found = slopes(arguments.rounds)
+        if not arguments.dry_run:
+            write(RESULT.with_name("layer_slopes.csv"), found)
         return
     chosen = [tuple(map(int, text.split("x"))) for text in arguments.maps or []]
     cases = [(at, arguments.channels_last) for at in chosen] or [(at, False) for at in MAPS] + [
         (at, True) for at in LAST
     ]
-    rows = []
     for (side, channels), last in cases:
         memory_format = torch.channels_last if last else torch.contiguous_format
-        rounds = arguments.rounds if side < 56 else max(3, arguments.rounds // 3)
-        rows += measure(side, channels, MAPS[side, channels], rounds, memory_format)
-    if not arguments.maps:
-        write(RESULT, rows)
+        rounds = arguments.rounds if side < 56 else max(2, arguments.rounds // 3)
+        rows = measure(side, channels, MAPS[side, channels], rounds, memory_format)
+        if not arguments.dry_run:
+            keep(rows)
+    if not chosen and not arguments.dry_run:
         write(RESULT.with_name("layer_slopes.csv"), slopes(arguments.rounds))
+
+
+def keep(rows: list[dict[str, Any]]) -> None:
+    """Put the rows of a map in the place of those that the file has of it."""
+    names = ("side", "channels", "format")
+    new = tuple(str(rows[0][name]) for name in names)
+    old = list(csv.DictReader(RESULT.open(encoding="utf-8"))) if RESULT.exists() else []
+    write(RESULT, [row for row in old if tuple(row[name] for name in names) != new] + rows)
 
 
 if __name__ == "__main__":

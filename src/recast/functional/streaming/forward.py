@@ -13,7 +13,7 @@ MAP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a content map that are held at a time: 4 MiB on a CPU, whose cache they should stay in."""
 MERGE_KEYS = 2
 """Keys per channel up to which a head's content map is mixed with its other two before the product with the values."""
-VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**28}
+VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
 
 
