@@ -24,8 +24,6 @@ from timing import by_turns, machine, ratio, spread, write
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from recast import functional
-from recast.functional.linear import linear_content
 from recast.functional.streaming import attend
 
 RESULT = Path(__file__).parents[1] / "results" / "content.csv"
@@ -44,13 +42,20 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
     def per_head(t: Tensor) -> Tensor:
         return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
-    def streamed() -> object:
+    def operator(query: Tensor, key: Tensor, linear: bool) -> object:
         image, nothing = values.view(batch, side, side, channels), values.new_empty(0, side, side)
         heads, window = list(range(HEADS)), [0, 0, side, side]
         return attend(
             image, query, key, nothing, nothing, None, gates, weight, None, [side, side], heads, [], [], [1, 1], window,
-            1, False,
+            1, linear, False,
         )  # fmt: skip
+
+    def linear() -> object:
+        return operator(
+            torch.softmax(query.unflatten(-1, (HEADS, -1)), -1).flatten(2),
+            torch.softmax(key, 1).transpose(1, 2) @ values,
+            True,
+        )
 
     def composed() -> object:
         maps = torch.softmax(per_head(query) @ per_head(key).transpose(-1, -2) * width**-0.5, -1)
@@ -74,16 +79,12 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
         gathered = (maps.flatten(1, 2) @ pool(values)).unflatten(1, (HEADS, -1))
         return torch.einsum("bhnc,hoc->bno", gathered, weight)
 
-    w = functional.Weights(
-        weight.permute(1, 2, 0).unflatten(2, (3, 3)), None, None, torch.empty(HEADS * width, 1), torch.empty(0),
-        torch.empty(HEADS, 2), gates, functional.Gates(None, gates, gates),
-    )  # fmt: skip
     ways: dict[str, Callable[[], object]] = {
-        "streamed": streamed,
+        "streamed": lambda: operator(query, key, False),
         "composed": composed,
         "sdpa": sdpa(channels, padded=False),
         "sdpa padded": sdpa(channels, padded=True),
-        "linear": lambda: linear_content(values, query, key, w, 1),
+        "linear": linear,
         "pooled": pooled,
     }
     for chunk in (64, 128, 256):

@@ -21,7 +21,7 @@ import argparse
 import csv
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +139,20 @@ def counted(layer: nn.Module, x: Tensor, training: bool) -> int:
 
 
 def measure(
-    side: int, channels: int, batch: int, rounds: int, memory_format: torch.memory_format
+    side: int,
+    channels: int,
+    batch: int,
+    rounds: int,
+    memory_format: torch.memory_format,
+    chosen: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Rows of one map, both passes."""
+    """Rows of one map, both passes; of some arms only if `chosen`."""
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for training in (False, True):
         arms = {name: layer.train(training) for name, layer in arms_of(side, channels, batch).items()}
+        if chosen:
+            arms = {name: layer for name, layer in arms.items() if name in (*chosen, "conv")}
         for layer in arms.values():
             if isinstance(layer, GPSA) and not training:
                 layer.refresh_gates()
@@ -177,9 +184,9 @@ def measure(
                     "spread": round(spread(seconds[name]), 3),
                     "over_conv": round(over, 3), "macs_over_conv": round(bound, 3),
                     "share_of_bound": round(bound / over, 3),
-                    "naive_over": round(ratio(seconds["naive"], seconds[name]), 2) if "naive" in seconds else "",
+                    "naive_over": round(ratio(seconds["naive"], seconds[name]), 2) if {"naive", "naive interior"} <= set(seconds) else "",
                     "naive_interior_over": (
-                        round(ratio(seconds["naive interior"], seconds[name]), 2) if "naive" in seconds else ""
+                        round(ratio(seconds["naive interior"], seconds[name]), 2) if {"naive", "naive interior"} <= set(seconds) else ""
                     ),
                     "saved_mib": round(saved.total / 2**20, 2) if training else "",
                     "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1),
@@ -201,6 +208,8 @@ def slopes(rounds: int) -> list[dict[str, Any]]:
         "all open": opened(SLOPE_CHANNELS, 9, 9, fold=True),
     }
     for training in (False, True):
+        if training:
+            del layers["all open"]  # a minute a step at the longest map
         calls = {}
         for side in SLOPE_SIDES:
             for name, layer in layers.items():
@@ -226,6 +235,7 @@ def main() -> None:
     """Everything to the two files, or some maps to the screen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--maps", nargs="*", help="sides and channels, 14x512; the rows of others stay")
+    parser.add_argument("--arms", nargs="*", help="some arms, and the convolution; the rows of others stay")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--channels-last", action="store_true", help="all arms in that memory format")
     parser.add_argument("--slopes", action="store_true", help="the exponents only")
@@ -244,7 +254,7 @@ def main() -> None:
     for (side, channels), last in cases:
         memory_format = torch.channels_last if last else torch.contiguous_format
         rounds = arguments.rounds if side < 56 else max(2, arguments.rounds // 3)
-        rows = measure(side, channels, MAPS[side, channels], rounds, memory_format)
+        rows = measure(side, channels, MAPS[side, channels], rounds, memory_format, arguments.arms or ())
         if not arguments.dry_run:
             keep(rows)
     if not chosen and not arguments.dry_run:
@@ -252,11 +262,12 @@ def main() -> None:
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
-    """Put the rows of a map in the place of those that the file has of it."""
-    names = ("side", "channels", "format")
-    new = tuple(str(rows[0][name]) for name in names)
+    """Put rows in the place of those that the file has of the same map, format, pass and arm."""
+    names = ("side", "channels", "format", "pass", "arm")
+    new = {tuple(str(row[name]) for name in names): row for row in rows}
     old = list(csv.DictReader(RESULT.open(encoding="utf-8"))) if RESULT.exists() else []
-    write(RESULT, [row for row in old if tuple(row[name] for name in names) != new] + rows)
+    merged: list[dict[str, Any]] = [new.pop(tuple(row[name] for name in names), row) for row in old]
+    write(RESULT, merged + list(new.values()))
 
 
 if __name__ == "__main__":

@@ -169,9 +169,8 @@ class GPSA(Heads):
         if self._is_known_closed():
             return "split"  # bitwise the convolution, also where all maps run because gradients are asked for
         gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
-        linear = self.config.content == "linear"
-        opened = set(gaussian) if linear else {*gaussian, *content}
-        return functional.choose_backend(self.geometry, self.groups, len(opened), self.config.gate == "linear")
+        opened = len({*gaussian, *content})
+        return functional.choose_backend(self.geometry, self.groups, opened, self.config.gate == "linear")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)

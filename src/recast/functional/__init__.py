@@ -17,7 +17,6 @@ maps        S, G and C written out, and G as a Kronecker product
 written_out `reference`, the definition head by head, and `dense`, merged maps and two products
 fast        `split` and `merged`: the convolution and what its heads add to it, or everything in one
 streaming   the operator both rest on: no map is ever held whole, forward or backward
-linear      content attention with a cost linear in the tokens
 choose      which of them is cheapest for a layer
 """
 

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.functional.linear import linear_content
 from recast.functional.maps import gaussian_factors, query_tokens
 from recast.functional.streaming import attend
 from recast.functional.weights import Weights, head_width, project_values
@@ -103,17 +102,12 @@ def _streamed(
         query = _project_tokens(query_tokens(tokens, geometry), w.query)
         key = _project_tokens(geometry.pad(tokens) if attend_padding else tokens, w.key)
         dtype = query.dtype
-    linear = content == "linear" and bool(with_content)
-    if linear:
+    if content == "linear" and with_content:
+        # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
         top, left, rows_seen, columns_seen = window
         visible = pixels[:, top : top + rows_seen, left : left + columns_seen].flatten(1, 2).to(dtype)
-        output = linear_content(visible, query, key, w, groups).unflatten(1, size)
-        if shift is None:
-            heads = with_gaussian
-            taps = w.weight.flatten(2)[..., list(heads)]
-        if not heads:
-            return (output if bias is None else output + bias.to(dtype)).permute(0, 3, 1, 2)
-        query, key, with_content = query[..., :0], key[..., :0], ()
+        query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
+        key = torch.softmax(key, -2).transpose(1, 2) @ visible
     streamed, _ = attend(
         pixels.to(dtype),
         query.to(dtype),
@@ -121,7 +115,7 @@ def _streamed(
         rows.to(dtype),
         columns.to(dtype),
         shift,
-        w.gates.content[:0] if linear else w.gates.content,
+        w.gates.content,
         _head_by_head(taps).to(dtype),
         None if bias is None else bias.to(dtype),
         size,
@@ -131,9 +125,12 @@ def _streamed(
         geometry.stride,
         window,
         groups,
-        torch.is_grad_enabled() and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
+        content == "linear",
+        content == "softmax"
+        and torch.is_grad_enabled()
+        and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
     )
-    return (streamed + output if linear else streamed).permute(0, 3, 1, 2)
+    return streamed.permute(0, 3, 1, 2)
 
 
 def keeps_gathered(queries: int, content_heads: int, w: Weights, groups: int) -> bool:

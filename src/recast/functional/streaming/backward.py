@@ -42,6 +42,8 @@ class Gradients:
             self._gaussian(gaussian, i0, i1, b, e, by_rows, d)
         if content is not None and attention is not None:
             self._content(content, i0, i1, b, e, attention, d)
+        elif content is not None:
+            self._linear(content, i0, i1, b, e, d)
 
     def _gaussian(self, at: int, i0: int, i1: int, b: int, e: int, by_rows: Tensor, d: Tensor) -> None:
         s = self.stream
@@ -97,6 +99,16 @@ class Gradients:
         seen = self.values.view(s.batch, s.Y * s.X, s.channels) if self.seen is None else self.seen
         add_bmm(seen[b:e], attention.transpose(1, 2), d.mul_(s.content[at]))
 
+    def _linear(self, at: int, i0: int, i1: int, b: int, e: int, d: Tensor) -> None:
+        """What was gathered is gate · Q S: Σ dA ∘ Q S, the gate's gradient, is Σ (dA Sᵀ) ∘ Q as well."""
+        s, part, queries = self.stream, self.stream.part(at), slice(i0 * self.stream.J, i1 * self.stream.J)
+        d = d.view(e - b, -1, s.channels)
+        q, summaries, gate = s.query[b:e, queries, part], s.key[b:e, part], s.content[at]
+        d_query = torch.bmm(d, summaries.transpose(1, 2))
+        self.content[at].add_((d_query * q).sum(dtype=self.content.dtype))
+        self.query[b:e, queries, part] = d_query.mul_(gate)
+        self.key[b:e, part].add_(torch.bmm(q.transpose(1, 2), d).mul_(gate))
+
     def _logits(self, at: int, i0: int, i1: int, b: int, e: int, attention: Tensor, d_map: Tensor) -> None:
         """From the gradient of a gated content map to queries, keys and the gate; `d_map` is overwritten."""
         s = self.stream
@@ -106,7 +118,7 @@ class Gradients:
         self.content[at].add_(inner.sum(dtype=self.content.dtype))
         d_map.addcmul_(attention, inner, value=-1)
         gate = s.content[at]
-        part = slice(at * s.head_dim, (at + 1) * s.head_dim)
+        part = s.part(at)
         q, k = s.query[b:e, i0 * s.J : i1 * s.J, part], s.key[b:e, :, part]
         self.query[b:e, i0 * s.J : i1 * s.J, part] = torch.bmm(d_map, k).mul_(gate * s.scale)
         self.key[b:e, :, part].add_(torch.bmm(d_map.transpose(1, 2), q).mul_(gate * s.scale))

@@ -32,9 +32,10 @@ class Stream:
         weight: Tensor,
         layout: Layout,
         groups: int,
+        linear: bool,
     ) -> None:
         self.values, self.query, self.key, self.rows, self.columns = values, query, key, rows, columns
-        self.shift, self.content, self.layout, self.groups = shift, content, layout, groups
+        self.shift, self.content, self.layout, self.groups, self.linear = shift, content, layout, groups, linear
         self.heads = weight.shape[0]
         self.batch, self.Y, self.X, self.channels = values.shape
         self.I, self.J = layout.size
@@ -44,7 +45,7 @@ class Stream:
         self.whole = (height, width) == (self.Y, self.X)
         self.seen = values if self.whole else values[:, top : top + height, left : left + width].contiguous()
         self.seen = self.seen.flatten(1, 2)
-        self.num_keys = height * width if layout.content_heads else 0
+        self.num_keys = height * width if layout.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(layout.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
         kind = "cpu" if values.device.type == "cpu" else "cuda"
@@ -53,7 +54,8 @@ class Stream:
         self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, queries // self.J)))
         images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
         self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
-        self.merges = self.whole and self.chunk_rows == self.I and self.num_keys <= MERGE_KEYS * self.channels
+        is_short = self.num_keys <= MERGE_KEYS * self.channels
+        self.merges = self.whole and self.chunk_rows == self.I and is_short and not linear
         self.positional_of = -1
         self.buffers: dict[str, Tensor] = {}
 
@@ -78,12 +80,15 @@ class Stream:
         c, g = self.layout.content_heads, self.layout.gaussian_heads
         return c.index(head) if head in c else None, g.index(head) if head in g else None
 
+    def part(self, at: int) -> slice:
+        """Channels of the queries and keys of the content head `at`."""
+        return slice(at * self.head_dim, (at + 1) * self.head_dim)
+
     def content_map(self, at: int, i0: int, i1: int, b: int, e: int) -> Tensor:
         """softmax(Q Kᵀ / √D) of a chunk, (n, r·J, keys)."""
         shape = (e - b, (i1 - i0) * self.J, self.num_keys)
-        part = slice(at * self.head_dim, (at + 1) * self.head_dim)
         logits, attention = self.buffer("logits", *shape), self.buffer("attention", *shape)
-        q, k = self.query[b:e, i0 * self.J : i1 * self.J, part], self.key[b:e, :, part]
+        q, k = self.query[b:e, i0 * self.J : i1 * self.J, self.part(at)], self.key[b:e, :, self.part(at)]
         torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=logits)
         return torch.softmax(logits, -1, out=attention)
 
@@ -124,7 +129,7 @@ class Stream:
         """The content map and R V of a chunk, where `head` has them."""
         content, gaussian = self.head_maps(head)
         return (
-            None if content is None else self.content_map(content, i0, i1, b, e),
+            None if content is None or self.linear else self.content_map(content, i0, i1, b, e),
             None if gaussian is None or self.is_merged(head) else self.by_rows(gaussian, i0, i1, b, e),
         )
 
@@ -138,14 +143,21 @@ class Stream:
         if attention is not None and self.is_merged(head):
             torch.bmm(self.mixed(head, attention), self.seen[b:e], out=out.view(n, r * self.J, self.channels))
             return
-        if attention is not None:
-            torch.bmm(attention, self.seen[b:e], out=out.view(n, r * self.J, self.channels))
+        if content is not None:
+            if attention is None:  # linear: `key` holds the head's summaries of the values
+                factors = (
+                    self.query[b:e, i0 * self.J : i1 * self.J, self.part(content)],
+                    self.key[b:e, self.part(content)],
+                )
+            else:
+                factors = attention, self.seen[b:e]
+            torch.bmm(*factors, out=out.view(n, r * self.J, self.channels))
             out.mul_(self.content[content])
         if by_rows is not None:
             product = out.view(n * r, self.J, self.channels)
             factor = self.columns[gaussian].expand(n * r, self.J, self.X)
             by_rows = by_rows.view(n * r, self.X, self.channels)
-            if attention is None:
+            if content is None:
                 torch.bmm(factor, by_rows, out=product)
             else:
                 product.baddbmm_(factor, by_rows)

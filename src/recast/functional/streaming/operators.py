@@ -33,17 +33,19 @@ def attend(
     stride: Sequence[int],
     window: Sequence[int],
     groups: int,
+    linear: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
 
     `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
     multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g); `bias` (O,). All of one
-    dtype but `content` and `shift`. The rest is a `Layout`. `keep` saves the backward pass one product a head.
+    dtype but `content` and `shift`. The rest is a `Layout`. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C)
+    is softmax_tokens(K)ᵀ V. `keep` saves the backward pass one product a head.
     """
     layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups)
+        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
         y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
         if bias is not None:
             y += bias
@@ -85,11 +87,12 @@ def attend_backward(
     stride: Sequence[int],
     window: Sequence[int],
     groups: int,
+    linear: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
     layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups)
+        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
         g = Gradients(s, weight)
         for h in range(s.heads):
             for i0, i1, b, e in s.chunks():
@@ -117,9 +120,9 @@ def _(dy, values, query, key, rows, columns, shift, content, weight, *rest):  # 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, bias, size, content_heads, gaussian_heads, taps, stride, window, groups, _keep = inputs
+    *tensors, bias, size, content_heads, gaussian_heads, taps, stride, window, groups, linear, _keep = inputs
     ctx.save_for_backward(*tensors, output[1])
-    ctx.numbers = (size, content_heads, gaussian_heads, taps, stride, window, groups)
+    ctx.numbers = (size, content_heads, gaussian_heads, taps, stride, window, groups, linear)
     ctx.bias = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(output[1])
 
@@ -131,7 +134,7 @@ def _backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     if tensors[5] is None:
         gradients[5] = None
     bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
-    return (*gradients, bias, *(None,) * 8)
+    return (*gradients, bias, *(None,) * 9)
 
 
 attend.register_autograd(_backward, setup_context=_save)
@@ -140,33 +143,34 @@ attend.register_autograd(_backward, setup_context=_save)
 # --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
 
 
-def _gather_flops(values: Any, query: Any, key: Any, rows: Any, columns: Any) -> tuple[int, int]:
-    """Twice the multiply-accumulates of the content maps' two products, and of the Gaussians' two."""
+def _gather_flops(values: Any, query: Any, key: Any, rows: Any, columns: Any, linear: bool) -> tuple[int, int, int]:
+    """Twice the multiply-accumulates of the logits, of what the content maps gather, and of the Gaussians' products."""
     batch, Y, X, channels = values
     _, queries, width = query
-    content = 0
-    if width:
-        content = queries * key[1] * width
     gaussian = rows[0] * rows[1] * X * channels * (Y + columns[1])
-    return 2 * batch * content, 2 * batch * gaussian
+    if linear:
+        return 0, 2 * batch * queries * width * channels, 2 * batch * gaussian
+    return 2 * batch * queries * key[1] * width, 2 * batch * queries * key[1] * channels, 2 * batch * gaussian
 
 
 @register_flop_formula(torch.ops.recast.attend)
 def _attend_flops(  # type: ignore[no-untyped-def]
     values, query, key, rows, columns, shift, content, weight, bias, size, *rest, out_shape=None, **_
 ) -> int:
-    logits, gaussian = _gather_flops(values, query, key, rows, columns)
+    linear = rest[-2]
+    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
     queries = values[0] * size[0] * size[1]
-    mixed = 2 * queries * key[1] * content[0] * values[3]
-    return logits + gaussian + mixed + 2 * queries * weight[0] * weight[1] * weight[2]
+    heads = 1 if linear else content[0]
+    return logits + heads * mixed + gaussian + 2 * queries * weight[0] * weight[1] * weight[2]
 
 
 @register_flop_formula(torch.ops.recast.attend_backward)
 def _attend_backward_flops(  # type: ignore[no-untyped-def]
     dy, values, query, key, rows, columns, shift, content, weight, kept, size, *rest, out_shape=None, **_
 ) -> int:
-    logits, gaussian = _gather_flops(values, query, key, rows, columns)
+    linear = rest[-1]
+    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
     queries = values[0] * size[0] * size[1]
-    mixed = 2 * queries * key[1] * content[0] * values[3]
+    mixed *= 1 if linear else content[0]
     again = 0 if kept[0] else mixed + gaussian // 2
     return 3 * logits + 2 * mixed + 5 * gaussian // 2 + again + 4 * queries * weight[0] * weight[1] * weight[2]
