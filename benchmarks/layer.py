@@ -174,6 +174,10 @@ def measure(
                     layer(x)
             over = ratio(seconds[name], seconds["conv"])
             bound = macs[name] / macs["conv"]
+
+            def over_naive(form: str, mine: list[float] = seconds[name], all_: Any = seconds) -> float | str:
+                return round(ratio(all_[form], mine), 2) if form in all_ else ""
+
             rows.append(
                 {
                     "side": side, "channels": channels, "batch": batch,
@@ -184,10 +188,7 @@ def measure(
                     "spread": round(spread(seconds[name]), 3),
                     "over_conv": round(over, 3), "macs_over_conv": round(bound, 3),
                     "share_of_bound": round(bound / over, 3),
-                    "naive_over": round(ratio(seconds["naive"], seconds[name]), 2) if {"naive", "naive interior"} <= set(seconds) else "",
-                    "naive_interior_over": (
-                        round(ratio(seconds["naive interior"], seconds[name]), 2) if {"naive", "naive interior"} <= set(seconds) else ""
-                    ),
+                    "naive_over": over_naive("naive"), "naive_interior_over": over_naive("naive interior"),
                     "saved_mib": round(saved.total / 2**20, 2) if training else "",
                     "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1),
                     "machine": machine(),
