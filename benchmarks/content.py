@@ -3,8 +3,8 @@
     python benchmarks/content.py               # writes results/content.csv (about 3 minutes on 2 cores)
 
 Columns: side, channels, batch, way, kernel (what torch runs for `scaled_dot_product_attention`), median_ms, spread,
-over_streamed (time over the streaming operator's). Forward passes of nine heads from queries, keys and values to what
-the heads gather; `streamed` multiplies by W_out besides, as the layer does, `linear` too.
+over_streamed (time over the streaming operator's). Forward passes of nine heads from queries, keys and values to the
+layer's output, W_out included.
 
 streamed: `recast.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
 a softmax, one product with the values, which holds the whole maps. sdpa: values expanded over the heads; "padded"
@@ -42,6 +42,12 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
     def per_head(t: Tensor) -> Tensor:
         return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
+    out = weight.transpose(1, 2).reshape(HEADS * channels, channels)
+
+    def project(gathered: Tensor) -> Tensor:
+        """(B, heads, N, C) through W_out."""
+        return gathered.transpose(1, 2).flatten(2) @ out
+
     def operator(query: Tensor, key: Tensor, linear: bool) -> object:
         image, nothing = values.view(batch, side, side, channels), values.new_empty(0, side, side)
         heads, window = list(range(HEADS)), [0, 0, side, side]
@@ -59,7 +65,7 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
 
     def composed() -> object:
         maps = torch.softmax(per_head(query) @ per_head(key).transpose(-1, -2) * width**-0.5, -1)
-        return maps.flatten(1, 2) @ values
+        return project((maps.flatten(1, 2) @ values).unflatten(1, (HEADS, -1)))
 
     def sdpa(chunk: int, padded: bool) -> Callable[[], object]:
         def run() -> object:
@@ -67,7 +73,8 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
             if padded:
                 q, k = F.pad(q, (0, chunk - width)), F.pad(k, (0, chunk - width))
             every = values[:, None].expand(-1, HEADS, -1, -1)
-            return [F.scaled_dot_product_attention(q, k, v, scale=width**-0.5) for v in every.split(chunk, -1)]
+            parts = [F.scaled_dot_product_attention(q, k, v, scale=width**-0.5) for v in every.split(chunk, -1)]
+            return project(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
         return run
 
@@ -76,8 +83,7 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
             return F.adaptive_avg_pool2d(t.transpose(1, 2).unflatten(2, (side, side)), POOL).flatten(2).transpose(1, 2)
 
         maps = torch.softmax(per_head(query) @ per_head(pool(key)).transpose(-1, -2) * width**-0.5, -1)
-        gathered = (maps.flatten(1, 2) @ pool(values)).unflatten(1, (HEADS, -1))
-        return torch.einsum("bhnc,hoc->bno", gathered, weight)
+        return project((maps.flatten(1, 2) @ pool(values)).unflatten(1, (HEADS, -1)))
 
     ways: dict[str, Callable[[], object]] = {
         "streamed": lambda: operator(query, key, False),
