@@ -49,7 +49,7 @@ def bars() -> None:
                 )
                 bound = float(row["macs_over_conv"])
                 axis.plot([x - 0.075, x + 0.075], [bound, bound], color="black", linewidth=1.2)
-        axis.set_xticks(range(len(maps)), [f"{side}², {channels} channels" for side, channels in maps])
+        axis.set_xticks(range(len(maps)), [f"{side}²\n{channels} channels" for side, channels in maps])
         axis.set_yscale("log")
         axis.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
         axis.axhline(1, color="grey", linewidth=0.8)

@@ -38,7 +38,8 @@ def test_a_recast_arm_has_every_row_and_every_file(
     assert rows[0]["train_loss"] is rows[0]["lr"] is rows[0]["gate_lr"] is None
     assert rows[0]["layers"]["4"]["gamma"] == [0.0] * 9
     assert all(abs(span - 1) < 1e-6 for span in rows[0]["layers"]["4"]["span"])
-    assert rows[3]["layers"]["4"].keys() == {"gate", "gamma", "s", "span"}
+    assert rows[3]["layers"]["4"].keys() == {"gate", "backend", "gamma", "s", "span"}
+    assert rows[3]["layers"]["4"]["backend"] in ("split", "merged")
     assert any(rows[3]["layers"]["4"]["gamma"])
     assert rows[3]["val_loss"] < rows[0]["val_loss"]
     assert rows[3]["lr"] == pytest.approx(1e-6)
