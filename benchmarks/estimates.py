@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/estimates.py             # writes results/estimates.csv
 
-Ten networks with random weights: the parent (`none`), the last stage (in `split`, the default, and in `dense`), and all
+Ten networks with random weights: the parent (`none`), the last stage (in the form that `auto` chooses, and in `dense`), and all
 layers within 1024 tokens. A process each. The plan's example is one image, its numbers are per image. MACs are in
 millions, bytes in MiB, all per image but planned_fixed_mib.
 
@@ -61,14 +61,18 @@ def resident(field: str = "VmRSS") -> int:
 
 
 def forward_cost(model: nn.Module, x: Tensor) -> tuple[float, float]:
-    """MACs and bytes kept for backward of a real forward in eval mode, per image."""
+    """MACs and bytes kept for backward of a real forward in eval mode, per image; attention as in training."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from recast.cost import SavedBytes
+    from recast.surgery import gpsa_layers
 
+    model.eval()
+    for layer in gpsa_layers(model).values():
+        layer.train()  # in eval its closed heads would be known, and the form another
     saved = SavedBytes(model)
     with FlopCounterMode(display=False) as flops, saved:
-        model.eval()(x)
+        model(x)
     return flops.get_total_flops() / 2 / len(x), saved.total / len(x)
 
 

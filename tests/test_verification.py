@@ -45,6 +45,9 @@ def check_network(parent: nn.Module, x: Tensor) -> None:
     assert split.bitwise
     assert split.ok(0.0)
     assert split.backend == "split"
+    child.train()
+    assert verify(parent, child, x).backend == "split"  # what ran, not what training would run
+    child.eval()
     dense = verify(parent, child, x, backend="dense")
     assert dense.backend == "dense"
     assert dense.ok(), dense
@@ -97,7 +100,7 @@ def test_networks_are_not_vacuous(kind: str, make_non_vacuous: Callable[..., nn.
         assert all(0.5 <= float(g.detach().min()) < float(g.detach().max()) <= 1 for g in gammas)
 
 
-@pytest.mark.parametrize("backend", ["split", "dense", "reference"])
+@pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
     parent = small()

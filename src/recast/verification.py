@@ -157,7 +157,8 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
         after = _trace(child, set(before.layers), batch)
-        backends = sorted({layer.chosen_backend() for layer in gpsa_layers(child).values()})
+        with in_eval(child), torch.no_grad():  # as it just ran
+            backends = sorted({layer.chosen_backend() for layer in gpsa_layers(child).values()})
     if silent := [name for name in before.layers if name not in after.layers]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
     pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
