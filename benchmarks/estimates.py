@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/estimates.py             # writes results/estimates.csv
 
-Ten networks with random weights: the parent (`none`), the last stage (in the form that `auto` chooses, and in `dense`), and all
-layers within 1024 tokens. A process each. The plan's example is one image, its numbers are per image. MACs are in
-millions, bytes in MiB, all per image but planned_fixed_mib.
+Ten networks with random weights: the parent (`none`), the last stage (in the form that `auto` chooses, and in
+`dense`), and all layers within 1024 tokens. A process each. The plan's example is one image, its numbers are per image.
+MACs are in millions, bytes in MiB, all per image but planned_fixed_mib.
 
 planned_*            `plan.after` (the parent: `plan.before`); B images keep planned_fixed_mib + B * planned_mib
 params_exact         the parameters of the recast model are as many as planned
