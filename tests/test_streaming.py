@@ -21,6 +21,9 @@ from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.rules import find_rule
 
+# torch says this about its own 'same' padding of even kernels
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 FORMS = ("dense", "split", "merged")
