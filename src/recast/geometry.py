@@ -227,5 +227,11 @@ def _same_padding(kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[i
 def flip_transpose(weight: Tensor, groups: int) -> Tensor:
     """Kernel of a transposed convolution (C, O/g, …) ↔ that of the convolution it is, (O, C/g, …). Its own inverse."""
     flipped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
-    last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-    return flipped.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return flipped.contiguous(
+        memory_format=torch.channels_last if is_channels_last(weight) else torch.contiguous_format
+    )
+
+
+def is_channels_last(t: Tensor) -> bool:
+    """Whether a tensor's strides say channels_last; those of one channel or one pixel can be read both ways."""
+    return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recast.budget import DEFAULT_TOKENS
 from recast.errors import RecastError
-from recast.functional import AttentionMaps
+from recast.functional import AttentionMaps, expand_heads
 from recast.gpsa import GPSA
 from recast.shapes import in_eval
 from recast.surgery import gpsa_layers
@@ -96,9 +96,8 @@ def write_attention(
         mix, query = drawn[name]
         arrays[f"mix_{i}"] = mix.float().cpu().numpy()
         arrays[f"query_{i}"] = np.asarray(query)
-        gates = layers[name].gates()
-        share = gates["gamma"] if "gamma" in gates else 1 - gates["sigma"]
-        arrays[f"gate_{i}"] = share.detach().float().cpu().numpy()
+        gates = expand_heads(layers[name].weights(), layers[name].geometry).gates
+        arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
         arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")

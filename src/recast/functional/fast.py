@@ -9,7 +9,7 @@ from torch import Tensor
 from recast.functional.maps import gaussian_factors, query_tokens
 from recast.functional.streaming import attend
 from recast.functional.weights import Weights, head_width, project_values
-from recast.geometry import Geometry
+from recast.geometry import Geometry, is_channels_last
 
 KEEP_COST = 0.1
 """What heads gathered is computed again for the backward pass where that takes at most this share of a step."""
@@ -179,12 +179,7 @@ def _head_by_head(taps: Tensor) -> Tensor:
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """`y`, which is channels_last, in the memory format that a convolution of `x` with `weight` has: either's."""
-    return y if _is_last(x) or _is_last(weight) else y.contiguous()
-
-
-def _is_last(t: Tensor) -> bool:
-    """Whether a tensor's strides say channels_last; those of one channel or one pixel can be read both ways."""
-    return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)
+    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:
