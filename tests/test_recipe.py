@@ -4,22 +4,34 @@ from pathlib import Path
 
 import pytest
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    ModelConfig,
+    OptimConfig,
+    RecastConfig,
+    Recipe,
+    RegularizationConfig,
+)
 from recast.errors import RecastError
-from recast.recipe import changed_keys, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 
 
 def unusual() -> Recipe:
     return Recipe(
         model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
-        data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), augment="none", num_val=5),
+        data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
+        augment=AugmentConfig(crop="none", scale=(0.3, 1.0), mixup=0.2),
         recast=RecastConfig(gamma_init=0.1, gate_range=(0.0, 1.0), head_dim=4, backend="dense"),
         where=["layer4.*", "layer3.0.conv1"],
         budget="memory=64MiB",
-        optim=OptimConfig(opt="lamb", lr=1e-5, gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
+        optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
         epochs=12,
         amp="bf16",
-        ema_decay=0.999,
+        regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1, drop_path_mode="uniform"),
+        distill=DistillConfig("parent", targets="hard"),
+        log=["tensorboard"],
         control=False,
     )
 
@@ -97,7 +109,7 @@ def test_a_relative_path_that_is_not_beside_the_recipe_is_left_for_the_current_f
     assert load_recipe(tmp_path / "r.yaml").model.checkpoint == "nowhere.pth"
 
 
-def test_changed_keys_are_dotted_names() -> None:
-    assert changed_keys(Recipe(), Recipe()) == []
-    assert changed_keys(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr", "seed"]
-    assert changed_keys(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed"]
+def test_changes_are_dotted_names_with_both_values() -> None:
+    assert changes(Recipe(), Recipe()) == []
+    assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr (0.0001, now 1)", "seed (0, now 1)"]
+    assert changes(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed (0, now 1)"]

@@ -61,7 +61,7 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     write_rows(tmp_path / "rows.csv", [ROW])
-    monkeypatch.setattr("recast.rows.os.replace", fail)
+    monkeypatch.setattr("recast.files.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         write_rows(tmp_path / "rows.csv", OTHERS)
     assert read_rows(tmp_path / "rows.csv") == [ROW]

@@ -12,6 +12,9 @@ class RecastError(ValueError):
     The command line prints the message as one line and exits with code 2.
     """
 
+    already_told = False
+    """True where another process of the same run prints it."""
+
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""

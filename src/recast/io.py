@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.files import replaced
 from recast.steps import Plan
 from recast.surgery import recast_, refresh_gates_
 
@@ -42,9 +42,8 @@ def save(model: nn.Module, path: str | Path, constructor: dict[str, Any] | None 
         tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(tensor.untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(header)})
-    os.replace(temporary, path)
+    with replaced(path) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(header)})
     return path
 
 

@@ -6,7 +6,6 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import dataclasses
-import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,11 @@ import yaml
 
 from recast.config import Recipe
 from recast.errors import RecastError, suggest
+from recast.files import write_text
 
 T = TypeVar("T")
 
-PATHS = (("model", "checkpoint"), ("data", "data_dir"))
+PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
 
 
@@ -68,15 +68,13 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
             target = Path(found[section][field]).expanduser().resolve()
             inside = target.is_relative_to(folder) and target != folder
             found[section][field] = target.relative_to(folder).as_posix() if inside else str(target)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
 
 
-def changed_keys(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[str]:
-    """Dotted names of the fields in which two recipes differ, without those in `ignore`."""
+def changes(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[str]:
+    """The fields in which two recipes differ, "optim.lr (0.1, now 0.2)" each, without those named in `ignore`."""
     a, b = _flat(recipe_to_dict(one)), _flat(recipe_to_dict(other))
-    return [key for key in a if a[key] != b[key] and key not in ignore]
+    return [f"{key} ({a[key]}, now {b[key]})" for key in a if a[key] != b[key] and key not in ignore]
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from recast.errors import RecastError
+from recast.files import replaced
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,10 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     path = Path(path)
     merged = {row.key: row for row in read_rows(path)} if path.exists() else {}
     merged.update((row.key, row) for row in rows)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(astuple(row) for row in merged.values())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(astuple(row) for row in merged.values())
 
 
 def read_rows(path: str | Path) -> list[Row]:

@@ -1,10 +1,9 @@
-"""The verbs that change a model: `recast_` and `refresh_gates_`; and its parameters in groups."""
+"""The verbs that change a model: `recast_` and `refresh_gates_`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -12,13 +11,11 @@ from recast.errors import RecastError, suggest
 from recast.folding.layers import as_folded
 from recast.folding.norms import what_remains
 from recast.gpsa import GPSA
+from recast.parameters import param_groups as param_groups
 from recast.planning import apply_edits_
 from recast.rules import check_finite, find_rule, refusal
 from recast.steps import Plan, Step
 from recast.strides import Edit, replace_module_
-
-LINEAR_GATE_LR_RATIO = 10.0
-SIGMOID_GATE_LR = 0.1
 
 
 def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
@@ -137,39 +134,3 @@ def refresh_gates_(model: nn.Module) -> nn.Module:
     for layer in gpsa_layers(model).values():
         layer.refresh_gates()
     return model
-
-
-def param_groups(
-    model: nn.Module, lr: float = 1e-4, gate_lr: float | None = None, weight_decay: float = 0.05
-) -> list[dict[str, Any]]:
-    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val and gates never do.
-
-    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
-    al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
-    """
-    plain: list[nn.Parameter] = []
-    linear: list[nn.Parameter] = []
-    sigmoid: list[nn.Parameter] = []
-    for layer in gpsa_layers(model).values():
-        plain += [p for p in (layer.center, layer.raw_alpha, layer.value) if p is not None]
-        if layer.config.gate == "linear":
-            linear += [layer.gamma, layer.spread]
-        else:
-            sigmoid.append(layer.lam)
-    special = {id(p) for p in (*plain, *linear, *sigmoid)}
-    decayed: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if id(parameter) not in special:
-            (decayed if parameter.dim() > 1 else plain).append(parameter)
-    groups = [
-        _group("decay", decayed, lr, weight_decay),
-        _group("no_decay", plain, lr, 0.0),
-        _group("gates", linear, lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr, 0.0),
-        _group("sigmoid_gates", sigmoid, SIGMOID_GATE_LR if gate_lr is None else gate_lr, 0.0),
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _group(name: str, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> dict[str, Any]:
-    trained = [p for p in parameters if p.requires_grad]
-    return {"name": name, "params": trained, "lr": lr, "weight_decay": weight_decay}

@@ -54,7 +54,7 @@ def test_the_short_forms(words: list[str], key: str, value: object) -> None:
 def test_every_field_of_a_recipe_has_one_short_name() -> None:
     short = short_names(_parser(Recipe()))
     sections = [field.name for field in dataclasses.fields(Recipe) if dataclasses.is_dataclass(field.default_factory)]
-    assert sections == ["model", "data", "recast", "optim"]
+    assert sections == ["model", "data", "augment", "recast", "optim", "regularization", "distill"]
     dotted = {
         f"{section}.{field.name}" for section in sections for field in dataclasses.fields(getattr(Recipe(), section))
     }
@@ -84,9 +84,13 @@ def test_words_that_are_no_options_are_left_alone() -> None:
         (["--optim.lr", "x"], r"--lr must be a number, got 'x'"),
         (["--clip-grad", "x"], r"--clip-grad must be a number, got 'x'"),
         (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, got 'sigmiod'\. Did you mean sigmoid"),
-        (["--augment", "cro"], r"--augment must be one of none, crop, .*Did you mean crop"),
+        (["--crop", "simpel"], r"--crop must be one of none, pad, random, simple, .*Did you mean simple"),
         (["--gate-range", "0"], r"--gate-range must be a list of 2 items, each a number, got '0'"),
         (["--control=3"], r"--control must be true or false, got '3'"),
+        (
+            ["--log", "tensorbord"],
+            r"--log must be a list, each item one of tensorboard, wandb.*Did you mean tensorboard",
+        ),
         (["--optim", "x.yaml"], r"--optim is a group of options"),
     ],
 )

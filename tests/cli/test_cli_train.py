@@ -48,7 +48,7 @@ def test_the_three_ways_to_name_a_recipe_exclude_one_another(shared: Path, refus
     assert "RECIPE and --config both name" in refused("train", "finetune", "--config", tiny)
     assert "RECIPE and --resume both name" in refused("train", "finetune", "--resume", run)
     assert "leave --out away" in refused("train", "--resume", run, "--out", "x")
-    assert "which recipe? Expected finetune, tcnn, digits" in refused("train")
+    assert "which recipe? recast train --help lists them" in refused("train")
     assert "Did you mean finetune" in refused("train", "fintune")
     assert "no such recipe" in refused("train", "nowhere.yaml")
     assert "holds no run to resume" in refused("train", "--resume", shared)
@@ -120,7 +120,7 @@ def image_folder(root: Path) -> Path:
 def test_an_image_that_cannot_be_read_and_a_class_without_one(cli: Cli, refused: Refused, tmp_path: Path) -> None:
     root = image_folder(tmp_path / "data")
     words = ("train", "finetune", "--model", "digits_resnet", "--data", "folder", "--data-dir", root)
-    words = (*words, "--img-size", "16", "--epochs", "1", "--json", "--out", tmp_path / "run")
+    words = (*words, "--img-size", "16", "--epochs", "1", "--json", "--batch-size", "6", "--out", tmp_path / "run")
     (root / "train" / "c").mkdir()
     assert "class folder without an image: c" in refused(*words)
     (root / "train" / "c").rmdir()
@@ -168,9 +168,10 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
     done = len(log.read_text(encoding="utf-8").splitlines())
     assert not (out / "weights.safetensors").exists()
     # 200 epochs take too long here: the stored number of epochs, in recipe and state, becomes one more than are done
-    state = torch.load(out / "resume" / "state.pt", weights_only=True)
+    newest = sorted((out / "resume").iterdir())[-1]
+    state = torch.load(newest, weights_only=True)
     state["recipe"]["epochs"] = done
-    torch.save(state, out / "resume" / "state.pt")
+    torch.save(state, newest)
     text = (out / "recipe.yaml").read_text(encoding="utf-8").replace("epochs: 200", f"epochs: {done}")
     (out / "recipe.yaml").write_text(text, encoding="utf-8")
     assert main(["train", "--resume", str(out), "--json"]) == 0
@@ -210,7 +211,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "unknown suite 'claen'" in refused("evaluate", run, "--suite", "claen")
     assert "num_val must be between 1 and" in refused("evaluate", run, "--num-val", "0")
     assert "eps must be numbers of 0 or more" in refused("evaluate", run, "--eps", "-1")
-    assert "batch_size must be at least 1" in refused("evaluate", run, "--batch-size", "0")
+    assert "batch_size and repeats must be at least 1" in refused("evaluate", run, "--batch-size", "0")
     (run / "finetuned" / "weights.safetensors").unlink()
     assert f"finish it with recast train --resume {run}" in cli("evaluate", run, "--suite", "clean").err
     shutil.rmtree(run / "finetuned")

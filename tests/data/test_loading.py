@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
 import random
+import signal
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +14,47 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from recast.config import AugmentConfig
 from recast.data import loader
-from recast.data.datasets import ImageFiles, ImageTensors
+from recast.data.batches import MAX_BAD, epoch_order
+from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.data.loading import worker_errors
 from recast.errors import RecastError
 
+SHIFTED = AugmentConfig(crop="pad", flip=True)
+POLICY = AugmentConfig(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
 
-def make_data(count: int = 23) -> ImageTensors:
+
+def make_data(count: int = 23, augment: AugmentConfig | None = SHIFTED) -> ImageTensors:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
-    return ImageTensors(pixels, torch.arange(count), "crop_flip")
+    return ImageTensors(pixels, torch.arange(count), augment)
+
+
+def make_files(folder: Path, count: int, broken: tuple[int, ...] = ()) -> ImageFiles:
+    """Image i is grey level 10 i; its label is i."""
+    paths = [folder / f"{index}.png" for index in range(count)]
+    for index, path in enumerate(paths):
+        if index in broken:
+            path.write_bytes(b"broken")
+        else:
+            Image.new("RGB", (8, 8), (10 * index,) * 3).save(path)
+    return ImageFiles(torch.arange(count), 8, paths=[str(path) for path in paths])
+
+
+def epoch_of(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[Tensor, Tensor]:
+    """All images and labels of an epoch in its order, put together again from the shares of all parts."""
+    sources = [iter(loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
+    images, labels = [], []
+    while shares := [share for source in sources if (share := next(source, None)) is not None]:
+        count = sum(len(share[1]) for share in shares)
+        whole = torch.empty(count, *shares[0][0].shape[1:]), torch.empty(count, dtype=torch.long)
+        for part, share in enumerate(shares):
+            for place, values in zip(whole, share, strict=True):
+                place[part::parts] = values
+        images.append(whole[0])
+        labels.append(whole[1])
+    return torch.cat(images), torch.cat(labels)
 
 
 def assert_same(batches: list[tuple[Tensor, Tensor]], others: list[tuple[Tensor, Tensor]]) -> None:
@@ -64,9 +101,9 @@ def test_skipped_batches_are_not_loaded() -> None:
     class Counting(ImageTensors):
         loaded = 0
 
-        def batch(self, indices: object) -> tuple[Tensor, Tensor]:
+        def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
             Counting.loaded += 1
-            return super().batch(indices)  # type: ignore[arg-type]
+            return super().batch(indices, seeds)
 
     data = make_data()
     assert len(list(loader(Counting(data.pixels, data.labels), 5, start=3))) == 2
@@ -88,16 +125,180 @@ def test_any_map_style_data_set_is_taken() -> None:
     assert labels.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("augment", [SHIFTED, POLICY])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 3},
+        {"batch_size": 23},
+        {"batch_size": 5, "workers": 2},
+        {"batch_size": 6, "parts": 2},
+        {"batch_size": 7, "parts": 3},
+        {"batch_size": 4, "parts": 3, "workers": 1},
+    ],
+    ids=str,
+)
+def test_pixels_are_the_same_for_any_batch_size_workers_and_parts(
+    augment: AugmentConfig, options: dict[str, Any]
+) -> None:
+    data = make_data(augment=augment)
+    images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)
+    other_images, other_labels = epoch_of(data, shuffle_seed=1, epoch=2, **options)
+    assert other_labels.equal(labels)
+    assert other_images.equal(images)
+
+
+def test_files_are_augmented_the_same_for_any_batch_size_and_workers(tmp_path: Path) -> None:
+    data = make_files(tmp_path, 7).augmented(AugmentConfig(crop="random", auto_augment="3a", color_jitter=0.3))
+    images, _ = epoch_of(data, 3, shuffle_seed=1)
+    assert epoch_of(data, 2, shuffle_seed=1, workers=2, parts=2)[0].equal(images)
+    assert not epoch_of(data, 3, shuffle_seed=1, epoch=1)[0].equal(images)
+
+
+def test_parts_of_an_evaluation_are_every_image_once_and_empty_shares_are_passed_over() -> None:
+    data = make_data(9, augment=None)
+    shares = [list(loader(data, 4, part=part, parts=3)) for part in range(3)]
+    assert [[labels.tolist() for _, labels in share] for share in shares] == [
+        [[0, 3], [4, 7], [8]],
+        [[1], [5]],
+        [[2], [6]],
+    ]
+    assert [len(loader(data, 4, part=part, parts=3)) for part in range(3)] == [3, 3, 3]
+    more_parts_than_images = [list(loader(data, 1, part=part, parts=3)) for part in range(3)]
+    assert [len(share) for share in more_parts_than_images] == [9, 0, 0]
+
+
+def test_the_incomplete_batch_can_be_dropped() -> None:
+    whole = list(loader(make_data(), 5, shuffle_seed=1))
+    source = loader(make_data(), 5, shuffle_seed=1, drop_last=True, start=1)
+    assert len(source) == 3
+    assert_same(list(source), whole[1:4])
+    with pytest.raises(RecastError, match=r"batch of 24 is larger than the training set of 23 .*batch_size to 23"):
+        loader(make_data(), 24, shuffle_seed=1, drop_last=True)
+    with pytest.raises(RecastError, match="batch of 2 leaves some of 3 processes"):
+        loader(make_data(), 2, shuffle_seed=1, parts=3)
+    assert len(loader(make_data(), 24, drop_last=True)) == 0
+
+
+def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
+    order, once = epoch_order(23, 4, 2, repeats=3).tolist(), epoch_order(23, 4, 2).tolist()
+    assert order == [index for index in once for _ in range(3)][:23]
+    assert len(set(order)) == 8
+    data = make_data()
+    images, labels = epoch_of(data, 6, shuffle_seed=4, epoch=2, repeats=3)
+    assert labels.tolist() == order
+    assert not images[0].equal(images[1]) or not images[1].equal(images[2])  # each copy is augmented for itself
+    assert epoch_of(data, 4, parts=2, shuffle_seed=4, epoch=2, repeats=3)[0].equal(images)
+
+
+def test_the_order_of_repeats_is_that_of_timms_sampler() -> None:
+    from timm.data.distributed_sampler import RepeatAugSampler
+
+    for rank in range(2):
+        sampler = RepeatAugSampler(range(1024), num_replicas=2, rank=rank, shuffle=False, num_repeats=3)
+        assert epoch_order(1024, None, 0, repeats=3)[rank::2].tolist() == list(sampler)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_file_is_one_line_in_workers_too(tmp_path: Path, workers: int) -> None:
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"broken")
-    data = ImageFiles([str(tmp_path / "a.png"), str(tmp_path / "b.png")], torch.tensor([0, 1]), 8)
-    batches = iter(loader(data, 1, workers=workers))
+    batches = iter(loader(make_files(tmp_path, 2, broken=(1,)), 1, workers=workers))
     next(batches)
-    with pytest.raises(RecastError, match=r"cannot read image .*b\.png") as caught:
+    with pytest.raises(RecastError, match=r"cannot read image .*1\.png") as caught:
         next(batches)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_replaced_by_the_next_one_and_named(tmp_path: Path, workers: int) -> None:
+    data = make_files(tmp_path, 9, broken=(3, 7, 8))
+    order = epoch_order(9, 5, 0).tolist()
+    source = loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
+    batches = list(source)
+    labels = torch.cat([labels for _, labels in batches])
+    assert labels.tolist() == [{3: 4, 7: 0, 8: 0}.get(index, index) for index in order]
+    images = torch.cat([images for images, _ in batches])
+    assert (images[:, 0, 0, 0] * 255).round().long().equal(10 * labels)
+    assert sorted(source.bad_images) == [data.paths[index] for index in (3, 7, 8)]
+    assert epoch_of(data, 3, parts=2, shuffle_seed=5, bad_image="skip")[1].equal(labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_evaluation_unreadable_images_are_left_out_and_named(tmp_path: Path, workers: int) -> None:
+    data = make_files(tmp_path, 6, broken=(2, 3, 5))
+    source = loader(data, 2, workers=workers, bad_image="skip")
+    assert [labels.tolist() for _, labels in source] == [[0, 1], [4]]
+    assert source.bad_images == [data.paths[index] for index in (2, 3, 5)]
+
+
+def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
+    data = make_files(tmp_path, 3, broken=(0, 1, 2))
+    with pytest.raises(RecastError, match=r"3 images in a row cannot be read; the last: .*\.png"):
+        list(loader(data, 3, shuffle_seed=0, bad_image="skip"))
+    with pytest.raises(RecastError, match=r"not one image could be read; the first is .*0\.png"):
+        list(loader(data, 2, bad_image="skip"))
+    tried = []
+
+    class Gone(ImageTensors):
+        def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
+            tried.extend(indices)
+            raise RecastError("gone")
+
+    pixels = torch.zeros(1000, 3, 2, 2, dtype=torch.uint8)
+    with pytest.raises(RecastError, match=f"{MAX_BAD} images in a row"):
+        list(loader(Gone(pixels, torch.arange(1000)), 1, shuffle_seed=0, bad_image="skip"))
+    assert len(tried) == 1 + MAX_BAD
+
+
+class Dying(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Ends the process that asks for its third item."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self.end, self.pid = end, os.getpid()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 2:
+            assert os.getpid() != self.pid
+            self.end()
+        return torch.zeros(3, 2, 2), index
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # multiprocessing's, to the dead process
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL")],
+    ids=["exit", "kill"],
+)
+def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str) -> None:
+    for _ in range(3):  # who sees it first, torch's signal handler or its queue, is a race
+        with pytest.raises(
+            RecastError, match=rf"loader process died \(pid \d+: {how}\).* memory .*--workers 0"
+        ) as caught:
+            list(loader(Dying(end), 1, workers=1))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_death_that_the_training_step_hears_of_is_explained() -> None:
+    """torch's signal handler raises in whatever the main process does."""
+    with pytest.raises(RecastError, match=r"loader process died \(pid 7: is killed by signal: Killed\)"):
+        with worker_errors():
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+
+def test_other_errors_are_not_explained_away() -> None:
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        with worker_errors():
+            raise RuntimeError("shape mismatch")
+
+
+def test_pinning_without_a_gpu_is_silent() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(list(loader(make_data(), 5, pin_memory=True)), list(loader(make_data(), 5)))
 
 
 def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:
@@ -105,7 +306,11 @@ def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:
     assert list(loader(empty, 4)) == []
     with pytest.raises(RecastError, match="no training images"):
         loader(empty, 4, shuffle_seed=0)
-    with pytest.raises(RecastError, match="batch_size must be at least 1"):
+    with pytest.raises(RecastError, match="batch_size and repeats must be at least 1"):
         loader(make_data(), 0)
     with pytest.raises(RecastError, match="start must be between 0 and 5"):
         loader(make_data(), 5, start=6)
+    with pytest.raises(RecastError, match="part must be one of 0 to 1, got 2"):
+        loader(make_data(), 5, part=2, parts=2)
+    with pytest.raises(RecastError, match="repeats=0"):
+        loader(make_data(), 5, repeats=0)

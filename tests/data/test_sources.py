@@ -4,6 +4,7 @@ import csv
 import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import DataConfig
+from recast.config import AugmentConfig, DataConfig
 from recast.data import load_data
+from recast.data.datasets import ImageFiles
+from recast.data.parts import Found, assemble
 from recast.errors import RecastError
 
 COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
@@ -48,7 +51,8 @@ def test_digits() -> None:
     assert (len(data.train), len(data.val)) == (1297, 500)
     assert data.val.labels.bincount().tolist() == [50] * 10
     assert data.classes == [str(digit) for digit in range(10)]
-    assert (data.name, data.img_size, data.augment) == ("digits", 32, "crop")
+    assert (data.name, data.img_size, data.test_size) == ("digits", 32, 32)
+    assert (data.augment.crop, data.augment.flip) == ("pad", False)
     image, _ = data.val[0]
     assert image.shape == (3, 32, 32)
     assert image[0].equal(image[2])
@@ -61,13 +65,15 @@ def test_digits() -> None:
 
 
 def test_subsets_and_settings_of_the_config() -> None:
-    config = DataConfig(num_train=40, num_val=20, img_size=8, augment="none", mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
-    data = load_data(config)
+    config = DataConfig(num_train=40, num_val=20, img_size=8, mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
+    augment = AugmentConfig(crop="none", erasing=0.5)
+    data = load_data(config, augment)
     assert data.train.labels.bincount().tolist() == [4] * 10
     assert data.val.labels.bincount().tolist() == [2] * 10
     assert data.val[0][0].shape == (3, 8, 8)
-    assert (data.mean, data.std, data.augment) == ((0.1, 0.2, 0.3), (1, 2, 3), "none")
-    assert data.train[0][0].equal(load_data(config).train[0][0])
+    assert (data.mean, data.std) == ((0.1, 0.2, 0.3), (1, 2, 3))
+    assert data.augment == replace(augment, flip=False)
+    assert data.train[0][0].equal(load_data(config, augment).train.plain()[0][0])
 
 
 def test_folder_with_train_and_val(tmp_path: Path) -> None:
@@ -75,7 +81,7 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     make_tree(tmp_path / "val", dict.fromkeys(COLORS, 2))
     (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image", encoding="utf-8")
     (tmp_path / "train" / ".cache").mkdir()
-    data = load_data(DataConfig(name="folder", data_dir=str(tmp_path), img_size=16, augment="crop"))
+    data = load_data(DataConfig(name="folder", data_dir=str(tmp_path), img_size=16))
     assert data.classes == CLASSES
     assert (len(data.train), len(data.val)) == (30, 6)
     assert [color_of(data.val[index][0]) for index in (0, 2, 4)] == [COLORS[name] for name in CLASSES]
@@ -168,7 +174,7 @@ def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
         other_images, other_labels = theirs.plain().batch(range(len(theirs)))
         assert labels.equal(other_labels)
         assert images.equal(other_images)
-    assert (packed.augment, packed.name) == ("crop_flip", tmp_path.name)
+    assert (packed.augment.crop, packed.augment.flip, packed.name) == ("pad", True, tmp_path.name)
 
 
 @pytest.mark.parametrize("prefix", ["", "pets/"])
@@ -228,13 +234,13 @@ def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypat
     with pytest.raises(RecastError, match=r"cifar10 is not in .*CIFAR10\(.*download=True"):
         load_data(config)
 
-    def fake(root: Path, train: bool, download: bool) -> SimpleNamespace:
-        count = 20 if train else 10
+    def fake(name: str, root: str, split: str, download: bool) -> SimpleNamespace:
+        count = 20 if split == "train" else 10
         pixels = np.full((count, 32, 32, 3), 7, dtype=np.uint8)
         return SimpleNamespace(data=pixels, targets=[n % 10 for n in range(count)], classes=list("abcdefghij"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("recast.data.sources.datasets.CIFAR10", fake)
+        patch.setattr("recast.data.vision.create_dataset", fake)
         data = load_data(DataConfig(name="cifar10", data_dir=str(tmp_path), num_train=10))
     assert (len(data.train), len(data.val), data.classes[9]) == (10, 10, "j")
     assert data.val[3][0].equal(torch.full((3, 32, 32), 7 / 255))
@@ -242,7 +248,13 @@ def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypat
     for part in ("train", "test"):
         make_zip(make_tree(tmp_path / part), tmp_path / f"{part}.zip")
     data = load_data(config)
-    assert (data.name, data.classes, data.mean[0], data.augment) == ("cifar10", CLASSES, 0.4914, "crop_flip")
+    assert (data.name, data.classes, data.mean[0]) == ("cifar10", CLASSES, 0.4914)
+    assert (data.augment.crop, data.augment.flip) == ("pad", True)
+
+
+def test_augmentation_is_checked_before_training() -> None:
+    with pytest.raises(RecastError, match="unknown auto_augment 'randaug'"):
+        load_data(DataConfig(img_size=8), AugmentConfig(auto_augment="randaug"))
 
 
 def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,15 +267,122 @@ def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     make_tree(tmp_path / "imagenet" / "train")
     make_tree(tmp_path / "imagenet" / "val")
     data = load_data(DataConfig(name="imagenet"))
-    assert (data.name, data.img_size, data.augment, len(data.val)) == ("imagenet", 224, "imagenet", 30)
+    assert (data.name, data.img_size, len(data.val)) == ("imagenet", 224, 30)
+    assert (data.augment.crop, data.augment.flip, data.augment.auto_augment) == ("random", True, None)
     assert data.train[0][0].shape == (3, 224, 224)
+
+
+def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree" / "train", size=20)
+    make_tree(tmp_path / "tree" / "val", size=30)
+    for part in ("train", "val"):
+        make_zip(tmp_path / "tree" / part, tmp_path / f"{part}.zip")
+    for name, folder in (("digits", None), ("folder", tmp_path / "tree"), ("zip", tmp_path)):
+        config = DataConfig(name, str(folder), img_size=16, test_size=24)
+        data = load_data(config)
+        assert (data.img_size, data.test_size) == (16, 24)
+        assert data.train[0][0].shape == (3, 16, 16)
+        assert data.train.plain()[0][0].shape == (3, 16, 16)
+        assert data.val[0][0].shape == (3, 24, 24)
+        assert load_data(replace(config, test_size=None)).test_size == 16
+
+
+def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 40), (255, 0, 0))
+    image.paste((0, 0, 255), (10, 10, 30, 30))
+    for part in ("train", "val"):
+        (tmp_path / "tree" / part / "a").mkdir(parents=True)
+        image.save(tmp_path / "tree" / part / "a" / "0.png")
+        make_zip(tmp_path / "tree" / part, tmp_path / f"{part}.zip")
+    for name, folder in (("folder", tmp_path / "tree"), ("zip", tmp_path)):
+        for crop_pct, share in ((None, 0.25), (1.0, 0.25), (0.5, 1.0)):
+            data = load_data(DataConfig(name, str(folder), img_size=20, crop_pct=crop_pct))
+            assert data.val[0][0][2].mean().item() == pytest.approx(share, abs=0.02)
+            unshifted = data.train.augmented(AugmentConfig(crop="none", flip=False))[0][0]
+            assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
+    whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
+    assert whole.shape == part.shape == (3, 16, 16)
+    assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_val_fraction_is_held_out_where_there_is_one_part(tmp_path: Path, kind: str) -> None:
+    path = make_tree(tmp_path / "tree", {"ant": 8, "Bee": 20})
+    path = make_zip(path, tmp_path / "a.zip") if kind == "zip" else path
+    data = load_data(DataConfig(kind, str(path), img_size=8, val_fraction=0.25))
+    assert data.val.labels.bincount().tolist() == [5, 2]
+    assert data.train.labels.bincount().tolist() == [15, 6]
+
+
+def test_a_single_image_a_class_cannot_be_split(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree", {"ant": 1, "Bee": 1})
+    with pytest.raises(RecastError, match=r"every class has a single image. Add a val/ part"):
+        load_data(DataConfig("folder", str(tmp_path / "tree")))
+    make_tree(tmp_path / "more", {"ant": 2, "Bee": 1})
+    data = load_data(DataConfig("folder", str(tmp_path / "more")))
+    assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([0, 1], [1])
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_data_fraction_is_a_share_of_every_class(tmp_path: Path, kind: str) -> None:
+    make_tree(tmp_path / "tree" / "train", {"ant": 10, "Bee": 3})
+    make_tree(tmp_path / "tree" / "val", {"ant": 4, "Bee": 4})
+    path = make_zip(tmp_path / "tree", tmp_path / "a.zip") if kind == "zip" else tmp_path / "tree"
+    config = DataConfig(kind, str(path), img_size=8, data_fraction=0.2)
+    data = load_data(config)
+    assert data.train.labels.bincount().tolist() == [1, 2]
+    assert len(data.val) == 8
+    assert data.train.plain()[1][0].equal(load_data(config).train.plain()[1][0])
+
+
+def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", {"ant": 10, "Bee": 10})
+    for number in range(10):
+        if number != 4:
+            (tree / "Bee" / f"{number}.png").write_bytes(b"broken")
+    config = DataConfig("zip", str(make_zip(tree, tmp_path / "a.zip")), bad_image="skip")
+    data = load_data(config)
+    assert len(data.bad_images) == 9
+    assert all("a.zip: Bee/" in name for name in data.bad_images)
+    assert len(data.train) + len(data.val) == 11
+    assert data.img_size == 16
+    for label, color in enumerate(("Bee", "ant")):
+        chosen = (data.train.labels == label).nonzero().flatten().tolist()
+        assert all(color_of(data.train.plain()[index][0]) == COLORS[color] for index in chosen)
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: Bee/"):
+        load_data(replace(config, bad_image="stop"))
+
+    (tree / "Bee" / "4.png").write_bytes(b"broken")
+    for path in (tree / "ant").iterdir():
+        path.write_bytes(b"broken")
+    with pytest.raises(RecastError, match=r"cannot read image"):
+        load_data(replace(config, data_dir=str(make_zip(tree, tmp_path / "b.zip"))))
+
+
+def test_wrong_labels_are_named(tmp_path: Path) -> None:
+    files = ImageFiles(torch.tensor([0, 2, -1]), 8, paths=["a.png", "b.png", "c.png"])
+    good = ImageFiles(torch.tensor([0, 1]), 8, paths=["d.png", "e.png"])
+    for train, val, part in ((files, good, "training"), (good, files, "validation")):
+        with pytest.raises(RecastError, match=rf"0 to 1 \(2 classes\), but 2 {part} images .*: b\.png has 2") as caught:
+            assemble(DataConfig(), None, Found("x", train, val, ["p", "q"]))
+        assert "\n" not in str(caught.value)
+    make_tree(tmp_path, {"a": 1})
+    write_index(tmp_path, [("a/0.png", "1000000000")], ("file", "class_index"))
+    with pytest.raises(RecastError, match=r"line 2 \(a/0\.png\): class_index must be below 100000"):
+        load_data(DataConfig("folder", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (DataConfig(name="cifar"), "unknown data set 'cifar'.* Did you mean cifar10"),
+        (DataConfig(name="torch/"), "unknown data set 'torch/'.*torch/NAME, hfds/NAME, wds/NAME"),
         (DataConfig(img_size=0), "img_size must be at least 1"),
+        (DataConfig(test_size=0), "test_size must be at least 1"),
+        (DataConfig(crop_pct=1.5), "crop_pct must be above 0 and at most 1"),
+        (DataConfig(val_fraction=0), "val_fraction must be between 0 and 1"),
+        (DataConfig(data_fraction=2), "data_fraction must be above 0 and at most 1"),
+        (DataConfig(data_fraction=0.5, num_train=10), "num_train and data_fraction both choose .*: give one of them"),
         (DataConfig(mean=(0.5,)), "mean must be three numbers"),
         (DataConfig(std=(1, 0, 1)), "std must be positive"),
         (DataConfig(num_train=2000), "num_train must be between 1 and 1297"),

@@ -122,7 +122,7 @@ def test_pretrained_without_network_is_one_line(name: str, monkeypatch: pytest.M
 def test_pretrained_where_there_is_none() -> None:
     with pytest.raises(RecastError, match="no pretrained weights for digits_resnet"):
         build(ModelConfig("digits_resnet", pretrained=True))
-    with pytest.raises(RecastError, match="have 1000 classes, got num_classes=6"):
+    with pytest.raises(RecastError, match=r"have 1000 classes, got num_classes=6: set model\.new_head"):
         build(ModelConfig("torchvision:squeezenet1_1", pretrained=True), num_classes=6)
 
 
@@ -146,10 +146,11 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     with pytest.raises(RecastError, match="asks to run own_networks"):
         build_from(described)
     assert isinstance(build_from(described, allow_functions=True), nn.Sequential)
-    with pytest.raises(RecastError, match=r"may set num_classes only, got .*checkpoint_path"):
+    with pytest.raises(RecastError, match=r"may set num_classes and img_size only, got .*checkpoint_path"):
         build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
-    with pytest.raises(RecastError, match="to a whole number"):
-        build_from({"name": "digits_resnet", "kwargs": {"num_classes": "6"}})
+    for kwargs in ({"num_classes": "6"}, {"img_size": 0}, {"img_size": True}):
+        with pytest.raises(RecastError, match=f"must set {next(iter(kwargs))} to a whole number from 1"):
+            build_from({"name": "test_vit", "kwargs": kwargs})
 
 
 @pytest.mark.parametrize("content", [{"kwargs": {}}, {"name": 3}, "digits_resnet", ["digits_resnet"]])

@@ -1,7 +1,11 @@
+"""The registry: every recipe is found, readable, complete, and says where it comes from."""
+
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,33 +13,107 @@ from pathlib import Path
 import pytest
 
 import recast.recipes
-from recast.config import Recipe
+from recast.config import OptimConfig, Recipe
 from recast.errors import RecastError
-from recast.recipes import RECIPES, load_recipe, make_recipe, save_recipe
+from recast.recipe import recipe_from_dict, recipe_to_dict
+from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
 from recast.recipes.digits import digits_parent
+from recast.recipes.entry import change, compute
+
+HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_complete_and_readable(name: str, tmp_path: Path) -> None:
-    recipe = make_recipe(name)
-    assert isinstance(recipe, Recipe)
-    save_recipe(recipe, tmp_path / "recipe.yaml")
-    assert load_recipe(tmp_path / "recipe.yaml") == recipe
-    assert make_recipe(name) is not recipe
+def said(name: str) -> dict[str, str]:
+    """The docstring's sections."""
+    parts = re.split(rf"^\s*({'|'.join(HEADS)}): ", RECIPES[name].__doc__ or "", flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_every_recipe_file_is_registered_and_says_how_to_run_it() -> None:
-    files = [module.name for module in pkgutil.iter_modules(recast.recipes.__path__)]
-    assert sorted(files) == sorted(RECIPES)
-    for name in files:
-        module = importlib.import_module(f"recast.recipes.{name}")
-        for word in ("    recast ", "Paper", "Time", "umber"):
-            assert word.lower() in (module.__doc__ or "").lower(), f"{name}: {word}"
+@pytest.mark.parametrize("name", ["finetune", "folder", "tcnn", "deit_small_soft", "deit3_huge_21k", "rsb_a3"])
+def test_a_recipe_reads_back_the_same_from_a_file(name: str, tmp_path: Path) -> None:
+    save_recipe(make_recipe(name), tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == make_recipe(name)
+
+
+def test_every_recipe_is_complete_and_made_afresh() -> None:
+    for name in RECIPES:
+        recipe = make_recipe(name)
+        assert isinstance(recipe, Recipe), name
+        assert recipe_from_dict(recipe_to_dict(recipe)) == recipe, name
+        recipe.where.append("changed")
+        recipe.optim.lr = 7.0
+        assert make_recipe(name).optim.lr != 7.0, name
+        assert "changed" not in make_recipe(name).where, name
+
+
+def test_every_recipe_says_what_it_is_how_to_run_it_and_what_to_expect() -> None:
+    for name in RECIPES:
+        first = (RECIPES[name].__doc__ or "").splitlines()[0]
+        assert 20 < len(first) < 90, f"{name}: {first}"
+        sections = said(name)
+        assert tuple(sections) == HEADS, name
+        assert all(text.strip() for text in sections.values()), name
+
+
+def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> None:
+    for name in RECIPES:
+        words = shlex.split(said(name)["Command"])
+        if name == "digits":
+            assert words == ["recast", "quickstart"]
+            continue
+        assert words[:3] == ["recast", "train", name]
+        assert {"--data-dir", "--out"} <= set(words), name
+        assert ("--checkpoint" in words) == (name in NEEDS_WEIGHTS), name
+        if name in AFTER:
+            assert f"runs/{AFTER[name]}/weights.safetensors" in words, name
+
+
+def test_first_lines_tell_recipes_apart() -> None:
+    firsts = [(make.__doc__ or "").splitlines()[0] for make in RECIPES.values()]
+    assert sorted({first for first in firsts if firsts.count(first) > 1}) == []
+
+
+def test_a_later_stage_starts_from_a_recipe_of_the_same_network() -> None:
+    for name, before in AFTER.items():
+        later, earlier = make_recipe(name), make_recipe(before)
+        size = r"_(224|384|448)$"
+        one, other = re.sub(size, "", later.model.name), re.sub(size, "", earlier.model.name)
+        assert one.removesuffix("_multi") == other, name
+        # another data set's classes need another head, the same data set's do not
+        assert later.model.new_head == (later.data.name != earlier.data.name), name
+        assert (later.distill.name is None) == (earlier.distill.name is None), name
+        assert later.optim.lr < earlier.optim.lr or later.optim.lr == 1e-5, name
+
+
+def test_what_is_not_recast_is_trained_alone() -> None:
+    for name in RECIPES:
+        recipe = make_recipe(name)
+        assert (recipe.where == ["none"]) == (not recipe.control), name
+        recast_by_us = name.startswith("tcnn") or name in recipes_by_paper()["to start from"]
+        assert recast_by_us == (recipe.where == ["last_stage"]), name
+
+
+def test_every_recipe_file_gives_recipes_and_every_recipe_has_one_paper() -> None:
+    papers = recipes_by_paper()
+    assert [name for names in papers.values() for name in names] == list(RECIPES)
+    assert next(iter(papers)) == "to start from"
+    for module_info in pkgutil.iter_modules(recast.recipes.__path__):
+        if module_info.name == "entry":
+            continue
+        module = importlib.import_module(f"recast.recipes.{module_info.name}")
+        if hasattr(module, "PAPER"):
+            assert papers[module.PAPER] == [entry.name for entry in module.ENTRIES]
+            assert re.search(r"arXiv:\d{4}\.\d{5}", module.PAPER)
+        else:
+            assert set(papers["to start from"]) & set(vars(module)), module_info.name
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(RecastError, match=r"unknown recipe 'tcn'.*Did you mean tcnn"):
         make_recipe("tcn")
+    with pytest.raises(RecastError, match=r"recast train --help.*Did you mean .*cait_s24_distilled") as raised:
+        make_recipe("cait_s24_distiled")
+    assert len(str(raised.value)) < 250  # not the list of all
 
 
 def test_recipes_do_not_import_torch() -> None:
@@ -46,17 +124,35 @@ def test_recipes_do_not_import_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_papers_numbers() -> None:
-    """Transformed CNNs, section 3: 50 epochs of AdamW at 1e-4, 0.1 for λ, α = λ = 1, batches of 1024, no stride."""
-    recipe = make_recipe("tcnn")
-    assert (recipe.epochs, recipe.data.batch_size, recipe.data.img_size) == (50, 1024, 224)
-    assert (recipe.optim.opt, recipe.optim.lr, recipe.optim.gate_lr) == ("adamw", 1e-4, 0.1)
-    assert recipe.optim.warmup_epochs == 5
-    config = recipe.recast
-    assert (config.gate, config.alpha, config.lambda_init, config.stride) == ("sigmoid", 1.0, 1.0, "remove")
-
-
 def test_the_digits_parent_is_what_the_digits_recipe_takes() -> None:
     parent, recipe = digits_parent(), make_recipe("digits")
     assert parent.model.name == recipe.model.name
     assert parent.data == recipe.data
+    assert (parent.where, parent.control) == (["none"], False)
+
+
+def test_small_data_recipes() -> None:
+    for name in ("cifar10", "cifar100"):
+        recipe = make_recipe(name)
+        assert (recipe.model.name, recipe.data.name, recipe.augment.crop) == ("cifar_resnet20", name, "pad")
+        assert (recipe.recast.gate, recipe.model.pretrained, recipe.amp) == ("linear", False, "off")
+    own = make_recipe("folder")
+    assert (own.data.name, own.model.pretrained, own.model.new_head, own.epochs) == ("folder", True, True, 20)
+    assert own.model.num_classes is None  # the folder's
+    assert own.augment.scale[0] > 0.08, "milder than ImageNet's"
+    assert own.augment.mixup < 0.8
+
+
+def test_change_makes_a_copy_and_knows_its_fields() -> None:
+    before = Recipe(optim=OptimConfig(lr=1.0, weight_decay=0.5))
+    after = change(before, epochs=7, optim={"lr": 2.0})
+    assert (after.epochs, after.optim.lr, after.optim.weight_decay) == (7, 2.0, 0.5)
+    assert (before.epochs, before.optim.lr) == (5, 1.0)
+    with pytest.raises(TypeError, match="rate"):
+        change(before, optim={"rate": 2.0})
+
+
+def test_compute_counts_two_operations_a_multiply_add_and_a_backward_pass_of_two() -> None:
+    assert compute(1.0, 1, images=10**9) == "6 EFLOP"
+    assert compute(1.0, 2, images=10**9, teacher_gmac=0.5) == "14 EFLOP"
+    assert compute(1.0, 200, images=10**9) == "1,200 EFLOP"

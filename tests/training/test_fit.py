@@ -13,13 +13,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.config import Recipe
+from recast.config import Recipe, RegularizationConfig
 from recast.data import Data
 from recast.errors import RecastError
 from recast.io import load
 from recast.surgery import gpsa_layers
 from recast.training import fit as fit_module
+from recast.training.checkpoint import states
 from recast.training.fit import fit
+from recast.training.inputs import Inputs
 from recast.training.metrics import measure
 
 MakeChild = Callable[..., nn.Module]
@@ -47,7 +49,7 @@ def test_a_recast_arm_has_every_row_and_every_file(
     lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == rows
     assert sorted(path.name for path in (tmp_path / "run").rglob("*") if path.is_file()) == [
-        "metrics.jsonl", "state.pt", "weights.safetensors",
+        "metrics.jsonl", "state-00003-00000000.pt", "state-00004-00000000.pt", "weights.safetensors",
     ]  # fmt: skip
     saved = load_file(tmp_path / "run" / "weights.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in child.state_dict().items())
@@ -98,8 +100,8 @@ def test_the_average_is_what_is_measured_and_saved(
     make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     child = make_child()
-    rows = fit(child, data, make_recipe(ema_decay=0.9), tmp_path, progress=False)
-    state = torch.load(tmp_path / "resume" / "state.pt", weights_only=True)
+    rows = fit(child, data, make_recipe(regularization=RegularizationConfig(ema_decay=0.9)), tmp_path, progress=False)
+    state = torch.load(states(tmp_path)[-1], weights_only=True)
     saved = load_file(tmp_path / "weights.safetensors")
     assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
     assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
@@ -107,14 +109,14 @@ def test_the_average_is_what_is_measured_and_saved(
     assert measure(child, data, 8, CPU)[0] == pytest.approx(rows[-1]["val_loss"])
 
 
-@pytest.mark.parametrize("ema_decay", [None, 0.5])
+@pytest.mark.parametrize("averaged", [RegularizationConfig(), RegularizationConfig(ema_decay=0.5)])
 def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
     make_child: MakeChild,
     data: Data,
     make_recipe: MakeRecipe,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    ema_decay: float | None,
+    averaged: RegularizationConfig,
 ) -> None:
     seen = []
 
@@ -123,19 +125,31 @@ def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
         return measure(model, *args)
 
     monkeypatch.setattr(fit_module, "measure", watched)
-    fit(make_child(), data, make_recipe(ema_decay=ema_decay), tmp_path, progress=False)
+    fit(
+        make_child(),
+        data,
+        make_recipe(regularization=averaged),
+        tmp_path,
+        progress=False,
+    )
     assert seen == [(), *[tuple(range(9))] * 3]
 
 
-@pytest.mark.parametrize("ema_decay", [None, 0.5])
+@pytest.mark.parametrize("averaged", [RegularizationConfig(), RegularizationConfig(ema_decay=0.5)])
 def test_gate_l1_closes_heads_at_exactly_zero(
-    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, ema_decay: float | None
+    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, averaged: RegularizationConfig
 ) -> None:
     child = make_child()
     with torch.no_grad():
         child[4].gamma.fill_(0.05)
         child[4].spread[0] = 6.0  # too far from 0 to get there
-    rows = fit(child, data, make_recipe({"gate_l1": 5.0}, ema_decay=ema_decay), tmp_path, progress=False)
+    rows = fit(
+        child,
+        data,
+        make_recipe({"gate_l1": 5.0}, regularization=averaged),
+        tmp_path,
+        progress=False,
+    )
     gates = rows[-1]["layers"]["4"]
     assert gates["gamma"] == [0.0] * 9
     assert gates["s"][1:] == [0.0] * 8
@@ -143,21 +157,21 @@ def test_gate_l1_closes_heads_at_exactly_zero(
     assert gpsa_layers(child)["4"].open_heads == (0,)
 
 
-def test_a_loss_that_is_not_finite_names_epoch_and_step_and_keeps_the_last_state(
+def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(
     make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    normalise = fit_module.normalise
+    calls, call = [], Inputs.__call__
 
-    def poison(pixels: torch.Tensor, data: Data) -> torch.Tensor:
+    def poison(self: Inputs, pixels: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(1)
-        return normalise(pixels, data) * (math.nan if len(calls) == 8 else 1)  # the 8th training batch of 5 an epoch
+        images, targets = call(self, pixels, labels)
+        return images * (math.nan if len(calls) == 8 else 1), targets  # the 8th training batch of 5 an epoch
 
-    monkeypatch.setattr(fit_module, "normalise", poison)
-    with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*state after epoch 1 is kept"):
-        fit(make_child(), data, make_recipe(), tmp_path, progress=False)
-    state = torch.load(tmp_path / "resume" / "state.pt", weights_only=True)
-    assert (state["position"]["epoch"], state["position"]["step"]) == (2, 0)
+    monkeypatch.setattr(Inputs, "__call__", poison)
+    with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*the newest state is .*00002-00000002.pt"):
+        fit(make_child(), data, make_recipe(save_steps=2), tmp_path, progress=False)
+    state = torch.load(states(tmp_path)[-1], weights_only=True)
+    assert (state["position"]["epoch"], state["position"]["step"]) == (2, 2)
     assert all(value.isfinite().all() for value in state["model"].values())
     assert not (tmp_path / "weights.safetensors").exists()
 
@@ -165,20 +179,20 @@ def test_a_loss_that_is_not_finite_names_epoch_and_step_and_keeps_the_last_state
 def test_weights_that_blew_up_in_the_last_step_of_an_epoch_are_not_kept(
     parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = fit_module._step
+    update = fit_module.Update.__call__
     calls = []
 
-    def explode(state, *args):  # type: ignore[no-untyped-def]
-        loss = step(state, *args)
+    def explode(self, *args):  # type: ignore[no-untyped-def]
+        loss = update(self, *args)
         calls.append(1)
         if len(calls) == 5:
-            state.model[0].weight.data.fill_(math.nan)
+            self.state.model[0].weight.data.fill_(math.nan)
         return loss
 
-    monkeypatch.setattr(fit_module, "_step", explode)
+    monkeypatch.setattr(fit_module.Update, "__call__", explode)
     with pytest.raises(RecastError, match="validation loss is nan after epoch 1"):
         fit(parent, data, make_recipe(), tmp_path, progress=False)
-    assert torch.load(tmp_path / "resume" / "state.pt", weights_only=True)["model"]["0.weight"].isfinite().all()
+    assert torch.load(states(tmp_path)[-1], weights_only=True)["model"]["0.weight"].isfinite().all()
 
 
 def test_a_folder_with_a_training_is_refused(

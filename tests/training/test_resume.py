@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +15,35 @@ import pytest
 import torch
 from torch import nn
 
-from recast.config import Recipe
+from recast.config import AugmentConfig, Recipe, RegularizationConfig
 from recast.data import Data
 from recast.errors import RecastError
 from recast.training import fit as fit_module
-from recast.training.checkpoint import Interrupted, save_state, shielded, state_path
+from recast.training.checkpoint import states
 from recast.training.fit import fit
 from recast.training.metrics import MetricsLog
+from recast.training.signals import Interrupted, stop_signals
 
 MakeChild = Callable[..., nn.Module]
 MakeRecipe = Callable[..., Recipe]
+CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "everything": {"optim": {"gate_l1": 0.3, "clip_grad": 1.0}, "ema_decay": 0.9, "label_smoothing": 0.1},
+    "everything": {
+        "optim": {"gate_l1": 0.3, "clip_grad": 1.0},
+        "regularization": RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
+        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
+        "accumulate": 2,
+        "save_steps": 2,
+    },
     "lamb": {"optim": {"opt": "lamb"}},
 }
 
 
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
-    """Press Ctrl-C during call number `calls` of a function of the loop."""
-    function, seen = getattr(fit_module, name), []
-
-    def pressed(*args: Any, **kwargs: Any) -> Any:
-        seen.append(1)
-        if len(seen) == calls:
-            signal.raise_signal(signal.SIGINT)
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(fit_module, name, pressed)
-
-
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    clock = ("seconds", "images_per_second", "data_wait")
+    return [{key: value for key, value in row.items() if key not in clock} for row in rows]
 
 
 def assert_same(one: nn.Module, other: nn.Module) -> None:
@@ -55,17 +52,22 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(("where", "calls"), [("_step", 1), ("_step", 8), ("measure", 1), ("measure", 3)])
+@pytest.mark.parametrize(("where", "calls"), [("update", 1), ("update", 8), ("measure", 1), ("measure", 3)])
 def test_resumed_equals_uninterrupted(
-    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path, where: str, calls: int, settings: str
+    ctrl_c: CtrlC,
+    make_child: MakeChild,
+    data: Data,
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    where: str,
+    calls: int,
+    settings: str,
 ) -> None:
     recipe, child = make_recipe(**SETTINGS[settings]), make_child()
     straight, first, second = child, copy.deepcopy(child), copy.deepcopy(child)
     expected = fit(straight, data, recipe, tmp_path / "straight", progress=False)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        interrupt_after(monkeypatch, where, calls)
-        with pytest.raises(Interrupted, match="state saved"):
-            fit(first, data, recipe, tmp_path / "run", progress=False)
+    with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved"):
+        fit(first, data, recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "weights.safetensors").exists()
     torch.rand(7)
     rows = fit(second, data, recipe, tmp_path / "run", resume=True, progress=False)
@@ -75,18 +77,16 @@ def test_resumed_equals_uninterrupted(
 
 
 def test_interrupted_twice_in_one_epoch(
-    make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+    ctrl_c: CtrlC, make_child: MakeChild, data: Data, make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
-    recipe, child = make_recipe(ema_decay=0.9), make_child()
+    recipe, child = make_recipe(regularization=RegularizationConfig(ema_decay=0.9)), make_child()
     models = [copy.deepcopy(child) for _ in range(3)]
     fit(child, data, recipe, tmp_path / "straight", progress=False)
     for number in (0, 1):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            interrupt_after(monkeypatch, "_step", 2)
-            with pytest.raises(Interrupted):
-                fit(models[number], data, recipe, tmp_path / "run", resume=True, progress=False)
-    position = torch.load(state_path(tmp_path / "run"), weights_only=True)["position"]
-    assert (position["epoch"], position["step"], position["images"]) == (1, 4, 32)
+        with ctrl_c("update", 2), pytest.raises(Interrupted):
+            fit(models[number], data, recipe, tmp_path / "run", resume=True, progress=False)
+    position = torch.load(states(tmp_path / "run")[-1], weights_only=True)["position"]
+    assert (position["epoch"], position["step"]) == (1, 4)
     fit(models[2], data, recipe, tmp_path / "run", resume=True, progress=False)
     assert_same(child, models[2])
 
@@ -117,24 +117,41 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(
     assert_same(child, second)
 
 
-def test_a_failed_save_leaves_the_state_before_it(
-    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit(parent, data, make_recipe(epochs=0), tmp_path, progress=False)
-    before = state_path(tmp_path).read_bytes()
+@pytest.mark.parametrize("torch_says", [OSError(28, "No space left on device"), RuntimeError("enforce fail at inline")])
+def test_a_failed_save_leaves_the_states_before_it(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    torch_says: Exception,
+) -> None:  # fmt: skip
+    recipe = make_recipe(save_steps=2)
+    save, calls = torch.save, []
 
-    def crash(content: Any, file: Any) -> None:
-        file.write(b"half")
-        raise OSError("no space left on device")
+    def full(content: Any, path: Path) -> None:
+        calls.append(1)
+        if len(calls) < 4:
+            save(content, path)
+            return
+        path.write_bytes(b"half")
+        raise torch_says
 
-    monkeypatch.setattr(torch, "save", crash)
-    with pytest.raises(OSError, match="no space"):
-        fit(parent, data, make_recipe(epochs=0), tmp_path / "other", progress=False)
-    (tmp_path / "weights.safetensors").unlink()
-    state = fit_module._new_state(parent, make_recipe(epochs=0), torch.device("cpu"))
-    with pytest.raises(OSError, match="no space"):
-        save_state(state, make_recipe(epochs=0), tmp_path)
-    assert state_path(tmp_path).read_bytes() == before
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(
+        RecastError, match=r"cannot save the state in .*; the newest state is .*state-00001-00000004\.pt"
+    ):
+        fit(copy.deepcopy(parent), data, recipe, tmp_path / "run", progress=False)
+    monkeypatch.setattr(torch, "save", save)
+    kept = sorted(path.name for path in (tmp_path / "run" / "resume").iterdir())
+    assert kept == ["state-00001-00000002.pt", "state-00001-00000004.pt"]
+    again = copy.deepcopy(parent)
+    fit(again, data, recipe, tmp_path / "run", resume=True, progress=False)
+    fit(parent, data, recipe, tmp_path / "straight", progress=False)
+    assert_same(parent, again)
+
+
+def test_the_last_k_states_are_kept(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    fit(parent, data, make_recipe(save_steps=2, keep=3), tmp_path, progress=False)
+    assert [path.name for path in states(tmp_path)] == [
+        "state-00003-00000002.pt", "state-00003-00000004.pt", "state-00004-00000000.pt",
+    ]  # fmt: skip
 
 
 def test_a_finished_training_is_left_alone(
@@ -154,19 +171,17 @@ def test_resuming_nothing_starts(parent: nn.Module, data: Data, make_recipe: Mak
 
 
 @pytest.fixture
-def stopped(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> Path:
+def stopped(ctrl_c: CtrlC, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> Path:
     """A folder with a training that was interrupted in its first epoch."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        interrupt_after(monkeypatch, "_step", 2)
-        with pytest.raises(Interrupted):
-            fit(copy.deepcopy(parent), data, make_recipe(), tmp_path / "run", progress=False)
+    with ctrl_c("update", 2), pytest.raises(Interrupted):
+        fit(copy.deepcopy(parent), data, make_recipe(), tmp_path / "run", progress=False)
     return tmp_path / "run"
 
 
 def test_another_recipe_is_refused_and_named(
     stopped: Path, parent: nn.Module, data: Data, make_recipe: MakeRecipe
 ) -> None:
-    with pytest.raises(RecastError, match=r"trained with another optim\.lr, epochs"):
+    with pytest.raises(RecastError, match=r"trained with another optim\.lr \(0.01, now 0.5\), epochs \(3, now 9\)"):
         fit(parent, data, make_recipe({"lr": 0.5}, epochs=9), stopped, resume=True, progress=False)
 
 
@@ -175,16 +190,33 @@ def test_another_model_is_refused(stopped: Path, make_child: MakeChild, data: Da
         fit(make_child(), data, make_recipe(), stopped, resume=True, progress=False)
 
 
+def test_a_damaged_state_is_passed_over(
+    ctrl_c: CtrlC, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe, straight, again = make_recipe(save_steps=1, keep=3), copy.deepcopy(parent), copy.deepcopy(parent)
+    fit(straight, data, recipe, tmp_path / "straight", progress=False)
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        fit(parent, data, recipe, tmp_path / "run", progress=False)
+    newest = states(tmp_path / "run")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=r"state-00001-00000004\.pt is truncated .* passed over"):
+        fit(again, data, recipe, tmp_path / "run", resume=True, progress=False)
+    assert_same(straight, again)
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
 def test_truncated_foreign_and_pickled_states_are_refused(
     stopped: Path, parent: nn.Module, data: Data, make_recipe: MakeRecipe
 ) -> None:
-    path = state_path(stopped)
+    for old in states(stopped)[:-1]:
+        old.unlink()
+    path = states(stopped)[-1]
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RecastError, match="truncated or no state"):
+    with pytest.raises(RecastError, match="holds no whole state"):
         fit(parent, data, make_recipe(), stopped, resume=True, progress=False)
     torch.save({"weights": torch.ones(1)}, path)
-    with pytest.raises(RecastError, match="truncated or no state"):
+    with pytest.raises(RecastError, match="holds no whole state"):
         fit(parent, data, make_recipe(), stopped, resume=True, progress=False)
 
     class Opens:
@@ -192,36 +224,43 @@ def test_truncated_foreign_and_pickled_states_are_refused(
             return os.mkdir, (str(stopped / "was run"),)
 
     torch.save({"version": 1, "model": Opens()}, path)
-    with pytest.raises(RecastError, match="truncated or no state"):
+    with pytest.raises(RecastError, match="holds no whole state"):
         fit(parent, data, make_recipe(), stopped, resume=True, progress=False)
     assert not (stopped / "was run").exists()
 
 
 def test_the_state_holds_no_pickled_objects(stopped: Path) -> None:
-    assert torch.load(state_path(stopped), weights_only=True)["position"]["step"] == 2
+    assert torch.load(states(stopped)[-1], weights_only=True)["position"]["step"] == 2
 
 
-def test_ctrl_c_waits_for_a_shielded_block() -> None:
+def test_sigterm_saves_too(parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    update = fit_module.Update.__call__
+    with pytest.MonkeyPatch.context() as monkeypatch:
+
+        def told(self: Any, *args: Any) -> torch.Tensor:
+            signal.raise_signal(signal.SIGTERM)
+            return update(self, *args)
+
+        monkeypatch.setattr(fit_module.Update, "__call__", told)
+        with pytest.raises(Interrupted, match="state saved"):
+            fit(parent, data, make_recipe(), tmp_path, progress=False)
+    assert torch.load(states(tmp_path)[-1], weights_only=True)["position"]["step"] == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
     done = []
 
     def work() -> None:
-        with shielded():
+        with stop_signals() as stop:
             signal.raise_signal(signal.SIGINT)
-            done.append("the rest of the block")
+            done.append(stop.requested)
+            signal.raise_signal(signal.SIGINT)
+            done.append("never")
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_error_in_a_shielded_block_gives_the_handler_back() -> None:
-    def fail() -> None:
-        with shielded():
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
+    assert done == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,15 @@ from recast.io import load
 from recast.models.build import build
 from recast.recipe import load_recipe
 from recast.surgery import applied_plan
-from recast.training import fit as fit_module
 from recast.training import run as run_module
-from recast.training.checkpoint import Interrupted
 from recast.training.metrics import MetricsLog, measure
-from recast.training.run import train, train_parent
+from recast.training.run import train
+from recast.training.signals import Interrupted
 
 pytest.importorskip("sklearn")
 
 CPU = torch.device("cpu")
+CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 
 def tiny(**fields: Any) -> Recipe:
@@ -49,7 +50,8 @@ def tiny(**fields: Any) -> Recipe:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with both arms and its parent inside."""
     out = tmp_path_factory.mktemp("runs") / "digits"
-    weights = train_parent(tiny(), out / "parent", progress=False)
+    train(tiny(where=["none"]), out / "parent", progress=False)
+    weights = out / "parent" / "weights.safetensors"
     recipe = tiny(model=ModelConfig("digits_resnet", checkpoint=str(weights)))
     assert train(recipe, out, progress=False, command="recast train x") == out
     return out
@@ -57,9 +59,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_has_every_file(run: Path) -> None:
     files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    arm = {"metrics.jsonl", "weights.safetensors", "resume/state.pt"}
-    own = {"recipe.yaml", "environment.json", "plan.json", "verify.json"}
-    parent = {f"parent/{name}" for name in arm | {"recipe.yaml", "environment.json"}}
+    arm = {"metrics.jsonl", "weights.safetensors"}
+    arm |= {f"resume/state-{epoch:05d}-00000000.pt" for epoch in (2, 3)}
+    own = {"recipe.yaml", "environment.json", "classes.json", "plan.json", "verify.json"}
+    parent = {f"parent/{name}" for name in arm | {"recipe.yaml", "environment.json", "classes.json"}}
     assert files == arm | own | {f"finetuned/{name}" for name in arm} | parent
 
 
@@ -103,7 +106,8 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
 def test_environment_says_what_ran(run: Path) -> None:
     found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert found.keys() == {
-        "recast", "torch", "timm", "python", "platform", "device", "cpu_count", "date", "command", "seconds",
+        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "date", "command",
+        "seconds",
     }  # fmt: skip
     assert found["command"] == "recast train x"
     assert found["torch"] == torch.__version__
@@ -149,25 +153,14 @@ def test_a_random_parent_is_kept_in_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "finetuned").exists()
 
 
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    step, seen = fit_module._step, []
-
-    def pressed(*args: Any) -> float:
-        seen.append(1)
-        if len(seen) == calls:
-            signal.raise_signal(signal.SIGINT)
-        return step(*args)
-
-    monkeypatch.setattr(fit_module, "_step", pressed)
-
-
 @pytest.mark.parametrize("calls", [4, 10])  # 6 steps an arm: in the recast arm, and in the other
-def test_an_interrupted_run_goes_on_where_it_stopped(run: Path, tmp_path: Path, calls: int) -> None:
+def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, tmp_path: Path, calls: int) -> None:
     out, recipe = tmp_path / "run", load_recipe(run / "recipe.yaml")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        press_ctrl_c(monkeypatch, calls)
-        with pytest.raises(Interrupted, match=f"state saved; continue with: recast train --resume {out}"):
-            train(recipe, out, progress=False)
+    with (
+        ctrl_c("update", calls),
+        pytest.raises(Interrupted, match=f"saved; continue with: recast train --resume {out}"),
+    ):
+        train(recipe, out, progress=False)
     seconds = json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"]
     assert seconds > 0
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)
@@ -205,22 +198,20 @@ def test_a_finished_run_is_left_alone(run: Path) -> None:
 def test_resume_refuses_another_recipe_and_a_folder_without_a_run(run: Path, tmp_path: Path) -> None:
     other = load_recipe(run / "recipe.yaml")
     other.optim.lr, other.seed = 0.5, 9
-    with pytest.raises(RecastError, match=r"another optim\.lr, seed"):
+    with pytest.raises(RecastError, match=r"another optim\.lr \(0.001, now 0.5\), seed \(0, now 9\)"):
         train(other, run, resume=True)
     with pytest.raises(RecastError, match="no run to resume"):
         train(tiny(), tmp_path, resume=True)
 
 
-def test_a_calibrated_run_resumes_with_the_biases_it_was_given(run: Path, tmp_path: Path) -> None:
+def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
     recipe = load_recipe(run / "recipe.yaml")
     recipe = replace(recipe, recast=RecastConfig(gate="sigmoid"), calibrate=30, epochs=1, control=False)
     straight, out = train(recipe, tmp_path / "straight", progress=False), tmp_path / "run"
     steps = json.loads((straight / "plan.json").read_text(encoding="utf-8"))["steps"]
     assert all(step["bias_added"] for step in steps)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        press_ctrl_c(monkeypatch, 2)
-        with pytest.raises(Interrupted):
-            train(recipe, out, progress=False)
+    with ctrl_c("update", 2), pytest.raises(Interrupted):
+        train(recipe, out, progress=False)
     train(recipe, out, resume=True, progress=False)
     one, other = (load_file(folder / "weights.safetensors") for folder in (straight, out))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -231,7 +222,7 @@ def test_a_calibrated_run_resumes_with_the_biases_it_was_given(run: Path, tmp_pa
 def test_calibration_uses_as_many_plain_training_images_as_asked(run: Path) -> None:
     recipe = replace(load_recipe(run / "recipe.yaml"), recast=RecastConfig(gate="sigmoid"), calibrate=30)
     data = load_data(recipe.data)
-    batches = run_module._calibration_batches(data, recipe, CPU)
+    batches = run_module._plain_batches(data, recipe, CPU, recipe.calibrate)
     assert [len(batch) for batch in batches] == [20, 10]
     known = {
         tuple(image.flatten().tolist()) for image in run_module.normalise(data.train.plain().batch(range(60))[0], data)

@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return int(importlib.import_module(f"recast.cli.{name}").run(rest))
     except RecastError as error:
-        return _complain(f"recast {name}", f"error: {error}")
+        return 2 if error.already_told else _complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
         return _complain(f"recast {name}", str(error) or "interrupted", 130)
     except BrokenPipeError:
@@ -81,6 +81,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _complain(who: str, message: str, code: int = 2) -> int:
+    if (number := os.environ.get("RANK", "0")) != "0":  # one of several processes that torchrun started
+        who = f"{who} [process {number}]"
     print(f"{who}: {' '.join(message.split())}", file=sys.stderr)
     return code
 

@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         found += rows
         if not options.json:
             print(f"{folder}\n{arms_table(rows)}")
-        if not any(row.model == "finetuned" for row in rows):
+        if {row.model for row in rows} == {"parent", "recast"}:
             print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
     if options.json:
         print_json([asdict(row) for row in found])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from recast.cli.options import new_parser, parse, parse_size
 from recast.config import ModelConfig, RecastConfig
 from recast.errors import RecastError
+from recast.files import write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,9 +116,7 @@ def run(argv: Sequence[str]) -> int:
     example = torch.zeros(1, *example_shape(model, options.img_size))
     planned = make_plan(model, example, options)
     if out is not None:
-        temporary = out.with_name(f"{out.name}.tmp")
-        temporary.write_text(planned.to_json() + "\n", encoding="utf-8")
-        os.replace(temporary, out)
+        write_text(out, planned.to_json() + "\n")
     print(planned.to_json() if options.json else planned)
     return 0
 

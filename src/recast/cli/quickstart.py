@@ -80,13 +80,12 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     from recast.recipe import load_recipe
     from recast.recipes.digits import digits, digits_parent
     from recast.report import write_report
-    from recast.training.run import train, train_parent
+    from recast.training.run import train
 
     if resume:
         seed = load_recipe(out / "parent" / "recipe.yaml").seed
-    weights = train_parent(
-        replace(digits_parent(), seed=seed), out / "parent", resume=resume, command="recast quickstart"
-    )
+    train(replace(digits_parent(), seed=seed), out / "parent", resume=resume, command="recast quickstart")
+    weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
     recipe = digits()
     recipe = replace(recipe, seed=seed, model=replace(recipe.model, checkpoint=str(weights)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,21 @@ from recast.cli.plan import read_edited
 from recast.config import Recipe
 from recast.errors import RecastError
 from recast.recipe import load_recipe, recipe_to_dict
-from recast.recipes import RECIPES, make_recipe
+from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
   recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (replay a run, change what you like)
   recast train --resume runs/mine                                      (go on where it stopped)
+  recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start, or go on: for a queue)
+  torchrun --nproc_per_node 8 -m recast train tcnn --data-dir IMAGENET --out runs/tcnn
 
 Every option is a field of recipe.yaml and has its place there as a longer name: --lr is --optim.lr.
 """
+
+AUTO = "auto"
+"""`--resume auto`: go on with the run in --out where there is one, else start it."""
 
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
@@ -37,15 +44,19 @@ def run(argv: Sequence[str]) -> int:
     arguments = [word for word in argv if word not in ("-h", "--help")]
     named = parse(_parser(Recipe()), arguments)
     base = _base(named)
-    parser = _parser(base or Recipe())
+    parser = _parser(base or Recipe(), named.recipe)
     options = parser.instantiate(parse(parser, argv))
     if base is None:
-        raise RecastError(f"which recipe? Expected {', '.join(RECIPES)} or a recipe.yaml; or --resume RUN")
+        raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
     recipe = Recipe(**{field.name: options[field.name] for field in dataclasses.fields(Recipe)})
+    _check_weights(options.recipe, recipe)
     if options.plan is not None:
         recipe = _as_planned(recipe, base, options.plan)
     name = Path(options.recipe or options.config or "").stem
-    out = Path(options.resume or options.out or f"runs/{name}-{recipe.model.name.replace(':', '-')}")
+    resume, folder = options.resume, options.out or f"runs/{name}-{recipe.model.name.replace(':', '-')}"
+    if resume == AUTO:
+        resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
+    out = Path(resume or folder)
 
     from recast.training.run import train
 
@@ -54,13 +65,22 @@ def run(argv: Sequence[str]) -> int:
             print(f"note: {RANDOM}", file=sys.stderr)
         print(text, file=sys.stderr if options.json else None)
 
-    train(recipe, out, resume=options.resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
+    train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
     if options.json:
         print_json(_summary(out))
     else:
         folder = shlex.quote(str(out))
-        print(f"run: {out}\nnext: recast evaluate {folder} && recast report {folder}")
+        report = "" if recipe.is_plain else f" && recast report {folder}"
+        print(f"run: {out}\nnext: recast evaluate {folder}{report}")
     return 0
+
+
+def _check_weights(name: str | None, recipe: Recipe) -> None:
+    """A fine-tuning from random weights is a mistake that costs days: it is refused."""
+    if name not in NEEDS_WEIGHTS or recipe.model.checkpoint or recipe.model.pretrained:
+        return
+    whose = f", those of {AFTER[name]}: --checkpoint runs/{AFTER[name]}/weights.safetensors" if name in AFTER else ""
+    raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
 
 
 def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
@@ -73,16 +93,17 @@ def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
 
 def _base(named: Namespace) -> Recipe | None:
     """The recipe that the command names in one of three ways, or None."""
-    given = {"RECIPE": named.recipe, "--config": named.config, "--resume": named.resume}
+    resumed = None if named.resume == AUTO else named.resume
+    given = {"RECIPE": named.recipe, "--config": named.config, "--resume": resumed}
     used = [how for how, value in given.items() if value is not None]
     if len(used) > 1:
         raise RecastError(f"{used[0]} and {used[1]} both name the recipe: leave one away")
-    if named.resume is not None:
+    if resumed is not None:
         if named.out is not None:
             raise RecastError("--resume goes on in its own folder: leave --out away")
-        path = Path(named.resume) / "recipe.yaml"
+        path = Path(resumed) / "recipe.yaml"
         if not path.is_file():
-            raise RecastError(f"{named.resume} holds no run to resume: it has no recipe.yaml")
+            raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml")
         return load_recipe(path)
     if named.config is not None:
         return load_recipe(named.config)
@@ -92,21 +113,32 @@ def _base(named: Namespace) -> Recipe | None:
     return load_recipe(named.recipe) if is_file else make_recipe(named.recipe)
 
 
-def _parser(base: Recipe) -> ArgumentParser:
-    """Every field of the recipe as an option, with the recipe's own values as defaults."""
-    known = "\n".join(f"  {name:<10}{_first_line(make)}" for name, make in RECIPES.items())
-    parser = new_parser(
-        "train",
-        "RECIPE [options]   or   recast train --resume RUN",
-        "Recast a trained network and train on, beside the parent trained the same way.\n\n"
-        f"recipes:\n{known}\n  or the recipe.yaml of a run; recast train RECIPE --help shows its values",
-        EXAMPLES,
+def _description(named: str | None) -> str:
+    """What a recipe's own help begins with: its docstring; without one, every recipe there is."""
+    if named in RECIPES:
+        return f"{named}: {inspect.cleandoc(RECIPES[named].__doc__ or '')}"
+    own, *papers = recipes_by_paper().items()
+    lines = [f"  {name:<10}{_first_line(RECIPES[name])}" for name in own[1]]
+    for paper, names in papers:
+        lines.append(f"{paper}:")
+        lines += textwrap.wrap(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")
+    return (
+        "Recast a trained network and train on, beside the parent trained the same way.\n\nrecipes:\n"
+        + "\n".join(lines)
+        + "\n  or the recipe.yaml of a run\n\nrecast train RECIPE --help tells its paper, command, numbers and values"
     )
+
+
+def _parser(base: Recipe, named: str | None = None) -> ArgumentParser:
+    """Every field of the recipe as an option, with the recipe's own values as defaults."""
+    parser = new_parser("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
     parser.add_argument("recipe", type=str | None, nargs="?", default=None, help="a recipe's name or a recipe.yaml")
     parser.add_argument("--config", type=str | None, default=None, help="a recipe.yaml, as RECIPE")
     parser.add_argument("--out", type=str | None, default=None, help="new run folder; default runs/RECIPE-MODEL")
     parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
-    parser.add_argument("--resume", type=str | None, default=None, help="run folder to go on with")
+    parser.add_argument(
+        "--resume", type=str | None, default=None, help="run folder to go on with, or auto: --out if it is one"
+    )
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output; progress stays on stderr")
     parser.add_class_arguments(Recipe, None, sub_configs=False)
     parser.set_defaults(recipe_to_dict(base))

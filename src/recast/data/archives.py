@@ -6,12 +6,12 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from PIL import Image
-from torch import Tensor
 
+from recast.data.datasets import ImageTensors
 from recast.data.folders import VAL_NAMES, Listing, Tree, join_tree, label_by_class, split_tree
 from recast.data.images import is_image_name, open_image, stack_images
 from recast.errors import RecastError
@@ -27,20 +27,20 @@ def find_archives(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def list_archives(train_zip: Path, val_zip: Path) -> Tree:
+def list_archives(train_zip: Path, val_zip: Path, val_fraction: float = 0.1) -> Tree:
     """What the archives (one zip twice, or two) hold; nothing is decoded. Raises RecastError as `list_folder` does."""
     if train_zip == val_zip:
-        return _list_one(train_zip)
+        return _list_one(train_zip, val_fraction)
     train, val = (label_by_class(_classes(_members(path)), str(path)) for path in (train_zip, val_zip))
     return join_tree(train, val, str(train_zip), str(val_zip))
 
 
-def _list_one(path: Path) -> Tree:
+def _list_one(path: Path, val_fraction: float) -> Tree:
     members = _members(path)
     tops = {member.parts[0] for member in members}
     val = next((name for name in VAL_NAMES if name in tops), None)
     if "train" not in tops or val is None:
-        return split_tree(*label_by_class(_classes(members), str(path)))
+        return split_tree(*label_by_class(_classes(members), str(path)), val_fraction)
     parts: list[tuple[Listing, list[str]]] = []
     for part in ("train", val):
         below = {member.relative_to(part): name for member, name in members.items() if member.parts[0] == part}
@@ -86,17 +86,42 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
 
 
-def own_size(path: Path, listing: Listing, largest: int = 224) -> int:
-    """Side of the first image, at most `largest`."""
+def own_size(path: Path, listing: Listing, skip: bool = False, largest: int = 224) -> int:
+    """Side of the first image (`skip`: of the first that can be read), at most `largest`."""
     with _opened(path) as archive:
-        return min(*_decode(archive, listing.names[0], path).size, largest)
+        for name in listing.names[:-1] if skip else ():
+            with suppress(RecastError):
+                return min(*_decode(archive, name, path).size, largest)
+        return min(*_decode(archive, listing.names[-1 if skip else 0], path).size, largest)
 
 
-def decode(path: Path, listing: Listing, img_size: int) -> Tensor:
-    """All listed images as (N, 3, S, S) uint8. Raises RecastError naming the first image that cannot be decoded."""
+def decode(
+    path: Path, listing: Listing, img_size: int, crop_pct: float | None = None, skip: bool = False
+) -> tuple[ImageTensors, list[str]]:
+    """All listed images in memory, and the names of those that cannot be decoded.
+
+    Raises RecastError naming the first of these; with `skip` they are left out instead, unless none is left.
+    """
+    kept: list[int] = []
+    bad: list[str] = []
+
+    def images(archive: zipfile.ZipFile) -> Iterator[Image.Image]:
+        for position, name in enumerate(listing.names):
+            try:
+                image = _decode(archive, name, path)
+            except RecastError:
+                if not skip:
+                    raise
+                bad.append(f"{path}: {name}")
+                continue
+            kept.append(position)
+            yield image
+
     with _opened(path) as archive:
-        images = (_decode(archive, name, path) for name in listing.names)
-        return stack_images(images, len(listing.names), img_size, str(path))
+        pixels = stack_images(images(archive), len(listing.names), img_size, str(path), crop_pct)
+    if bad and not kept:
+        raise RecastError(f"not one image could be read; the first is {bad[0]}")
+    return ImageTensors(pixels[: len(kept)], listing.labels[kept]), bad
 
 
 def _decode(archive: zipfile.ZipFile, name: str, path: Path) -> Image.Image:

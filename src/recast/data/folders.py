@@ -12,14 +12,14 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from recast.data.images import is_image_name
-from recast.data.splits import stratified_split
+from recast.data.splits import hold_out
 from recast.errors import RecastError
 
 VAL_NAMES = ("val", "test", "validation")
 """Names of the held-out part, best first."""
 
-HELD_OUT = 0.1
-"""Share of every class that is held out where the data have no validation part."""
+MAX_CLASSES = 100_000
+"""More is a mistake in `index.csv`: ImageNet-22k, the largest in use, has 21,841."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ class Tree:
     classes: list[str]
 
 
-def list_folder(root: Path) -> Tree:
-    """Read an image directory: `index.csv`, or train/ and val/ (or test/), or class folders (split 90/10, seeded).
+def list_folder(root: Path, val_fraction: float = 0.1) -> Tree:
+    """Read an image directory: `index.csv`, or train/ and val/ (or test/), or class folders.
+
+    Where there is no validation part, `val_fraction` of every class is held out, always the same images.
 
     Raises RecastError when there is no image, a class has none, or train/ and val/ have different classes.
     """
@@ -54,9 +56,9 @@ def list_folder(root: Path) -> Tree:
     train = root / "train"
     val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
     if not train.is_dir() and val is None:
-        return split_tree(*_list_classes(root))
+        return split_tree(*_list_classes(root), val_fraction)
     if val is None:
-        return split_tree(*_list_classes(train))
+        return split_tree(*_list_classes(train), val_fraction)
     if not train.is_dir():
         listing, classes = _list_classes(val)
         return Tree(Listing([], torch.empty(0, dtype=torch.long)), listing, classes)
@@ -76,11 +78,9 @@ def join_tree(train: tuple[Listing, list[str]], val: tuple[Listing, list[str]], 
     return Tree(train[0], val[0], train[1])
 
 
-def split_tree(listing: Listing, classes: list[str]) -> Tree:
-    """Hold out a tenth of every class, always the same images."""
-    train, val = stratified_split(listing.labels, HELD_OUT)
-    if len(val) == 0:
-        raise RecastError("a validation part cannot be held out: every class has a single image. Add a val/ folder")
+def split_tree(listing: Listing, classes: list[str], val_fraction: float) -> Tree:
+    """Hold out `val_fraction` of every class, always the same images."""
+    train, val = hold_out(listing.labels, val_fraction)
     return Tree(listing[train], listing[val], classes)
 
 
@@ -123,6 +123,9 @@ def _list_index(root: Path) -> Tree:
             index = row["class_index"] or ""
             if not index.isdecimal():
                 raise RecastError(f"{path} line {reader.line_num}: class_index must be 0, 1, 2 ..., got {index!r}")
+            if int(index) >= MAX_CLASSES:
+                where = f"{path} line {reader.line_num} ({row['file']})"
+                raise RecastError(f"{where}: class_index must be below {MAX_CLASSES}, got {index}")
             names.append(str(root / row["file"]))
             labels.append(int(index))
             class_names[int(index)] = row.get("name") or row.get("wnid") or index

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -45,9 +46,16 @@ def is_image_name(name: str) -> bool:
 def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image.Image:
     """Decode the whole image to RGB. Raises RecastError naming the file (`name`, or the path) if it cannot be read."""
     name = name or str(source)
-    try:
+    with decode_errors(name):
         with Image.open(source) as image:
-            return _to_rgb(image)
+            return to_rgb(image)
+
+
+@contextmanager
+def decode_errors(name: str) -> Iterator[None]:
+    """Turns what decoding an image can raise into a RecastError that names it."""
+    try:
+        yield
     except FileNotFoundError:
         raise RecastError(f"no such image: {name}") from None
     except IsADirectoryError:
@@ -56,7 +64,8 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
         raise RecastError(f"cannot read image {name}: {_reason(error)}. Replace or remove the file") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB, whatever its mode; grey ones get three equal channels."""
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
         grey = np.asarray(image).astype(np.float32) / 257
         return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
@@ -77,15 +86,15 @@ def crop_fraction(img_size: int) -> float:
     return 1.0 if img_size < SMALL else 0.875
 
 
-def resize_and_crop(image: Image.Image, img_size: int) -> Image.Image:
-    """Short side to img_size / `crop_fraction` (bicubic), then the centre img_size x img_size.
+def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = None) -> Image.Image:
+    """Short side to img_size / crop_pct (bicubic), then the centre img_size x img_size.
 
     Rounds as torchvision's Resize and CenterCrop do, so that validation sees the pixels that timm's transform gives.
-    An image that has exactly the wanted size is left as it is.
+    crop_pct None: `crop_fraction`, and an image that has exactly the wanted size is left as it is.
     """
-    if image.size == (img_size, img_size):
+    if crop_pct is None and image.size == (img_size, img_size):
         return image
-    short = int(img_size / crop_fraction(img_size))
+    short = int(img_size / (crop_pct or crop_fraction(img_size)))
     width, height = image.size
     size = int(short * width / min(width, height)), int(short * height / min(width, height))
     if size != image.size:
@@ -104,8 +113,8 @@ def to_pixels(image: Image.Image) -> Tensor:
     return to_bytes(image).float() / 255
 
 
-def stack_images(images: Iterable[Image.Image], count: int, img_size: int, where: str) -> Tensor:
-    """`count` images, resized and cropped, as (count, 3, S, S) uint8. Raises RecastError when that is too large."""
+def check_memory(count: int, img_size: int, where: str) -> None:
+    """Raise RecastError when `count` images of that side are more than is kept in memory."""
     needed = count * 3 * img_size**2
     if needed > MAX_BYTES:
         raise RecastError(
@@ -113,9 +122,16 @@ def stack_images(images: Iterable[Image.Image], count: int, img_size: int, where
             f"{MAX_BYTES / 2**30:.0f} GiB are kept in memory. Use fewer (num_train), a smaller img_size, or unpack "
             "archives and use name=folder"
         )
+
+
+def stack_images(
+    images: Iterable[Image.Image], count: int, img_size: int, where: str, crop_pct: float | None = None
+) -> Tensor:
+    """`count` images, resized and cropped, as (count, 3, S, S) uint8. Raises RecastError when that is too large."""
+    check_memory(count, img_size, where)
     pixels = torch.empty(count, 3, img_size, img_size, dtype=torch.uint8)
     for position, image in enumerate(images):
-        pixels[position] = to_bytes(resize_and_crop(image, img_size))
+        pixels[position] = to_bytes(resize_and_crop(image, img_size, crop_pct))
     return pixels
 
 

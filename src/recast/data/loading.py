@@ -1,22 +1,27 @@
-"""Batches in an order, and with an augmentation, that depend on (seed, epoch, batch number) and on nothing else."""
+"""Batches whose images, order and augmentation depend on (seed, epoch, position) and on nothing else."""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-from recast.data.datasets import LabelledImages
+from recast.data.batches import MAX_BAD, Batch, Epoch, Loaded, MapBatches, epoch_order
+from recast.data.seeding import mix_seed, seeded
+from recast.data.streaming import ImageStream, StreamBatches
 from recast.errors import RecastError
 
-Batch = tuple[Tensor, Tensor]
+__all__ = ["Loader", "loader", "mix_seed", "seeded", "worker_errors"]
+
+BadImage = Literal["stop", "skip"]
 
 
 def loader(
@@ -27,81 +32,162 @@ def loader(
     epoch: int = 0,
     start: int = 0,
     workers: int = 0,
-) -> DataLoader[Batch]:
-    """Batches (images (B, C, S, S), labels (B,)) of one epoch; the last one may be smaller.
+    repeats: int = 1,
+    drop_last: bool = False,
+    part: int = 0,
+    parts: int = 1,
+    pin_memory: bool = False,
+    bad_image: BadImage = "stop",
+) -> Loader:
+    """Batches (images (B, C, S, S), labels (B,)) of one epoch, or this part's share of each.
 
-    shuffle_seed: None keeps the order of the data set; a number shuffles by (shuffle_seed, epoch).
-    start: number of the first batch. The batches before it are not loaded, those after it are the same as without it,
-    bit for bit and for any number of workers: an interrupted epoch goes on where it stopped.
+    batch_size: images of a batch over all parts. The last batch of an epoch may be smaller; `drop_last` leaves it out.
+    shuffle_seed: None keeps the order of the data set (evaluation); a number shuffles by (shuffle_seed, epoch).
+    start: number of the first batch. The batches before it are not loaded, those after it are the same as without it.
+    repeats: repeated augmentation (Hoffer et al. 2020, as in DeiT): the order is each shuffled image so many times,
+    side by side, cut to the images of the data set; an epoch stays as long.
+    part, parts: of each batch's indices this loader gives `indices[part::parts]`. Together the parts give the whole
+    batch; a share without an image is passed over.
+    bad_image: "stop" raises RecastError with the name of an image that cannot be read. "skip" puts the next readable
+    image of the data set in its place, with that one's label; in evaluation it is left out. `bad_images` names them.
+
+    An image's pixels follow from (shuffle_seed, epoch, its position in the order): bit for bit the same for any batch
+    size, start, workers and parts. Raises RecastError for numbers out of range, for a training set that is empty or
+    (drop_last) smaller than a batch, and when a loader process dies.
     """
-    if batch_size < 1 or workers < 0:
-        raise RecastError(f"batch_size must be at least 1 and workers at least 0, got {batch_size=} {workers=}")
-    batches = _Batches(dataset, batch_size, shuffle_seed, epoch)
-    if shuffle_seed is not None and len(batches) == 0:
+    if batch_size < 1 or workers < 0 or repeats < 1:
+        raise RecastError(
+            f"batch_size and repeats must be at least 1 and workers at least 0, got {batch_size=} {repeats=} {workers=}"
+        )
+    if not 0 <= part < parts:
+        raise RecastError(f"part must be one of 0 to {parts - 1}, got {part}")
+    size = len(dataset)  # type: ignore[arg-type]
+    plan = Epoch(size, batch_size, shuffle_seed, epoch, drop_last, part, parts, bad_image == "skip")
+    if shuffle_seed is not None:
+        _check_training(size, len(plan), batch_size, parts)
+    if not 0 <= start <= len(plan):
+        raise RecastError(f"start must be between 0 and {len(plan)} (the batches of an epoch), got {start}")
+    if isinstance(dataset, ImageStream):
+        return Loader(StreamBatches(dataset, plan, start, repeats), plan, start, workers, pin_memory)
+    batches = MapBatches(dataset, epoch_order(size, shuffle_seed, epoch, repeats), plan)
+    return Loader(batches, plan, start, workers, pin_memory)
+
+
+def _check_training(images: int, batches: int, batch_size: int, parts: int) -> None:
+    if images == 0:
         raise RecastError("the data set has no training images: it can be evaluated on, not trained on")
-    if not 0 <= start <= len(batches):
-        raise RecastError(f"start must be between 0 and {len(batches)} (the batches of an epoch), got {start}")
-    return _Loader(
-        batches,
-        batch_size=None,  # an item of `_Batches` is a batch already
-        sampler=range(start, len(batches)),
-        num_workers=workers,
-        generator=torch.Generator(),  # else every epoch would draw a number from the global generator
-    )
+    if batches == 0:
+        raise RecastError(
+            f"a batch of {batch_size} is larger than the training set of {images} images, and an incomplete batch is "
+            f"dropped: set data.batch_size to {images} or less"
+        )
+    if batch_size < parts:
+        raise RecastError(f"a batch of {batch_size} leaves some of {parts} processes without an image: set it higher")
 
 
-class _Batches(Dataset[Any]):
-    """Item i is the i-th batch of the epoch."""
+class Loader:
+    """One epoch of batches; iterate over it once. `len` is the number of batches, over all parts, from `start` on."""
 
-    def __init__(self, dataset: Dataset[tuple[Tensor, int]], batch_size: int, seed: int | None, epoch: int) -> None:
-        self.dataset, self.batch_size, self.key = dataset, batch_size, (seed, epoch)
-        self.size = len(dataset)  # type: ignore[arg-type]
-        if seed is None:
-            self.order = torch.arange(self.size)
-        else:
-            generator = torch.Generator().manual_seed(mix_seed("order", *self.key))
-            self.order = torch.randperm(self.size, generator=generator)
+    def __init__(
+        self, batches: MapBatches | StreamBatches, plan: Epoch, start: int, workers: int, pin_memory: bool
+    ) -> None:
+        self.batches, self.plan, self.start, self.workers = batches, plan, start, workers
+        self.pin_memory = pin_memory and torch.cuda.is_available()  # without a GPU torch would warn
+        self.bad_images: list[str] = []
+        """Names of the images that could not be read so far, each once."""
 
     def __len__(self) -> int:
-        return -(-self.size // self.batch_size)
+        return len(self.plan) - self.start
 
-    def __getitem__(self, number: int) -> Batch | RecastError:
-        indices = self.order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
-        try:
-            with seeded(mix_seed("augment", *self.key, number)):
-                if isinstance(self.dataset, LabelledImages):
-                    return self.dataset.batch(indices)
-                return tuple(default_collate([self.dataset[index] for index in indices]))
-        except RecastError as error:
-            return error
+    def __iter__(self) -> Iterator[Batch]:
+        given = 0
+        with worker_errors():
+            for item in self._source():
+                if isinstance(item, RecastError):  # raised here: torch would wrap it in the worker's traceback
+                    raise item
+                self.bad_images += [name for name in item.bad if name not in self.bad_images]
+                if len(item.labels):
+                    given += 1
+                    yield item.images, item.labels
+        if not given and len(self.bad_images) >= min(MAX_BAD, max(1, self.plan.size)):
+            raise RecastError(f"not one image could be read; the first is {self.bad_images[0]}. Are the files there?")
+
+    def _source(self) -> Iterable[Loaded | RecastError]:
+        in_order = range(self.start, len(self.plan)) if isinstance(self.batches, MapBatches) else None
+        if not (self.workers or self.pin_memory):
+            return iter(self.batches) if in_order is None else map(self.batches.__getitem__, in_order)
+        return _watched(
+            DataLoader(
+                self.batches,
+                batch_size=None,  # an item is a batch already
+                sampler=in_order,
+                num_workers=self.workers,
+                collate_fn=_unchanged,
+                pin_memory=self.pin_memory,
+                generator=torch.Generator(),  # else every epoch would draw a number from the global generator
+            )
+        )
 
 
-class _Loader(DataLoader[Batch]):
-    """Raises here what a worker process could not read: torch would wrap the message in the worker's traceback."""
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        for batch in super().__iter__():
-            if isinstance(batch, RecastError):
-                raise batch
-            yield batch
+def _unchanged(item: Any) -> Any:
+    return item
 
 
-def mix_seed(*parts: object) -> int:
-    """A seed below 2^63 for any mix of numbers and words; neighbouring numbers give unrelated seeds."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def _watched(source: DataLoader[Any]) -> Iterator[Loaded | RecastError]:
+    """The items of the loader processes; RecastError if one of these dies."""
+    iterator = iter(source)
+    try:
+        yield from iterator
+        return
+    except (RuntimeError, OSError, EOFError) as error:  # the last two: a tensor could not be fetched from the dead
+        died = _death(error)
+        if died is not None or not isinstance(error, RuntimeError):
+            died = _death_of(getattr(iterator, "_workers", ())) or died
+        if died is None:
+            raise
+    del iterator  # ends the other processes now, not when the exception is forgotten
+    raise died
+
+
+def _death_of(processes: Sequence[BaseProcess], seconds: float = 2.0) -> RecastError | None:
+    """The error about the first process that ended badly, as soon as that is seen.
+
+    Meanwhile torch's handler of the signal that a child has ended raises its RuntimeError, if it still has to.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(RuntimeError):
+            time.sleep(0.01)
+            for process in processes:
+                code = process.exitcode or 0
+                if code:
+                    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                    return _dead(str(process.pid), how)
+    return None
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global CPU generators of torch, numpy and random (timm's transforms draw from all), and restore them."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+def worker_errors() -> Iterator[None]:
+    """Turns torch's error about a dead loader process into a RecastError that says what can be done.
+
+    torch raises it from a signal handler, wherever the main process happens to be: put this around the loop too.
+    """
     try:
         yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+    except RuntimeError as error:
+        if (died := _death(error)) is None:
+            raise
+        raise died from None
+
+
+def _death(error: Exception) -> RecastError | None:
+    """torch's message about a dead loader process in our words; None for any other error."""
+    found = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) ([^.]*)", str(error))
+    return None if found is None else _dead(found[1], found[2].strip())
+
+
+def _dead(pid: str, how: str) -> RecastError:
+    return RecastError(
+        f"a loader process died (pid {pid}: {how}). Most often memory ran out: use fewer workers (--workers) or "
+        "smaller batches, or in a container more shared memory (--shm-size). --workers 0 shows the error itself"
+    )

@@ -46,3 +46,29 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
         val.append(of_class[:held_out])
         train.append(of_class[held_out:])
     return torch.cat(train).sort().values, torch.cat(val).sort().values
+
+
+def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    """`stratified_split` for data without a validation part; raises RecastError when no class can spare an image."""
+    if not 0 < fraction < 1:
+        raise RecastError(f"val_fraction must be between 0 and 1, got {fraction}")
+    train, val = stratified_split(labels, fraction)
+    if len(val) == 0:
+        raise RecastError("a validation part cannot be held out: every class has a single image. Add a val/ part")
+    return train, val
+
+
+def choose_fraction(labels: Tensor, fraction: float, seed: int = 0) -> Tensor:
+    """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class.
+
+    The images of a smaller fraction are among those of a larger one. Raises RecastError unless 0 < fraction <= 1.
+    """
+    if not 0 < fraction <= 1:
+        raise RecastError(f"data_fraction must be above 0 and at most 1, got {fraction}")
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    chosen = [torch.empty(0, dtype=torch.long)]
+    for label in labels.unique():
+        of_class = shuffled[labels[shuffled] == label]
+        chosen.append(of_class[: max(1, round(fraction * len(of_class)))])
+    return torch.cat(chosen).sort().values

@@ -26,7 +26,10 @@ NUM_PICTURES = 4
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast."""
+    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
+
+    Of a run that recast nothing it holds the trained network alone, as finetuned.
+    """
 
     folder: Path
     recipe: Recipe
@@ -51,12 +54,15 @@ def open_run(folder: str | Path, *, num_val: int | None = None) -> Run:
     check_run(folder)
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml")
-    data = load_data(recipe.data if num_val is None else replace(recipe.data, num_val=num_val))
+    data = load_data(recipe.data if num_val is None else replace(recipe.data, num_val=num_val), recipe.augment)
     if recipe.model.num_classes not in (None, len(data.classes)):
         raise RecastError(
             f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {len(data.classes)}: "
             f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
         )
+    if recipe.is_plain:
+        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=len(data.classes))
+        return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=len(data.classes)).eval()
     models = {"parent": parent}
     control = folder / "finetuned" / "weights.safetensors"
@@ -92,7 +98,7 @@ def evaluate_run(
         progress=progress,
     )
     write_rows(run.folder / "rows.csv", rows)
-    if gpsa_layers(run.models["recast"]):
+    if "recast" in run.models and gpsa_layers(run.models["recast"]):
         write_pictures(run)
     return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from recast.budget import DEFAULT_TOKENS
 from recast.errors import RecastError
+from recast.files import replaced
 from recast.functional import AttentionMaps, expand_heads
 from recast.gpsa import GPSA
 from recast.shapes import in_eval
@@ -100,10 +100,8 @@ def write_attention(
         arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
         arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with replaced(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
-    os.replace(temporary, path)
     return path
 
 

@@ -66,10 +66,12 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = _shortcut(in_channels, channels, stride, shortcut)
+        self.drop_path: nn.Module | None = None  # a place for stochastic depth, as in timm's ResNet blocks
         self.act2 = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x)))))
+        y = y if self.drop_path is None else self.drop_path(y)
         return self.act2(y + (x if self.downsample is None else self.downsample(x)))
 
 

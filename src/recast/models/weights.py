@@ -137,6 +137,8 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
         parts.append(f"{len(kinds)} not floating point (first: {kinds[0]} is {weights[kinds[0]].dtype})")
     if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
         parts.append(f"the file has {classes} classes: pass num_classes={classes}")
+    if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
+        parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from recast.errors import RecastError
+from recast.files import replaced
 
 __all__ = ["write_report"]
 
@@ -42,12 +42,9 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> P
         raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
 
     html = render_page([read_run(folder) for folder in folders])
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        partial.write_text(html, encoding="utf-8", newline="\n")
-        os.replace(partial, target)
+        with replaced(target) as partial:
+            partial.write_text(html, encoding="utf-8", newline="\n")
     except OSError as error:
         raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target

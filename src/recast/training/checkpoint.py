@@ -1,24 +1,19 @@
 """The state of a training run on disk, so that it can go on where it stopped: bit for bit on the CPU,
 and as far as its kernels are deterministic on an accelerator.
 
-`resume/state.pt` holds tensors, numbers and text only and is read with torch's `weights_only` reader: no pickled
-object. It is written under another name, flushed to the disk, then renamed over the old one: there is always one
-whole state.
+`resume/` holds the newest states, one file each: `state-EPOCH-STEP.pt`, tensors, numbers and text only, read with
+torch's `weights_only` reader: no pickled object. A state is written under another name, flushed to the disk, then
+renamed: there is always a whole one. Order, augmentation, mixing and dropout are drawn from (seed, epoch, step): the
+position is the whole state of chance, on any number of processes.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -26,20 +21,17 @@ from torch.optim import Optimizer
 
 from recast.config import Recipe
 from recast.errors import RecastError
+from recast.files import replaced
 from recast.models.weights import mismatch
-from recast.recipe import changed_keys, recipe_from_dict, recipe_to_dict
+from recast.recipe import changes, recipe_from_dict, recipe_to_dict
 
-VERSION = 1
+VERSION = 2
 
-MAY_CHANGE = ("device", "control", "data.workers", "data.data_dir", "model.checkpoint")
+MAY_CHANGE = (
+    "device", "control", "data.workers", "data.data_dir", "model.checkpoint", "distill.teacher_checkpoint",
+    "accumulate", "grad_checkpointing", "save_steps", "keep", "log",
+)  # fmt: skip
 """What may differ when a run goes on: where it runs and where things lie, not what it computes."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the state was saved. The message says how to go on; the command line prints it and exits with 130.
-
-    A KeyboardInterrupt, so that an `except Exception` around a study does not go on with the next run.
-    """
 
 
 @dataclass
@@ -49,10 +41,13 @@ class Position:
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
-    """Sum of the training loss over the images of this epoch so far."""
-    images: int = 0
+    """Sum of the training loss over the batches of this epoch so far."""
+    bad_images: int = 0
+    """Images of this epoch that could not be read and were replaced."""
     seconds: float = 0.0
     """Spent on this epoch so far, interruptions left out."""
+    waited: float = 0.0
+    """Seconds of them that were spent waiting for data."""
 
 
 @dataclass
@@ -71,49 +66,54 @@ class State:
         return self.model if self.ema is None else self.ema.module
 
 
-def state_path(folder: Path) -> Path:
-    """Where the state of the run in `folder` lies."""
-    return folder / "resume" / "state.pt"
+def states(folder: Path) -> list[Path]:
+    """The states of the run in `folder`, oldest first."""
+    return sorted((folder / "resume").glob("state-*.pt"))
 
 
-def save_state(state: State, recipe: Recipe, folder: Path) -> None:
-    """Replace the state on disk by this one."""
-    path = state_path(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def newest_state(folder: Path) -> str:
+    """What to say of the state that is left: the file, or that there is none."""
+    found = states(folder)
+    return f"the newest state is {found[-1]}" if found else "there is no state yet"
+
+
+def save_state(state: State, recipe: Recipe, folder: Path) -> Path:
+    """Add this state to those on disk, then drop the oldest above `recipe.keep`; returns its path.
+
+    Raises RecastError when the disk refuses (full, no permission): the states before it are as they were.
+    """
+    position = state.position
+    path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
     content = {
         "version": VERSION,
         "recipe": recipe_to_dict(recipe),
-        "position": asdict(state.position),
+        "position": asdict(position),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "scaler": state.scaler.state_dict(),
-        "random": _random_states(),
     }
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as temporary:
+            torch.save(content, temporary)
+    except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk in a RuntimeError
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise RecastError(f"cannot save the state in {path.parent} ({reason}); {newest_state(folder)}") from None
+    for old in states(folder)[: -max(1, recipe.keep)]:
+        old.unlink(missing_ok=True)
+    return path
 
 
 def restore_(state: State, recipe: Recipe, folder: Path) -> None:
-    """Load the state on disk into `state`, the random generators included.
+    """Load the newest whole state on disk into `state`; one that is damaged is passed over with a warning.
 
-    Raises RecastError if the file is truncated or foreign, or belongs to another recipe or model.
+    Raises RecastError if none is whole, or if it belongs to another recipe (every difference is listed) or model.
     """
-    path = state_path(folder)
-    start_again = f"delete {path.parent} to train again from the start"
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        version = content["version"]
-    except Exception as error:  # a damaged file can break the reader in any way
-        raise RecastError(f"{path} is truncated or no state of a run ({type(error).__name__}): {start_again}") from None
-    if version != VERSION:
-        raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
+    start_again = f"delete {folder / 'resume'} to train again from the start"
+    content, path = _newest_whole(folder, start_again)
     saved = recipe_from_dict(content["recipe"], str(path))
-    if changed := changed_keys(saved, recipe, ignore=MAY_CHANGE):
+    if changed := changes(saved, recipe, ignore=MAY_CHANGE):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if reason := mismatch(state.model, content["model"]):
         raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
@@ -128,50 +128,18 @@ def restore_(state: State, recipe: Recipe, folder: Path) -> None:
         ) from None
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
-    _set_random_states(content["random"])
 
 
-def _random_states() -> dict[str, Any]:
-    version, numbers, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
-        "python": [version, list(numbers), gauss],
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        states["mps"] = torch.mps.get_rng_state()
-    return states
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    if "mps" in states and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(states["mps"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if len(states.get("cuda", ())) == torch.cuda.device_count() > 0:
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-@contextmanager
-def shielded() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: no state is ever half a step.
-
-    Signals reach the main thread only; anywhere else there is nothing to hold back.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
-    if pressed:
-        raise KeyboardInterrupt
+def _newest_whole(folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
+    for path in reversed(states(folder)):
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            version = content["version"]
+        except Exception as error:  # a damaged file can break the reader in any way
+            reason = f"{path} is truncated or no state of a run ({type(error).__name__})"
+            warnings.warn(f"{reason}: passed over", stacklevel=2)
+            continue
+        if version != VERSION:
+            raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
+        return content, path
+    raise RecastError(f"{folder / 'resume'} holds no whole state of a run: {start_again}")

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-import math
 import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from timm.utils import ModelEmaV3, dispatch_clip_grad
-from torch import Tensor, nn
-from torch.nn import functional as F
+from timm.utils import ModelEmaV3
+from torch import nn
 
 from recast.config import Recipe
 from recast.data import Data, loader
-from recast.data.loading import mix_seed, seeded
-from recast.device import choose_device
+from recast.data.loading import worker_errors
+from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_weights
 from recast.surgery import gpsa_layers, refresh_gates_
-from recast.training.checkpoint import Interrupted, Position, State, restore_, save_state, shielded, state_path
-from recast.training.metrics import MetricsLog, gates_and_spans, measure, normalise
-from recast.training.optim import (
-    WarmupCosine,
-    check_trainable,
-    close_averaged_gates_,
-    learning_rates,
-    make_optimizer,
-    set_learning_rate,
-    shrink_gates_,
+from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
+from recast.training.distributed import (
+    is_first,
+    on_first,
+    process_count,
+    process_group,
+    process_number,
+    share_buffers_,
+    sum_over_processes,
+    synchronise_batch_norm,
+    wrapped,
 )
-from recast.training.progress import Display
+from recast.training.inputs import Inputs
+from recast.training.metrics import MetricsLog, gates_and_spans, measure
+from recast.training.objective import Objectives
+from recast.training.optim import WarmupCosine, check_trainable, learning_rates, make_optimizer
+from recast.training.pending import Outcome, Pending
+from recast.training.progress import Display, waited
+from recast.training.regularization import freeze_batch_norm, prepare_
+from recast.training.signals import Interrupted, Stop, Stopped, stop_signals
+from recast.training.trackers import Tracker, open_trackers, track
+from recast.training.update import Update
 
-AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+T = TypeVar("T")
 
 
 def fit(
@@ -46,134 +57,237 @@ def fit(
     resume: bool = False,
     progress: bool = True,
     name: str | None = None,
+    parent: nn.Module | None = None,
+    on_step: Callable[[int, int, float], object] | None = None,
 ) -> list[dict[str, Any]]:
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
 
-    Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch and on Ctrl-C,
-    and `weights.safetensors` at the end. The model is left with the weights that were saved, in eval mode. With
-    `resume` the training in `out` goes on where it stopped; one that is finished is left alone. `name` is what the
-    progress bar says.
+    Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
+    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, and `weights.safetensors` at the end. The model is left with
+    the weights that were saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that
+    is finished is left alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent`
+    (it is not changed). `on_step(epoch, step, loss)` is called for every finished update, in every process, with the
+    mean loss of its whole batch. Started by torchrun, the processes share every batch.
 
     Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
-    finite (epoch and step named, the state after the last whole epoch stays in `resume/`); Interrupted after Ctrl-C.
+    finite (epoch and step named, and the newest state, which is from before it); Interrupted after Ctrl-C or SIGTERM.
     """
-    out, weights = Path(out), Path(out) / "weights.safetensors"
-    log = MetricsLog(out / "metrics.jsonl")
-    if not resume and (log.path.exists() or state_path(out).exists() or weights.exists()):
-        raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
-    if resume and weights.exists():  # written last: the training is finished
-        load_weights_(model, read_weights(weights), weights)
-        refresh_gates_(model.eval())
-        return log.rows()
+    out = Path(out)
     check_trainable(recipe)
-    device = choose_device(recipe.device)
-    batches = len(loader(data.train, recipe.data.batch_size, shuffle_seed=recipe.seed))
-    schedule = WarmupCosine.of(recipe.optim, recipe.epochs, batches)
-    state = _new_state(model.to(device), recipe, device)
-    out.mkdir(parents=True, exist_ok=True)
-    name = name or ("recast" if gpsa_layers(model) else "parent")
-    with seeded(0), Display(name, recipe.epochs, batches, progress) as display:
-        torch.manual_seed(mix_seed("fit", recipe.seed))  # dropout and the like, on every device
-        if resume and state_path(out).exists():
+    with process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
+        if rows := on_first(lambda: _finished(out, resume)):
+            load_weights_(model, read_weights(out / "weights.safetensors"), out / "weights.safetensors")
+            refresh_gates_(model.eval())
+            return rows
+        return _Fit(model, data, recipe, out, device, stop, progress, name, parent, on_step).run(resume)
+
+
+def _finished(out: Path, resume: bool) -> list[dict[str, Any]]:
+    """The rows of a training that is finished, none of one that is not; raises where there should be nothing."""
+    log, weights = MetricsLog(out / "metrics.jsonl"), out / "weights.safetensors"
+    if not resume and (log.path.exists() or states(out) or weights.exists()):
+        raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
+    return log.rows() if weights.exists() else []  # written last: the training is finished
+
+
+class _Fit:
+    """One training: what it needs, made once; `run` is the loop."""
+
+    def __init__(
+        self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Stop,
+        progress: bool, name: str | None, parent: nn.Module | None, on_step: Callable[[int, int, float], object] | None,
+    ) -> None:  # fmt: skip
+        self.model, self.data, self.recipe, self.out, self.device, self.stop = model, data, recipe, out, device, stop
+        self.on_step = on_step
+        check_shares(recipe)
+        prepare_(model.to(device), recipe)
+        if recipe.sync_bn and process_count() > 1:
+            model = self.model = synchronise_batch_norm(model, device)
+        self.batches = len(self._loader(epoch=1, start=0))
+        self.schedule = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
+        self.state = new_state(model, recipe, device)
+        self.inputs = Inputs(data, recipe, device)
+        self.objectives = Objectives(recipe, data, model, parent, self.batches, device)
+        network = wrapped(_compiled(model) if recipe.compile else model, device)
+        self.update = Update(self.state, network, recipe, self.inputs, self.objectives)
+        self.pending, self.log = Pending(device), MetricsLog(out / "metrics.jsonl")
+        name = name or ("recast" if gpsa_layers(model) else "parent")
+        self.display = Display(name, recipe.epochs, self.batches, recipe.data.batch_size, progress and is_first())
+        self.trackers: list[Tracker] = []
+
+    def run(self, resume: bool) -> list[dict[str, Any]]:
+        """Epoch 0 is measured, then every epoch is trained, measured and saved."""
+        state, recipe, out = self.state, self.recipe, self.out
+        if resume and states(out):
             restore_(state, recipe, out)
-        log.keep_before(state.position.epoch)
+        if is_first():
+            out.mkdir(parents=True, exist_ok=True)
+            self.log.keep_before(state.position.epoch)
+            self.trackers = open_trackers(recipe, out, state.position.epoch)
         try:
-            if state.position.epoch == 0:
-                _end_epoch(state, data, recipe, out, log, display)
-            while state.position.epoch <= recipe.epochs:
-                model.train()
-                epoch, step = state.position.epoch, state.position.step
-                display.start_epoch(epoch, step)
-                source = loader(
-                    data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=step,
-                    workers=recipe.data.workers,
-                )  # fmt: skip
-                started = time.perf_counter()
-                for images, labels in source:
-                    with shielded():
-                        set_learning_rate(state.optimizer, schedule.factor((epoch - 1) * batches + state.position.step))
-                        loss = _step(state, normalise(images.to(device), data), labels.to(device), recipe)
-                        state.position.step += 1
-                        state.position.images += len(labels)
-                        state.position.loss_sum += loss * len(labels)
-                        state.position.seconds += time.perf_counter() - started
-                        started = time.perf_counter()
-                    display.step(loss, learning_rates(state.optimizer)[0])
-                _end_epoch(state, data, recipe, out, log, display)
-        except KeyboardInterrupt:
-            with shielded():
-                save_state(state, recipe, out)
-            raise Interrupted(
-                f"interrupted: state saved in {state_path(out).parent}; fit(..., resume=True) goes on"
-            ) from None
-    if state.ema is not None:
-        model.load_state_dict(state.ema.module.state_dict())
-    refresh_gates_(model.eval())
-    save(model, weights, constructor=constructor(recipe.model, num_classes=len(data.classes)))
-    return log.rows()
+            with self.display:
+                if state.position.epoch == 0:
+                    self._end_epoch()
+                with worker_errors():
+                    while state.position.epoch <= recipe.epochs:
+                        self._train_epoch()
+                        self._end_epoch()
+        except Stopped:
+            self._save()
+            raise Interrupted(f"interrupted: state saved in {out / 'resume'}; fit(..., resume=True) goes on") from None
+        except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
+            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
+        finally:
+            self.objectives.close()
+            for tracker in self.trackers:
+                tracker.close()
+        if state.ema is not None:
+            self.model.load_state_dict(state.ema.module.state_dict())
+        refresh_gates_(self.model.eval())
+        if is_first():
+            made_by = constructor(recipe.model, num_classes=len(self.data.classes))
+            save(self.model, out / "weights.safetensors", constructor=made_by)
+        return on_first(self.log.rows)
 
+    def _train_epoch(self) -> None:
+        state, recipe, position = self.state, self.recipe, self.state.position
+        self.model.train()
+        if recipe.regularization.freeze_bn:
+            freeze_batch_norm(self.model)
+        self.display.start_epoch(position.epoch, position.step)
+        source = self._loader(position.epoch, position.step)
+        for timed in _timed(source):
+            pixels, labels = timed.item
+            factor = self.schedule.factor((position.epoch - 1) * self.batches + position.step)
+            self.objectives.at((position.epoch - 1) * self.batches + position.step)
+            loss = self.update(pixels, labels, factor)
+            position.step += 1
+            self.pending.add(position.step, loss, self.stop.requested)
+            outcomes = self.pending.finished()
+            position.waited += timed.waited
+            position.seconds += time.perf_counter() - timed.asked
+            position.bad_images += self._report_bad(source.bad_images)
+            if self._look_at(outcomes):
+                raise Stopped
+            if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
+                self._save()
+        self._look_at(self.pending.finished(everything=True))
+        if state.position.step != self.batches:
+            raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
 
-def _new_state(model: nn.Module, recipe: Recipe, device: torch.device) -> State:
-    ema = None if recipe.ema_decay is None else ModelEmaV3(model, decay=recipe.ema_decay)
-    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    return State(model, make_optimizer(model, recipe.optim), scaler, ema, Position())
+    def _report_bad(self, names: list[str]) -> int:
+        """Name the images that were replaced since the last batch; returns their number and empties the list."""
+        count = len(names)
+        for name in names:
+            warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
+        names.clear()
+        return count
 
+    def _look_at(self, outcomes: list[Outcome]) -> bool:
+        """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
+        position = self.state.position
+        for outcome in outcomes:
+            if not outcome.finite:
+                self._diverged(f"loss is {outcome.loss} at epoch {position.epoch}, step {outcome.step}")
+            position.loss_sum += outcome.loss
+            if self.on_step is not None:
+                self.on_step(position.epoch, outcome.step, outcome.loss)
+            self.display.step(outcome.loss, learning_rates(self.state.optimizer)[0], position)
+        return any(outcome.stop for outcome in outcomes)
 
-def _step(state: State, images: Tensor, labels: Tensor, recipe: Recipe) -> float:
-    """One update on normalised images (B, C, H, W) and labels (B,); returns the loss. Raises if it is not finite."""
-    optimizer, scaler, optim = state.optimizer, state.scaler, recipe.optim
-    with torch.autocast(images.device.type, AMP_DTYPES.get(recipe.amp), enabled=recipe.amp != "off"):
-        logits = state.model(images)
-    loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
-    value = loss.item()  # waits for the device: the price of stopping at the step that went wrong
-    if not math.isfinite(value):
-        raise _diverged(state, f"loss is {value} at epoch {state.position.epoch}, step {state.position.step + 1}")
-    optimizer.zero_grad(set_to_none=True)
-    scaler.scale(loss).backward()
-    if optim.clip_grad is not None:
-        scaler.unscale_(optimizer)
-        dispatch_clip_grad(state.model.parameters(), optim.clip_grad)
-    scale = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    if optim.gate_l1 and scaler.get_scale() >= scale:  # a smaller scale: fp16 overflowed and no step was made
-        shrink_gates_(optimizer, optim.gate_l1)
-    if state.ema is not None:
-        state.ema.update(state.model)
-        if optim.gate_l1:
-            close_averaged_gates_(state.ema.module, state.model)
-    return value
-
-
-def _end_epoch(state: State, data: Data, recipe: Recipe, out: Path, log: MetricsLog, display: Display) -> None:
-    """Measure, write the row, move on to the next epoch and save the state, in this order."""
-    position, evaluated, started = state.position, state.evaluated, time.perf_counter()
-    trained = position.epoch > 0
-    refresh_gates_(evaluated.eval())
-    loss, top1 = measure(
-        evaluated, data, recipe.data.batch_size, next(evaluated.parameters()).device, recipe.data.workers
-    )
-    if not math.isfinite(loss):
-        raise _diverged(state, f"validation loss is {loss} after epoch {position.epoch}")
-    lr, gate_lr = learning_rates(state.optimizer)
-    row = {
-        "epoch": position.epoch,
-        "train_loss": position.loss_sum / position.images if trained else None,
-        "val_loss": loss,
-        "val_top1": top1,
-        "lr": lr if trained else None,
-        "gate_lr": gate_lr if trained else None,
-        "seconds": position.seconds + time.perf_counter() - started,
-        "layers": gates_and_spans(evaluated),
-    }
-    with shielded():
-        log.append(row)
+    def _end_epoch(self) -> None:
+        """Measure, write the row, move on to the next epoch and save the state, in this order."""
+        state, recipe, data, started = self.state, self.recipe, self.data, time.perf_counter()
+        position, evaluated = state.position, state.evaluated
+        trained = position.epoch > 0
+        refresh_gates_(evaluated.eval())
+        share_buffers_(evaluated)
+        loss, top1 = measure(
+            evaluated, data, recipe.data.batch_size, self.device, recipe.data.workers, recipe.data.bad_image, self.stop
+        )
+        if not torch.tensor(loss).isfinite():
+            self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
+        lr, gate_lr = learning_rates(state.optimizer)
+        bad = sum_over_processes(torch.tensor(float(position.bad_images)), self.device).item()
+        seen = self.batches * recipe.data.batch_size
+        row = {
+            "epoch": position.epoch,
+            "train_loss": position.loss_sum / self.batches if trained else None,
+            "val_loss": loss,
+            "val_top1": top1,
+            "lr": lr if trained else None,
+            "gate_lr": gate_lr if trained else None,
+            "seconds": position.seconds + time.perf_counter() - started,
+            "images_per_second": seen / position.seconds if trained else None,
+            "data_wait": waited(position) if trained else None,
+            "bad_images": int(bad),
+            "layers": gates_and_spans(evaluated),
+        }
+        if is_first():
+            self.log.append(row)
+            track(self.trackers, row)
         state.position = Position(epoch=position.epoch + 1)
-        save_state(state, recipe, out)
-    display.row(row)
+        self._save()
+        self.display.row(row, recipe.data.workers)
+
+    def _save(self) -> None:
+        """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
+        self._look_at(self.pending.finished(everything=True))
+        on_first(lambda: save_state(self.state, self.recipe, self.out))
+
+    def _loader(self, epoch: int, start: int) -> Any:
+        recipe, config = self.recipe, self.recipe.data
+        return loader(
+            self.data.train, config.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=start,
+            workers=config.workers, repeats=recipe.augment.repeats, drop_last=True, part=process_number(),
+            parts=process_count(), pin_memory=self.device.type == "cuda", bad_image=config.bad_image,
+        )  # fmt: skip
+
+    def _diverged(self, what: str) -> None:
+        raise RecastError(
+            f"the {what}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
+        )
 
 
-def _diverged(state: State, what: str) -> RecastError:
-    before = state.position.epoch - 1
-    kept = f"; the state after epoch {before} is kept in resume/" if before >= 0 else ""
-    return RecastError(f"the {what}: lower optim.lr or optim.gate_lr, or set optim.clip_grad{kept}")
+def check_shares(recipe: Recipe) -> None:
+    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
+    parts = process_count() * recipe.accumulate
+    size, left = divmod(recipe.data.batch_size, parts)
+    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
+    if left or not size:
+        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
+    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
+        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
+
+
+def new_state(model: nn.Module, recipe: Recipe, device: torch.device) -> State:
+    """Weights as they are, a fresh optimiser and average, nothing done yet."""
+    decay = recipe.regularization.ema_decay
+    ema = None if decay is None else ModelEmaV3(model, decay=decay)
+    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
+    return State(model, make_optimizer(model, recipe.optim, recipe.data.batch_size), scaler, ema, Position())
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]
+    return compiled
+
+
+@dataclass(frozen=True)
+class _Timed:
+    item: Any
+    asked: float
+    """When the item was asked for."""
+    waited: float
+    """Seconds until it came."""
+
+
+def _timed(source: Iterable[T]) -> Iterator[_Timed]:
+    items = iter(source)
+    while True:
+        asked = time.perf_counter()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        yield _Timed(item, asked, time.perf_counter() - asked)

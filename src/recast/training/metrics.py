@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,12 @@ from torch.nn import functional as F
 
 from recast.data import Data, loader
 from recast.errors import RecastError
+from recast.files import write_text
 from recast.surgery import gpsa_layers
+from recast.training.distributed import process_count, process_number, sum_over_processes
+from recast.training.signals import Stop, Stopped
+
+BadImage = Literal["stop", "skip"]
 
 
 def normalise(pixels: Tensor, data: Data) -> Tensor:
@@ -24,20 +28,33 @@ def normalise(pixels: Tensor, data: Data) -> Tensor:
 
 @torch.no_grad()
 def measure(
-    model: nn.Module, data: Data, batch_size: int, device: torch.device, workers: int = 0
+    model: nn.Module,
+    data: Data,
+    batch_size: int,
+    device: torch.device,
+    workers: int = 0,
+    bad_image: BadImage = "stop",
+    stop: Stop | None = None,
 ) -> tuple[float, float]:
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
 
-    Raises RecastError if the model does not give one number per class, or there is nothing to measure on.
+    Several processes share the images, each is counted once. `stop` ends a measurement of one process early.
+    Raises RecastError if the model does not give one number per class, or there is nothing to measure on;
+    Stopped when it was asked to stop.
     """
     model.eval()
-    classes, images_seen, correct, loss = len(data.classes), 0, 0, 0.0
-    for images, labels in loader(data.val, batch_size, workers=workers):
+    classes, totals = len(data.classes), torch.zeros(3, dtype=torch.float64)  # loss, correct, images
+    source = loader(
+        data.val, batch_size, workers=workers, part=process_number(), parts=process_count(), bad_image=bad_image
+    )
+    for images, labels in source:
+        if stop is not None and stop.requested and process_count() == 1:
+            raise Stopped
         logits = model(normalise(images.to(device), data))
         check_logits(logits, len(images), classes, data.name)
-        loss += F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
-        correct += int((logits.argmax(1).cpu() == labels).sum())
-        images_seen += len(labels)
+        loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
+        totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
+    loss, correct, images_seen = sum_over_processes(totals, device).tolist()
     if images_seen == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
     return loss / images_seen, 100 * correct / images_seen
@@ -93,7 +110,5 @@ class MetricsLog:
     def keep_before(self, epoch: int) -> list[dict[str, Any]]:
         """Drop the rows of `epoch` and later, which a resumed run writes again; returns those that stay."""
         rows = [row for row in self.rows() if row["epoch"] < epoch]
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(temporary, self.path)
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         return rows

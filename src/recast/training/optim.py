@@ -1,18 +1,28 @@
 """Optimiser, learning rate and the sparsity of gates.
 
-Every group of parameters has a peak rate of its own (`recast.surgery.param_groups`); one factor f(t) scales them all:
+Every group of parameters has a peak rate of its own (`recast.param_groups`); one factor f(t) scales them all:
 
     f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
-    f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr, u = (t − W)/(T − 1 − W)
+    f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
 
-over the updates t = 0 … T − 1 of the whole run. timm's schedulers start and end every group at the same absolute
-rate, which would lose the gates' ratio to the base rate; and this one has no state: a resumed run needs only t.
+over the updates t = 0 … T − 1 of the whole run. With `warmup_prefix` the cosine begins where the warm-up ends and is
+over at the last update, u = (t − W)/(T − 1 − W). Without it u = t/T, as in timm and DeiT (Touvron et al. 2021): the
+warm-up covers the cosine's first part, and the last update is one short of its end; timm takes the value at an
+epoch's start for the whole epoch, here the rate moves at every update.
+
+timm's schedulers start and end every group at the same absolute rate, which would lose the gates' ratio to the base
+rate; and this one has no state: a resumed run needs only t.
+
+With `base_batch` the rate of the weights is lr × batch_size / base_batch (Goyal et al. 2017), which is the lr above.
+What is given as an absolute rate stays one: gate_lr, warmup_lr and min_lr are never scaled. Gates without a gate_lr
+follow the weights: 10 × the scaled rate.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import timm.optim
 import torch
@@ -23,7 +33,9 @@ from torch.optim import Optimizer
 from recast.config import OptimConfig, Recipe
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
-from recast.surgery import gpsa_layers, param_groups
+from recast.parameters import param_groups
+from recast.surgery import gpsa_layers
+from recast.training.ranges import check_ranges
 
 LINEAR_GATES = "gates"
 GATE_GROUPS = (LINEAR_GATES, "sigmoid_gates")
@@ -31,64 +43,89 @@ GATE_GROUPS = (LINEAR_GATES, "sigmoid_gates")
 
 def check_trainable(recipe: Recipe) -> None:
     """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
-    optim = recipe.optim
-    for name, value, least in (
-        ("data.batch_size", recipe.data.batch_size, 1),
-        ("data.workers", recipe.data.workers, 0),
-        ("calibrate", recipe.calibrate, 0),
-    ):
-        if value < least:
-            raise RecastError(f"{name} must be {least} or more, got {value}")
+    check_ranges(recipe)
+    optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
         raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
-    known = [str(name) for name in timm.optim.list_optimizers()]
-    if optim.opt.lower() not in known:
-        raise RecastError(f"timm has no optimiser {optim.opt!r}.{suggest(optim.opt, known)}")
-    for name in ("lr", "gate_lr", "weight_decay", "warmup_epochs", "warmup_lr", "min_lr", "gate_l1"):
-        value = getattr(optim, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise RecastError(f"optim.{name} must be 0 or a positive number, got {value}")
-    if optim.clip_grad is not None and not optim.clip_grad > 0:
-        raise RecastError(f"optim.clip_grad must be a positive number, got {optim.clip_grad}")
-    if optim.gate_l1 and recipe.recast.gate != "linear":
+    if recipe.optim.gate_l1 and recipe.recast.gate != "linear":
         raise RecastError("optim.gate_l1 closes the heads of gate='linear'; a sigmoid gate is never closed")
-    for name in ("label_smoothing", "ema_decay"):
-        value = getattr(recipe, name)
-        if value is not None and not 0 <= value < 1:
-            raise RecastError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """timm's optimiser `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr"."""
-    groups = param_groups(model, config.lr, config.gate_lr, config.weight_decay)
-    if not groups or not any(group["params"] for group in groups):
+def optimizer_options(config: OptimConfig) -> dict[str, Any]:
+    """momentum, betas and eps as keyword arguments of the optimiser `config.opt`, without what it does not take.
+
+    Raises RecastError for an optimiser that timm has not, and for an option that was set and that it does not take.
+    """
+    name, default = config.opt.lower(), OptimConfig()
+    known = [str(each) for each in timm.optim.list_optimizers()]
+    if name not in known:
+        raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, known)}")
+    info = timm.optim.get_optimizer_info(name)
+    options: dict[str, Any] = {}
+    for option, taken in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
+        value = getattr(config, option)
+        if not taken and value != getattr(default, option):
+            raise RecastError(f"optim.{option} is {value}, but optimiser {config.opt} has no {option}: leave it out")
+        if taken and value is not None:
+            options[option] = value
+    if "betas" in options and info.num_betas != len(options["betas"]):
+        raise RecastError(f"optimiser {config.opt} has {info.num_betas} betas, optim.betas 2: leave it out")
+    if "lamb" in name:
+        # LAMB would clip the gradient's norm at 1 by itself; apex's hands the number to a kernel, which takes no None
+        options["max_grad_norm"] = math.inf if name.startswith("fused") else None
+    return options
+
+
+def peak_lr(config: OptimConfig, batch_size: int) -> float:
+    """Peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
+    return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:
+    """timm's optimiser `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr".
+
+    `batch_size`: images an update, over all processes and accumulated parts. Raises RecastError for a network with
+    nothing to train or, with layer decay, without layers, and for an optimiser that cannot be had or takes no such
+    options.
+    """
+    lr, options = peak_lr(config, batch_size), optimizer_options(config)
+    groups = param_groups(model, lr, config.gate_lr, config.weight_decay, config.layer_decay)
+    if not groups:
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:
         group["peak_lr"] = group["lr"]
-    return timm.optim.create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay)
+    try:
+        return timm.optim.create_optimizer_v2(groups, config.opt, lr, config.weight_decay, **options)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:  # apex's and bitsandbytes' too
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecastError(f"optimiser {config.opt} cannot be used here ({reason}): choose another optim.opt") from error
 
 
 @dataclass(frozen=True)
 class WarmupCosine:
-    """f(t) of the module's docstring: `steps` = T updates, `warmup` = W of them, `start` = a, `end` = e."""
+    """f(t) of the module's docstring: `steps` = T updates, `warmup` = W of them, `start` = a, `end` = e, and whether
+    the cosine begins after the warm-up (`prefix`)."""
 
     steps: int
     warmup: int
     start: float
     end: float
+    prefix: bool = True
 
     @classmethod
-    def of(cls, config: OptimConfig, epochs: int, steps_per_epoch: int) -> WarmupCosine:
+    def of(cls, config: OptimConfig, epochs: int, steps_per_epoch: int, batch_size: int) -> WarmupCosine:
         """A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run fills it."""
-        steps = epochs * steps_per_epoch
-        start, end = (min(1.0, rate / config.lr) if config.lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
-        return cls(steps, min(steps, round(config.warmup_epochs * steps_per_epoch)), start, end)
+        steps, lr = epochs * steps_per_epoch, peak_lr(config, batch_size)
+        start, end = (min(1.0, rate / lr) if lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
+        warmup = min(steps, round(config.warmup_epochs * steps_per_epoch))
+        return cls(steps, warmup, start, end, config.warmup_prefix)
 
     def factor(self, step: int) -> float:
         """Share of the peak rate at update `step`."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
-        done = min(1.0, (step - self.warmup) / max(1, self.steps - 1 - self.warmup))
+        first, last = (self.warmup, self.steps - 1) if self.prefix else (0, self.steps)
+        done = min(1.0, (step - first) / max(1, last - first))
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -99,11 +136,19 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
 
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
-    """The rate of the weights and that of the gates (None without gates), as they are now."""
-    rates = {group["name"]: float(group["lr"]) for group in optimizer.param_groups}
-    gates = [rates[name] for name in GATE_GROUPS if name in rates]
-    weights = [rate for name, rate in rates.items() if name not in GATE_GROUPS]
-    return (weights or gates)[0], gates[0] if gates else None
+    """The rate of the weights and that of the gates (None without gates), as they are now; the head's end of it where
+    layers have rates of their own."""
+    rates: dict[bool, float] = {}
+    for group in optimizer.param_groups:
+        is_gate = _kind(group) in GATE_GROUPS
+        rates[is_gate] = max(float(group["lr"]), rates.get(is_gate, 0.0))
+    gates = rates.get(True)
+    return rates[False] if False in rates else rates[True], gates
+
+
+def _kind(group: dict[str, Any]) -> str:
+    """decay, no_decay, gates or sigmoid_gates; layers come after a slash."""
+    return str(group["name"]).partition("/")[0]
 
 
 @torch.no_grad()
@@ -113,7 +158,7 @@ def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
     A gradient step on the penalty would leave gates trembling around 0; this one leaves them at exactly 0.
     """
     for group in optimizer.param_groups:
-        if group["name"] == LINEAR_GATES:
+        if _kind(group) == LINEAR_GATES:
             for gate in group["params"]:
                 gate.copy_(F.softshrink(gate, group["lr"] * gate_l1))
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from recast.training.checkpoint import Position
+
+MUCH_WAITING = 0.2
+"""Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
+
+WORTH_SECONDS = 5.0
+"""Epochs shorter than this are not worth it."""
+
 
 class Display:
-    """A bar with loss and learning rate for the current epoch; `shown=False` shows nothing at all."""
+    """A bar with loss, learning rate and images/s for the current epoch; `shown=False` shows nothing at all."""
 
-    def __init__(self, name: str, epochs: int, steps: int, shown: bool) -> None:
-        self.name, self.epochs, self.shown = name, epochs, shown
+    def __init__(self, name: str, epochs: int, steps: int, batch_size: int, shown: bool) -> None:
+        self.name, self.epochs, self.batch_size, self.shown = name, epochs, batch_size, shown
+        self.warned = False
         self.console = Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (shown and self.console.is_terminal)
@@ -35,15 +45,38 @@ class Display:
         """Empty the bar for a new epoch, `done` batches of which were trained before."""
         self.bar.reset(self.task, description=f"{self.name} epoch {epoch}/{self.epochs}", completed=done, visible=True)
 
-    def step(self, loss: float, lr: float) -> None:
+    def step(self, loss: float, lr: float, position: Position) -> None:
         """One more batch."""
-        self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}")
+        speed = position.step * self.batch_size / max(position.seconds, 1e-9)
+        waiting = f"  waiting for data {share:.0%}" if (share := waited(position)) >= MUCH_WAITING else ""
+        self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: dict[str, Any], workers: int) -> None:
         """A line for a finished epoch."""
         if not self.shown:
             return
         train = "before training  " if row["train_loss"] is None else f"train loss {row['train_loss']:.3f} "
         text = f"{self.name:>9}  epoch {row['epoch']:>3}/{self.epochs}  {train} "
         text += f"val loss {row['val_loss']:.3f}  top-1 {row['val_top1']:.2f} %  {row['seconds']:.1f} s"
+        if row["train_loss"] is not None:
+            text += f"  {row['images_per_second']:,.0f} images/s  data {row['data_wait']:.0%}"
         self.console.print(text, highlight=False, soft_wrap=True)
+        if row["bad_images"]:
+            self.note(f"{row['bad_images']} images could not be read and were replaced")
+        waiting = row["data_wait"] or 0.0
+        if waiting >= MUCH_WAITING and row["seconds"] > WORTH_SECONDS and not self.warned:
+            self.warned = True
+            self.note(
+                f"{waiting:.0%} of the time went into waiting for data: set data.workers (now {workers}; this machine "
+                f"has {os.cpu_count()} cores), or store the images smaller"
+            )
+
+    def note(self, text: str) -> None:
+        """One line beside the bar."""
+        if self.shown:
+            self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+
+
+def waited(position: Position) -> float:
+    """Share of the epoch's time so far that was spent waiting for data."""
+    return position.waited / position.seconds if position.seconds else 0.0

@@ -1,0 +1,170 @@
+"""Twenty runs that are killed (SIGKILL) and resumed, against one that is not: are the final weights bitwise equal?
+
+    python benchmarks/resume.py                     # writes results/resume.csv; a minute on a CPU
+    python benchmarks/resume.py --kills 100 --seed 1
+
+A small ResNet, recast, learns scikit-learn's digits with an average, Mixup, erasing, stochastic depth and a loader
+process or none. Every run is killed once or more, each time in one of five ways: between two steps; at a random
+moment; in the middle of writing a state; between writing it and its new name; between the row of an epoch and its
+state. Linux and macOS only (fork).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from recast import files
+from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.data import load_data
+from recast.models.build import build
+from recast.planning import plan
+from recast.surgery import recast_
+from recast.training.checkpoint import states
+from recast.training.fit import fit
+from recast.training.metrics import MetricsLog
+
+RESULT = Path(__file__).parents[1] / "results" / "resume.csv"
+WAYS = ("between steps", "at a random moment", "while a state is written", "before it is renamed", "after the row")
+EPOCHS, BATCHES = 4, 12
+
+
+def recipe(workers: int) -> Recipe:
+    """4 epochs of 12 updates, a state after every fifth."""
+    return Recipe(
+        model=ModelConfig("digits_resnet"),
+        data=DataConfig("digits", img_size=16, batch_size=32, num_train=BATCHES * 32, num_val=100, workers=workers),
+        augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25),
+        optim=OptimConfig(lr=1e-3, gate_l1=0.01, clip_grad=1.0),
+        regularization=RegularizationConfig(ema_decay=0.99, drop_path=0.1),
+        epochs=EPOCHS,
+        accumulate=2,
+        save_steps=5,
+        device="cpu",
+    )
+
+
+def train(folder: Path, workers: int, on_step: Callable[[int, int, float], object] | None = None) -> None:
+    """The whole run, or what is left of it."""
+    torch.set_num_threads(1)
+    chosen = recipe(workers)
+    data = load_data(chosen.data, chosen.augment)
+    torch.manual_seed(0)
+    parent = build(chosen.model, num_classes=10)
+    child = recast_(parent, plan(parent, torch.zeros(1, 3, 16, 16)))
+    fit(child, data, chosen, folder, resume=True, progress=False, on_step=on_step)
+
+
+def die(*_: Any) -> None:
+    """As a machine that loses its power: no handler, no clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(way: str, chance: random.Random) -> Callable[[int, int, float], object] | None:
+    """Make this process die in that way; returns what `fit` calls after every step."""
+    if way == "between steps":
+        at = chance.randrange(EPOCHS) + 1, chance.randrange(BATCHES) + 1
+        return lambda epoch, step, _loss: die() if (epoch, step) >= at else None
+    calls = chance.randrange(1, 4)
+    seen: list[int] = []
+
+    def last() -> bool:
+        seen.append(1)
+        return len(seen) == calls
+
+    if way == "while a state is written":
+        save = torch.save
+
+        def half(content: Any, path: Path) -> None:
+            save(content, path)
+            if last():
+                os.truncate(path, chance.randrange(path.stat().st_size))
+                die()
+
+        torch.save = half
+    elif way == "before it is renamed":
+        replace = os.replace
+        files.os.replace = lambda one, other: die() if last() else replace(one, other)
+    elif way == "after the row":
+        append = MetricsLog.append
+
+        def appended(self: MetricsLog, row: dict[str, Any]) -> None:
+            append(self, row)
+            if last():
+                die()
+
+        MetricsLog.append = appended  # type: ignore[method-assign]
+    return None
+
+
+def launch(folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
+    """One process of the run; returns the signal that ended it, 0 for none. Forked: nothing is imported again."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            train(folder, workers, None if way is None else arm(way, chance))
+            code = 0
+        finally:
+            os._exit(code)
+    if way == "at a random moment":
+        time.sleep(after)
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise SystemExit(f"a run in {folder} failed by itself")
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def main() -> None:
+    """Kill and compare; exits with 1 unless all weights are equal."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20, help="runs, each killed once or more")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows, scratch = [], Path(tempfile.mkdtemp(prefix="recast-resume-"))
+    expected, seconds = {}, {}
+    for workers in (0, 1):
+        started = time.perf_counter()
+        launch(scratch / f"straight{workers}", workers, None, random.Random(), 0.0)
+        seconds[workers] = time.perf_counter() - started
+        expected[workers] = load_file(scratch / f"straight{workers}" / "weights.safetensors")
+    for number in range(options.kills):
+        chance, way = random.Random(f"{options.seed} {number}"), WAYS[number % len(WAYS)]
+        workers, folder, kills = number // len(WAYS) % 2, scratch / str(number), 0
+        found: list[str] = []
+        for _ in range(chance.randrange(1, 4)):
+            if launch(folder, workers, way, chance, chance.uniform(0.2, 0.9) * seconds[workers]):
+                kills += 1
+                found.append(states(folder)[-1].stem.removeprefix("state-") if states(folder) else "none")
+        launch(folder, workers, None, chance, 0.0)
+        weights = load_file(folder / "weights.safetensors")
+        equal = all(torch.equal(weights[name], value) for name, value in expected[workers].items())
+        rows.append([number, way, workers, kills, " ".join(found), equal])
+        print(*rows[-1], sep="  ", flush=True)
+        shutil.rmtree(folder)
+    shutil.rmtree(scratch)
+    with RESULT.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["run", "killed", "workers", "kills", "states_left", "bitwise_equal"])
+        writer.writerows(rows)
+    same = sum(row[-1] for row in rows)
+    print(f"{same} of {len(rows)} bitwise equal, {sum(row[3] for row in rows)} kills; {RESULT}")
+    raise SystemExit(same != len(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What a run is, as plain data: no torch in here, so that the command line starts fast.
+
+A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
+"""
+
+from __future__ import annotations
+
+from recast.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
+from recast.config.layer import Backend, Content, Gate, RecastConfig, StrideMode
+from recast.config.recipe import Recipe
+from recast.config.training import DistillConfig, OptimConfig, RegularizationConfig
+
+__all__ = [
+    "AugmentConfig",
+    "Backend",
+    "Content",
+    "Crop",
+    "DataConfig",
+    "DistillConfig",
+    "Gate",
+    "ModelConfig",
+    "OptimConfig",
+    "RecastConfig",
+    "Recipe",
+    "RegularizationConfig",
+    "StrideMode",
+]

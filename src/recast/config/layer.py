@@ -1,0 +1,71 @@
+"""How a convolution becomes attention, as plain data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from recast.errors import RecastError, suggest
+
+Gate = Literal["linear", "sigmoid"]
+Backend = Literal["auto", "reference", "dense", "split", "merged"]
+Content = Literal["softmax", "linear"]
+StrideMode = Literal["keep", "remove", "dilate"]
+
+
+@dataclass(frozen=True)
+class RecastConfig:
+    """How a convolution becomes gated positional self-attention (GPSA)."""
+
+    gate: Gate = "linear"
+    """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7)."""
+    alpha: float = 1.0
+    """Locality strength α > 0 of the Gaussian heads at the start; 1/α is the attention span."""
+    lambda_init: float = 1.0
+    """Sigmoid gate only: λ at the start; σ(λ) is the share of positional attention."""
+    gamma_init: float = 0.0
+    """Linear gate only: share γ of content attention at the start; 0 is exact."""
+    s_init: float = 0.0
+    """Linear gate only: spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
+    gate_range: tuple[float, float] | None = None
+    """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
+    head_dim: int | None = None
+    """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
+    content: Content = "softmax"
+    """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
+    keep_parametrization: bool = False
+    """Keep what makes the kernel (weight standardisation, weight or spectral norm) over W_out. Off: take its result."""
+    stride: StrideMode = "keep"
+    """keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
+    attend_padding: bool = False
+    """Let content attention see the padding tokens (the paper's literal reading)."""
+    backend: Backend = "auto"
+    """Which code computes the layer: they agree to rounding."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("gate", Gate), ("content", Content), ("stride", StrideMode), ("backend", Backend)):
+            value, options = getattr(self, name), get_args(allowed)
+            if value not in options:
+                raise RecastError(
+                    f"{name} must be one of {', '.join(options)}, got {value!r}.{suggest(value, options)}"
+                )
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise RecastError(f"alpha must be a positive number (locality strength), got alpha={self.alpha}")
+        if self.head_dim is not None and self.head_dim < 1:
+            raise RecastError(f"head_dim must be at least 1, got head_dim={self.head_dim}")
+        for name in ("lambda_init", "gamma_init", "s_init"):
+            if not math.isfinite(getattr(self, name)):
+                raise RecastError(f"{name} must be finite, got {getattr(self, name)}")
+        if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
+            raise RecastError(
+                "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
+            )
+        if self.gate == "linear" and self.lambda_init != 1.0:
+            raise RecastError("lambda_init belongs to gate='sigmoid'; gate='linear' takes gamma_init and s_init")
+        if self.gate_range is not None:
+            low, high = self.gate_range
+            if not low < high:
+                raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
+            if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
+                raise RecastError(f"gamma_init and s_init must lie in gate_range {self.gate_range}")

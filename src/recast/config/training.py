@@ -1,0 +1,89 @@
+"""Optimiser, regularisation and distillation, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class OptimConfig:
+    """Optimiser and schedule: AdamW, linear warm-up, cosine."""
+
+    opt: str = "adamw"
+    """Any optimiser of timm."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    base_batch: int | None = None
+    """lr is for this many images an update and scales linearly with data.batch_size. None: lr is taken as it is."""
+    gate_lr: float | None = None
+    """Peak learning rate of the gates. None: 10 x lr for γ and s, 0.1 for the sigmoid's λ (the paper's)."""
+    weight_decay: float = 0.05
+    """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
+    layer_decay: float | None = None
+    """Learning rate of a layer: this to the power of its distance from the head. None: 1."""
+    momentum: float = 0.9
+    """Momentum, for optimisers that have one."""
+    betas: tuple[float, float] | None = None
+    """Adam's and LAMB's decay rates of the moments. None: the optimiser's own."""
+    eps: float | None = None
+    """Adam's and LAMB's ε. None: the optimiser's own."""
+    warmup_epochs: float = 1.0
+    """Epochs of linear warm-up."""
+    warmup_lr: float = 1e-6
+    """Learning rate at step 0."""
+    min_lr: float = 1e-6
+    """Learning rate at the end."""
+    warmup_prefix: bool = True
+    """The cosine begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
+    clip_grad: float | None = None
+    """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
+    gate_l1: float = 0.0
+    """L1 on γ and s by a soft threshold after each step: heads that do not earn their cost close at exactly 0."""
+
+
+@dataclass
+class RegularizationConfig:
+    """Loss and regularisation of the network; what is done to its images is `augment`."""
+
+    loss: Literal["ce", "bce"] = "ce"
+    """ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
+    bce_threshold: float | None = None
+    """bce: targets above it become 1, others 0 (DeiT III: 0, so that both mixed classes count fully)."""
+    label_smoothing: float = 0.0
+    """Share of a label that is spread over all classes."""
+    drop_path: float | None = None
+    """Stochastic depth: probability that a residual branch is left out. None: as the network was built."""
+    drop_path_mode: Literal["linear", "uniform"] = "linear"
+    """linear: from 0 at the first block to drop_path at the last; uniform: the same in every block."""
+    layer_scale: float | None = None
+    """Value that the network's LayerScale starts with. None: as the network was built."""
+    freeze_bn: bool = False
+    """BatchNorm normalises with its stored statistics and does not update them."""
+    ema_decay: float | None = None
+    """Keep an exponential moving average of the weights, evaluate and save it."""
+
+
+@dataclass
+class DistillConfig:
+    """A teacher beside the labels (DeiT, Touvron et al. 2021); it sees the images as the student does."""
+
+    name: str | None = None
+    """parent: the network that was recast. Or a model's name. None: no teacher."""
+    teacher_checkpoint: str | None = None
+    """Weights of the teacher, .safetensors or .pth."""
+    teacher_pretrained: bool = False
+    """Let timm or torchvision fetch the teacher's weights."""
+    targets: Literal["soft", "hard"] = "soft"
+    """soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class the teacher decides on."""
+    teacher_weight: float = 0.5
+    """Share of the teacher's term; the labels' has the rest. With a distillation token each has its own head."""
+    temperature: float = 3.0
+    """soft: temperature τ of both distributions; the term is scaled by τ²."""
+    reduction: Literal["batchmean", "numel"] = "batchmean"
+    """soft: mean over the batch, or over batch and classes as in DeiT's published code (C times weaker)."""
+    teacher_size: int | None = None
+    """Side that images are resized to for the teacher. None: the student's."""
+    feature_epochs: float = 0.0
+    """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution
+    gives in the parent; the labels come after it."""

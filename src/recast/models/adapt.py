@@ -1,0 +1,112 @@
+"""Weights of a network made to fit one of the same architecture with other classes or another image size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt, prod
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from timm.models.mlp_mixer import MlpMixer
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+
+AUXILIARY = ("AuxLogits", "aux1", "aux2")
+"""Classifiers beside the last one: torchvision's Inception v3 and GoogLeNet."""
+
+
+def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:
+    """Names of the layers that give one number per class: timm's `get_classifier()`, else the last nn.Linear.
+
+    `num_classes`: how many numbers such a layer gives, where it is known. A network without any nn.Linear may end in a
+    convolution (SqueezeNet). Raises RecastError if one cannot tell.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    asked = getattr(model, "get_classifier", None)
+    if callable(asked):
+        told = asked()
+        found = [names.get(id(module), "") for module in (told if isinstance(told, tuple) else (told,))]
+    elif (cfg := getattr(model, "pretrained_cfg", None)) and cfg.get("classifier"):
+        listed = cfg["classifier"]
+        found = [listed] if isinstance(listed, str) else list(listed)
+    else:
+        parts = [model, *(part for name in AUXILIARY if (part := getattr(model, name, None)) is not None)]
+        last = [layer for part in parts if (layer := _last_layer(part)) is not None]
+        known = all(num_classes in (None, _outputs(layer)) for layer in last)
+        found = [names[id(layer)] for layer in last] if known else []
+    parameters = [name for name, _ in model.named_parameters()]
+    if not found or not all(name and any(p.startswith(f"{name}.") for p in parameters) for name in found):
+        raise RecastError(
+            f"cannot tell which layer of {type(model).__name__} is the classifier: give it timm's get_classifier(), "
+            "or load weights with the classes of the data"
+        )
+    return tuple(found)
+
+
+def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
+    for kind in (nn.Linear, nn.Conv2d):
+        if layers := [module for module in model.modules() if isinstance(module, kind)]:
+            return layers[-1]
+    return None
+
+
+def _outputs(layer: nn.Linear | nn.Conv2d) -> int:
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+def with_own_classifier(
+    model: nn.Module, weights: Mapping[str, Tensor], num_classes: int | None = None
+) -> dict[str, Tensor]:
+    """`weights` with the classifier of `model` as it is in place of theirs, which may also be missing."""
+    heads = tuple(f"{name}." for name in classifiers(model, num_classes))
+    rest = {name: value for name, value in weights.items() if not name.startswith(heads)}
+    return rest | {name: value for name, value in model.state_dict().items() if name.startswith(heads)}
+
+
+def other_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int] | None:
+    """(classes of `weights`, classes of `model`) where they differ in the classifiers, else None."""
+    try:
+        heads = tuple(f"{name}." for name in classifiers(model))
+    except RecastError:  # then the general message about shapes has to do
+        return None
+    for name, own in model.state_dict().items():
+        theirs = weights.get(name)
+        if name.startswith(heads) and theirs is not None and own.ndim == theirs.ndim > 0:
+            if own.shape[0] != theirs.shape[0] and own.shape[1:] == theirs.shape[1:]:
+                return theirs.shape[0], own.shape[0]
+    return None
+
+
+def resampled(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with position tables (1, p + n, D) of another image size interpolated to the grid of `model`.
+
+    Bicubic without antialiasing, as in DeiT's published code (Touvron et al. 2021); the p leading positions (class and
+    distillation token: DeiT 1 or 2; DeiT III and CaiT 0) are kept. Raises RecastError where the table's n positions are
+    no square, and for MLP-Mixer and ResMLP, whose token-mixing matrices (n, n) have no other size.
+    """
+    result, own = dict(weights), model.state_dict()
+    differ = [name for name, value in weights.items() if name in own and own[name].shape != value.shape]
+    if isinstance(model, MlpMixer) and (mixing := [name for name in differ if "tokens." in name]):
+        theirs, ours = weights[mixing[0]].shape[-1], own[mixing[0]].shape[-1]
+        raise RecastError(
+            f"{mixing[0]} of these weights mixes {theirs} tokens, model.input_size makes {ours}: token-mixing matrices "
+            "cannot be resampled, leave model.input_size out"
+        )
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    for name in differ:
+        if grid is None or name.rpartition(".")[2] != "pos_embed" or not own[name].ndim == weights[name].ndim == 3:
+            continue
+        prefix = own[name].shape[1] - prod(grid)
+        positions = weights[name].shape[1] - prefix
+        side = isqrt(max(0, positions))
+        if prefix < 0 or side == 0 or side * side != positions:
+            raise RecastError(
+                f"{name} of these weights has {weights[name].shape[1]} positions, expected {prefix} of tokens and a "
+                f"square number of patches: they are of another architecture than this {type(model).__name__}"
+            )
+        with torch.no_grad():
+            result[name] = resample_abs_pos_embed(
+                weights[name], list(grid), [side, side], num_prefix_tokens=prefix, antialias=False
+            )
+    return result

@@ -1,0 +1,305 @@
+"""PatchConvNet: a convolutional trunk at one resolution, pooled by attention.
+
+Shapes: images B×3×H×W; the stem divides both sides by 16 (rounded up); trunk maps B×d×h×w; C classes. Everything is
+NCHW, so images need not be square. S: d = 384, B: 768, L: 1024; the number is the depth.
+`timm.create_model("patchconvnet_s60")`; `_multi`: one token a class; `_bn`: BatchNorm in the trunk.
+Paper: Touvron et al. 2021, Augmenting Convolutional networks with attention-based aggregation (arXiv:2112.13692),
+section 3.1 and Figure 3. What it leaves open is as in the published code (facebookresearch/deit,
+patchconvnet_models.py): GELU after the first three convolutions of the stem only, a depthwise 3×3 in the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite, trunc_normal_
+from timm.models import (
+    PretrainedCfg,
+    build_model_with_cfg,
+    checkpoint_seq,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices  # of no public module
+from torch import Tensor, nn
+
+from recast.errors import RecastError, suggest
+from recast.models.patchconvnet_weights import TOKENS, from_official, to_per_class
+from recast.models.pooling import INIT_STD, AttentionPool
+
+__all__ = ["Block", "ClassHead", "PatchConvNet", "checkpoint_filter_fn"]
+
+NORMS: dict[str, type[nn.Module]] = {"layernorm2d": LayerNorm2d, "batchnorm2d": nn.BatchNorm2d}
+WIDTHS = {"s": 384, "b": 768, "l": 1024}
+DEPTHS = {"s": (20, 36, 60, 120), "b": (36, 60, 120), "l": (60, 120)}
+STRIDE = 16
+
+
+def _stem(in_chans: int, dim: int) -> nn.Sequential:
+    """Four 3×3 convolutions of stride 2 without bias or norm, GELU between them: B×in_chans×H×W to B×d×H/16×W/16."""
+    widths = (in_chans, dim // 8, dim // 4, dim // 2, dim)
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False), nn.GELU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Block(nn.Module):
+    """y = x + DropPath(γ · Conv1×1(SE(GELU(DWConv3×3(GELU(Conv1×1(norm(x)))))))), γ a LayerScale; same shape as x.
+
+    SE is squeeze-and-excitation with a quarter of the channels: σ(W₂ relu(W₁ mean(y) + b₁) + b₂) · y.
+    """
+
+    def __init__(self, dim: int, norm_layer: str, init_values: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm = NORMS[norm_layer](dim)
+        self.conv1 = nn.Conv2d(dim, dim, 1)
+        self.act1 = nn.GELU()
+        self.conv_dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.act2 = nn.GELU()
+        self.se = SqueezeExcite(dim, rd_channels=dim // 4)
+        self.conv2 = nn.Conv2d(dim, dim, 1)
+        self.ls = LayerScale2d(dim, init_values)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act2(self.conv_dw(self.act1(self.conv1(self.norm(x)))))
+        return x + self.drop_path(self.ls(self.conv2(self.se(y))))
+
+
+class ClassHead(nn.Linear):
+    """logit_j = w_j · z_j + b_j of B×C×d features, one vector a class: B×C. Parameters as in `nn.Linear(d, C)`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.einsum("bcd,cd->bc", input, self.weight) + self.bias
+
+
+class PatchConvNet(nn.Module):
+    """Stem, `depth` blocks, attention pooling, a linear head.
+
+    `per_class`: one token a class instead of a single one (`AttentionPool`), and logit j from class j's vector only.
+    `norm_layer`: layernorm2d, or batchnorm2d (the trunk's norms; those of the pooling stay). `init_values`: start of
+    every LayerScale. `drop_path_rate`: stochastic depth, the same in every block (section 3.3). `drop_rate`: dropout
+    before the head. `num_heads`, `mlp_ratio`: of the pooling. `global_pool=""`: no pooling, the map.
+    `num_classes=0`: pooled features B×d instead of logits.
+    Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 384,
+        depth: int = 60,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        *,
+        per_class: bool = False,
+        norm_layer: str = "layernorm2d",
+        init_values: float = 1e-4,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        num_heads: int = 1,
+        mlp_ratio: float = 3.0,
+        global_pool: str = "attn",
+    ) -> None:
+        super().__init__()
+        if embed_dim < 8 or embed_dim % 8:
+            raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
+        if norm_layer not in NORMS:
+            raise RecastError(
+                f"norm_layer must be {' or '.join(NORMS)}, got {norm_layer!r}.{suggest(norm_layer, NORMS)}"
+            )
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.in_chans = in_chans
+        self.per_class = per_class
+        self.grad_checkpointing = False
+        self._pool: dict[str, Any] = {"num_heads": num_heads, "mlp_ratio": mlp_ratio, "init_values": init_values}
+        self.stem = _stem(in_chans, embed_dim)
+        self.blocks = nn.Sequential(*(Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth)))
+        self.feature_info = [{"num_chs": embed_dim, "reduction": STRIDE, "module": f"blocks.{i}"} for i in range(depth)]
+        self.pool: nn.Module = nn.Identity()
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Identity()
+        self.reset_classifier(num_classes, global_pool)
+
+    def get_classifier(self) -> nn.Module:
+        """The head: a linear layer, a `ClassHead`, or the identity for features."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head of `num_classes` (0: none); per class, new tokens too where their number changes.
+
+        `global_pool`: "attn" or "" (no pooling: the map); None leaves it as it is.
+        """
+        wanted = global_pool if global_pool is not None else "attn" if isinstance(self.pool, AttentionPool) else ""
+        if wanted not in ("attn", ""):
+            raise RecastError(f"global_pool of a PatchConvNet must be 'attn' or '', got {wanted!r}")
+        if not wanted and num_classes:
+            raise RecastError(
+                f"a head of {num_classes} classes needs pooling: pass global_pool='attn', or num_classes=0"
+            )
+        like = next(self.parameters())  # the device and dtype that the model has by now
+        if not wanted:
+            self.pool = nn.Identity()
+        elif not isinstance(self.pool, AttentionPool):
+            tokens = num_classes if self.per_class else None
+            self.pool = AttentionPool(self.embed_dim, tokens, **self._pool).to(like)
+        elif self.per_class and num_classes not in (0, self.pool.num_classes):
+            self.pool.reset_tokens(num_classes)
+        self.num_classes = num_classes
+        self.head = self._new_head().to(like)
+
+    def _new_head(self) -> nn.Module:
+        if not self.num_classes:
+            return nn.Identity()
+        head = (ClassHead if self.per_class else nn.Linear)(self.embed_dim, self.num_classes)
+        trunc_normal_(head.weight, std=INIT_STD)
+        nn.init.zeros_(head.bias)
+        return head
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters with more than one dimension that must not decay."""
+        return (
+            {f"pool.{name}" for name in self.pool.no_weight_decay()} if isinstance(self.pool, AttentionPool) else set()
+        )
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Stem, blocks, pooling and head in order, for layer-wise rates."""
+        return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)", "pool": r"^pool"}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping what it computed."""
+        self.grad_checkpointing = enable
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The maps after blocks: the last `indices` (all if None), or those listed. There is no `norm` to apply.
+
+        `intermediates_only`: the list alone, else the last map and the list. `stop_early`: later blocks are not run.
+        """
+        if output_fmt != "NCHW":
+            raise RecastError(f"a PatchConvNet's maps are NCHW, got output_fmt={output_fmt!r}")
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        maps = []
+        x = self.stem(x)
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
+            if i in taken:
+                maps.append(x)
+        return maps if intermediates_only else (x, maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the maps of `indices` do not need; returns their block numbers. There is no norm to drop."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        shorter = last + 1 < len(self.blocks)
+        self.blocks = self.blocks[: last + 1]
+        if prune_head or shorter:
+            self.reset_classifier(0, "")
+        return list(taken)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """B×in_chans×H×W images to the trunk's last map, B×d×H/16×W/16."""
+        x = self.stem(x)
+        return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The trunk's map to logits B×C; `pre_logits`: to the pooled features B×d, or B×C×d with one token a class."""
+        x = self.pool(x)
+        return x if pre_logits else self.head(self.head_drop(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: PatchConvNet) -> dict[str, Tensor]:
+    """Weights in our names for `model`, from the published ones or ours; a single token is repeated for every class.
+
+    Tokens of other classes than the model's give way to its own, new ones. The head is left as it came: whoever loads
+    it replaces it for other classes, or says that it does not fit.
+    """
+    weights = from_official(state_dict)
+    tokens = weights.get(TOKENS)
+    if isinstance(model.pool, AttentionPool) and model.pool.num_classes is not None and tokens is not None:
+        if tokens.shape[1] == 1:
+            weights = to_per_class(weights, model.pool.num_classes)
+        elif tokens.shape[1] != model.pool.num_classes:
+            weights[TOKENS] = model.pool.cls_token.detach()
+    return weights
+
+
+def _cfg(file: str | None = None, size: int = 224) -> dict[str, Any] | PretrainedCfg:
+    return {
+        "input_size": (3, size, size),
+        "crop_pct": 0.875,  # nowhere stated; the group's own evaluation code crops so by default
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "num_classes": 1000,
+        "first_conv": "stem.0",
+        "classifier": "head",
+    } | ({"url": f"https://dl.fbaipublicfiles.com/deit/{file}.pth"} if file else {})
+
+
+# Released weights: architecture → tag → (file, side in pixels). The first tag is the default.
+RELEASED = {
+    "s60": {"in1k": ("s60_224_1k", 224)}
+    | {f"in21k_ft_in1k{tag}": (f"s60_{side}_21k", side) for tag, side in (("", 224), ("_384", 384), ("_512", 512))},
+    "s120": {"in1k": ("s120_224_1k", 224)},
+    "b60": {
+        "in1k": ("b60_224_1k", 224),
+        "in21k_ft_in1k": ("b60_224_21k", 224),
+        "in21k_ft_in1k_384": ("b60_384_21k", 384),
+    },
+    "b120": {
+        "in1k": ("b120_224_1k", 224),
+        "in21k_ft_in1k": ("b120_224_21k", 224),
+        "in21k_ft_in1k_384": ("b120_384_21k", 384),
+    },
+    "s60_multi": {"ft_in1k": ("s60_multi_finetune_1k", 224), "in1k": ("s60_multi_scratch_1k", 224)},
+}
+KINDS: dict[str, dict[str, Any]] = {"": {}, "_multi": {"per_class": True}, "_bn": {"norm_layer": "batchnorm2d"}}
+VARIANTS = [(f"{size}{depth}{kind}", size, depth, kind) for size in DEPTHS for depth in DEPTHS[size] for kind in KINDS]
+default_cfgs = generate_default_cfgs(
+    {f"patchconvnet_{variant}": _cfg() for variant, *_ in VARIANTS if variant not in RELEASED}
+    | {
+        f"patchconvnet_{variant}.{tag}": _cfg(file, side)
+        for variant, released in RELEASED.items()
+        for tag, (file, side) in released.items()
+    }
+)
+
+
+def _register(variant: str, size: str, depth: int, kind: str) -> None:
+    # LayerScale's start in the published code; for sizes that it lacks, that of the size nearest in depth and width
+    start = 1e-4 if size == "s" and depth <= 60 else 1e-6
+    defaults = {"embed_dim": WIDTHS[size], "depth": depth, "init_values": start, **KINDS[kind]}
+
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        model: nn.Module = build_model_with_cfg(
+            PatchConvNet,
+            entrypoint.__name__,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{**defaults, **kwargs},
+        )
+        return model
+
+    entrypoint.__name__ = entrypoint.__qualname__ = f"patchconvnet_{variant}"
+    entrypoint.__doc__ = f"PatchConvNet-{size.upper()}{depth}: width {WIDTHS[size]}, {depth} blocks."
+    globals()[entrypoint.__name__] = register_model(entrypoint)
+
+
+for _variant in VARIANTS:
+    _register(*_variant)

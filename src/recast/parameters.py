@@ -1,0 +1,107 @@
+"""The parameters of a model in groups, for any torch or timm optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any
+
+from timm.models import group_parameters
+from timm.models.mlp_mixer import Affine
+from torch import nn
+
+from recast.errors import RecastError
+from recast.gpsa import GPSA
+
+LINEAR_GATE_LR_RATIO = 10.0
+SIGMOID_GATE_LR = 0.1
+KINDS = ("decay", "no_decay", "gates", "sigmoid_gates")
+"""What groups are called, and their order."""
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float = 1e-4,
+    gate_lr: float | None = None,
+    weight_decay: float = 0.05,
+    layer_decay: float | None = None,
+) -> list[dict[str, Any]]:
+    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val and gates never do, nor what
+    the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class tokens).
+
+    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
+    al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
+
+    layer_decay: every rate is multiplied by layer_decay^d, d = the number of layers between a parameter and the head
+    (BEiT, Bao et al. 2021, appendix); a layer is what timm's `group_matcher` says, and what a convolution became
+    belongs to the layer that it was in. Groups are named "decay", "no_decay", "gates" and "sigmoid_gates", followed by
+    "/" and the number of the layer (0: the stem) where there is layer decay.
+
+    Raises RecastError where layer decay is asked of a network without `group_matcher`.
+    """
+    kinds = _special_kinds(model)
+    no_weight_decay = _no_weight_decay(model)
+    layers = {} if layer_decay is None else layer_numbers(model)
+    last = max(layers.values(), default=0)
+    members: dict[tuple[str, int], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        kind = kinds.get(id(parameter)) or ("decay" if _decays(name, parameter, no_weight_decay) else "no_decay")
+        if parameter.requires_grad:
+            members.setdefault((kind, layers.get(name, last)), []).append(parameter)
+    rates = {
+        "decay": lr,
+        "no_decay": lr,
+        "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
+        "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
+    }
+    return [
+        {
+            "name": kind if layer_decay is None else f"{kind}/{layer}",
+            "params": members[kind, layer],
+            "lr": rates[kind] * (1.0 if layer_decay is None else layer_decay ** (last - layer)),
+            "weight_decay": weight_decay if kind == "decay" else 0.0,
+        }
+        for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
+    ]
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """Name of a parameter → number of its layer, 0 for the stem, the largest for the head, as timm groups them."""
+    matcher = getattr(model, "group_matcher", None)
+    if not callable(matcher):
+        raise RecastError(
+            f"layer_decay needs a network that says what its layers are (timm's group_matcher), "
+            f"{type(model).__name__} does not: leave layer_decay out"
+        )
+    return dict(group_parameters(model, matcher(coarse=False), reverse=True))
+
+
+def _special_kinds(model: nn.Module) -> dict[int, str]:
+    """The kind of every parameter whose number of axes does not tell it, by id."""
+    kinds: dict[int, str] = {}
+    for module in model.modules():
+        if isinstance(module, GPSA):
+            kinds |= {id(p): "no_decay" for p in (module.center, module.raw_alpha, module.value) if p is not None}
+            if module.config.gate == "linear":
+                kinds |= {id(p): "gates" for p in (module.gamma, module.spread)}
+            else:
+                kinds[id(module.lam)] = "sigmoid_gates"
+        elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
+            kinds |= {id(p): "no_decay" for p in module.parameters()}
+    return kinds
+
+
+def _no_weight_decay(model: nn.Module) -> set[str]:
+    """Names and globs that the network, or a network inside it, asks to leave undecayed."""
+    found: set[str] = set()
+    for name, module in model.named_modules():
+        asked = getattr(module, "no_weight_decay", None)
+        if callable(asked):
+            found |= {f"{name}.{pattern}" if name else pattern for pattern in asked()}
+    return found
+
+
+def _decays(name: str, parameter: nn.Parameter, no_weight_decay: Collection[str]) -> bool:
+    if parameter.dim() < 2 or name.rpartition(".")[2] == "bias":
+        return False
+    return not any(fnmatchcase(name, pattern) for pattern in no_weight_decay)

@@ -1,0 +1,177 @@
+"""One run on several processes: torchrun starts them, PyTorch's DistributedDataParallel averages the gradients.
+
+    torchrun --nproc_per_node 8 -m recast train ...
+
+Every process builds the same network from the same recipe and takes its share of every batch; the first one writes the
+files. Without torchrun there is one process, and everything here does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from timm.layers import convert_sync_batchnorm
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recast.device import choose_device
+from recast.errors import RecastError
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+"""A process that hears nothing from the others for so long stops: no run hangs for ever on a dead one."""
+
+
+class EchoError(RecastError):
+    """What the first process has already reported: the others stop too, in silence."""
+
+    already_told = True
+
+
+def process_number() -> int:
+    """0 for the first process, and for the only one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def process_count() -> int:
+    """How many processes share this run."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """True for the process that writes files and speaks."""
+    return process_number() == 0
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[torch.device]:
+    """Join the processes that torchrun started, for the block; yields this process's device.
+
+    `device` is the recipe's: on CUDA each process takes the GPU of its LOCAL_RANK (NCCL), else they share the CPU
+    (gloo).
+    Raises RecastError where there are fewer GPUs than processes on a machine.
+    """
+    chosen = choose_device(device)
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield _own_gpu(chosen) if dist.is_initialized() else chosen
+        return
+    chosen = _own_gpu(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        with _contact():
+            yield chosen
+    finally:
+        with suppress(RuntimeError):  # the others may be gone already
+            dist.destroy_process_group()
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    if device.type != "cuda":
+        return device
+    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= found:
+        raise RecastError(f"process {number} of this machine has no GPU of its own: there are {found}, "
+                          f"start torchrun with --nproc_per_node {found}")  # fmt: skip
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """BatchNorm statistics over all processes. Raises RecastError on a CPU, where torch has no such layer."""
+    if device.type != "cuda":
+        raise RecastError(f"sync_bn needs GPUs, got {device.type}: set sync_bn=false, or regularization.freeze_bn=true")
+    synced: nn.Module = convert_sync_batchnorm(model)
+    return synced
+
+
+def wrapped(model: nn.Module, device: torch.device) -> nn.Module:
+    """The network whose backward pass averages gradients over the processes; the network itself where there is one.
+
+    Weights and buffers of the first process go to all. BatchNorm's statistics are the first process's, sent to the
+    others before every forward pass, so that they are what is saved and measured.
+    """
+    if process_count() == 1:
+        return model
+    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Gradients of the block stay in this process: for all parts of an accumulated batch but the last."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def mean_over_processes_(values: Tensor) -> Tensor:
+    """Average a tensor over the processes, in place."""
+    if process_count() > 1:
+        dist.all_reduce(values)
+        values /= process_count()
+    return values
+
+
+def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
+    """Sum of a small tensor of numbers over the processes."""
+    if process_count() == 1:
+        return values
+    summed = values.to(device)
+    dist.all_reduce(summed)
+    return summed.to(values.device)
+
+
+@torch.no_grad()
+def share_buffers_(model: nn.Module) -> None:
+    """Give every process the first one's buffers (BatchNorm's statistics), so that all measure the same network."""
+    if process_count() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """What `function` returns in the first process, in all of them. Its RecastError or Ctrl-C stops all of them."""
+    if process_count() == 1:
+        return function()
+    outcome: list[object] = [None, None]
+    error: BaseException | None = None
+    if is_first():
+        try:
+            outcome = [function(), None]
+        except (RecastError, OSError) as caught:
+            outcome, error = [None, f"{caught}"], caught
+    dist.broadcast_object_list(outcome, src=0)
+    if error is not None:
+        raise error
+    if outcome[1] is not None:
+        raise EchoError(str(outcome[1]))
+    return outcome[0]  # type: ignore[return-value]
+
+
+def first_then_all(function: Callable[[], T]) -> T:
+    """What `function` returns, called in the first process before the others: what it downloads is there for them."""
+    made: list[T] = []
+    on_first(lambda: made.append(function()))
+    return made[0] if made else function()
+
+
+LOST = re.compile("gloo|NCCL|TCPStore|Connection (closed|reset|refused)|Broken pipe|Timed? ?out|closed by peer")
+"""What torch's errors say when another process is gone."""
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    """Say in one line that another process is gone, where torch raises a page about sockets."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or LOST.search(str(error))):
+            raise
+        raise RecastError(
+            f"process {process_number()} of {process_count()} lost the others: one of them stopped (torchrun names it "
+            "below) or the network failed; continue with the same command and --resume auto"
+        ) from None

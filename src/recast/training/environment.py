@@ -1,0 +1,54 @@
+"""environment.json: on what a run was made, and how long it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+import recast
+from recast.files import write_text
+from recast.training.distributed import is_first, process_count
+
+
+@contextmanager
+def recorded(out: Path, device: torch.device, command: str) -> Iterator[None]:
+    """Keep environment.json while and after the block runs; a resumed run adds its seconds to those before."""
+    if not is_first():
+        yield
+        return
+    path, started = out / "environment.json", time.time()
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    environment = {
+        "recast": recast.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
+        "processes": process_count(),
+        "cpu_count": os.cpu_count(),
+        "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": before.get("command") or command,
+        "seconds": before.get("seconds", 0.0),
+    }
+    write_json(path, environment)
+    try:
+        yield
+    finally:
+        environment["seconds"] = round(environment["seconds"] + time.time() - started, 1)
+        write_json(path, environment)
+
+
+def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
+    """Replace a JSON file."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

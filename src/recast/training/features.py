@@ -1,0 +1,204 @@
+"""A warm-up with the parent as teacher: every recast layer learns to give what its convolution gives there.
+
+    L = mean over the layers of ‖f_S − f_T‖² / ‖f_T‖²
+
+f_S is the output of a GPSA layer in the student, f_T that of the convolution of the same name in the parent, for the
+same images; the norms are over a part of a batch (in every process). Gradients flow through the whole student; only
+the GPSA layers are to be moved (`keep_recast_gradients_`). The idea is that of FitNets (Romero et al. 2015), with
+every recast layer as a hint; the relative error, so that all layers count the same, is ours.
+
+    features = FeatureDistillation(student, parent)
+    with features:
+        for images, labels in batches:
+            outputs = network(images)  # the student, or its DistributedDataParallel
+            features(outputs, images, labels).backward()
+            keep_recast_gradients_(student)
+            optimizer.step()
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from recast.errors import RecastError
+from recast.gpsa import GPSA
+from recast.rules import is_convolution
+from recast.shapes import hooks
+from recast.surgery import applied_plan, gpsa_layers
+from recast.training.losses import widened
+
+
+class FeatureDistillation:
+    """The loss above for the student's last forward pass: `features(outputs, images, targets)` → a scalar.
+
+    Between `attach` and `detach` (or in a `with` block) every forward pass of `student` with gradients is watched by
+    hooks on its modules, so it may be called through DistributedDataParallel, in parts, and under autocast: the
+    errors are computed in float32. Before each such pass the parent sees the same images as the student will: in the
+    same mode, module by module, and with the same random draws. So both normalise with the statistics of the batch
+    where BatchNorm trains, and drop the same units: the linear gate starts at 0, to rounding. The student is in train
+    mode as usual, its running statistics move; the parent is a copy, and nothing of it ever changes.
+
+    `errors` has ‖f_S − f_T‖² / ‖f_T‖² of every layer in the last pass, as tensors that nobody has waited for.
+
+    Raises RecastError for a student without GPSA layers or a layer that is no convolution in `parent`, for layers that
+    give another size than there (a stride removed) or hold a folded BatchNorm, and for `torch.compile`.
+    """
+
+    def __init__(self, student: nn.Module, parent: nn.Module) -> None:
+        layers = gpsa_layers(student)
+        _check(student, parent, layers)
+        self.student, self.errors = student, dict[str, Tensor]()
+        self.parent = copy.deepcopy(parent).requires_grad_(False).to(next(student.parameters()).device)
+        self._names = tuple(layers)
+        self._given, self._wanted = _no_features(()), _no_features(())
+        self._watching = False
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> Self:
+        """Watch the student's forward passes from now on."""
+        if not self._handles:
+            student = self.student
+            self._handles = [student.register_forward_pre_hook(self._ask_parent, with_kwargs=True)]
+            for name, layer in gpsa_layers(student).items():
+                self._handles.append(layer.register_forward_hook(lambda _m, _i, y, name=name: self._keep(name, y)))
+            self._handles.append(student.register_forward_hook(self._end_of_pass))
+        return self
+
+    def detach(self) -> None:
+        """Leave the student alone."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._watching = [], False
+        self._given, self._wanted = _no_features(()), _no_features(())
+
+    def __enter__(self) -> Self:
+        return self.attach()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
+        """The loss of the pass that gave `outputs`; each pass is good for one. Labels have no part in it."""
+        given, wanted = self._given, self._wanted
+        self._given, self._wanted = _no_features(()), _no_features(())
+        if not any(given.values()):
+            raise RecastError(
+                "no forward pass of the student was seen: attach() first, then call it with gradients, not compiled"
+            )
+        self.errors = {name: _mean_error(name, given[name], wanted[name]) for name in self._names if wanted[name]}
+        loss = torch.stack(list(self.errors.values())).mean()
+        self.errors = {name: error.detach() for name, error in self.errors.items()}
+        # DistributedDataParallel waits for a gradient of every parameter, also of those behind the last recast layer
+        # (the classifier), which the errors do not depend on: zero times the outputs gives them one, of zeros.
+        touched = [widened(leaf).sum() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        return loss + 0.0 * torch.stack(touched).sum()
+
+    def _ask_parent(self, _student: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():  # an evaluation in between
+            return
+        self._given, self._wanted = _no_features(self._names), _no_features(self._names)
+        modes = {name: module.training for name, module in self.student.named_modules()}
+        for name, module in self.parent.named_modules():
+            module.training = modes.get(name, self.student.training)
+        # clones take what a training pass writes: BatchNorm's running statistics, the vectors of spectral norm
+        buffers = {name: buffer.clone() for name, buffer in self.parent.named_buffers()}
+        kept = self._wanted
+        with (
+            torch.no_grad(),
+            _draws_given_back(next(self.parent.parameters()).device),
+            hooks(self.parent, set(self._names), lambda name, _inputs, output: kept[name].append(output.clone())),
+        ):
+            functional_call(self.parent, buffers, inputs, named)
+        self._watching = True
+
+    def _keep(self, name: str, output: Tensor) -> None:
+        # Not while checkpointed activations are recomputed in the backward pass. A clone, because an in-place ReLU may
+        # follow; and no more than that here: what autograd saves must be the same when the layer is recomputed.
+        if self._watching:
+            self._given[name].append(output.clone())
+
+    def _end_of_pass(self, _student: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._watching = False
+
+
+def recast_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the GPSA layers of a model, each once."""
+    found = {id(p): p for layer in gpsa_layers(model).values() for p in layer.parameters()}
+    return list(found.values())
+
+
+def keep_recast_gradients_(model: nn.Module) -> None:
+    """Forget the gradient of every parameter outside the GPSA layers: an optimiser neither moves nor decays them.
+
+    After the last backward pass of an update, before gradients are clipped. Freezing them instead would not do: they
+    train later, and DistributedDataParallel looks once, when it is made, at what requires a gradient.
+    """
+    recast = {id(p) for p in recast_parameters(model)}
+    for parameter in model.parameters():
+        if id(parameter) not in recast:
+            parameter.grad = None
+
+
+def _no_features(names: tuple[str, ...]) -> dict[str, list[Tensor]]:
+    return {name: [] for name in names}
+
+
+def _mean_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """The relative squared error of a layer, averaged over its uses in the pass."""
+    if len(given) != len(wanted):
+        raise RecastError(f"{name} ran {len(given)} times in the student and {len(wanted)} times in the parent")
+    return torch.stack([_relative_error(name, *both) for both in zip(given, wanted, strict=True)]).mean()
+
+
+def _relative_error(name: str, given: Tensor, wanted: Tensor) -> Tensor:
+    if given.shape != wanted.shape:
+        raise RecastError(
+            f"{name} gives {tuple(given.shape)}, its convolution in the parent {tuple(wanted.shape)}: features can "
+            "only be compared where the size stayed (stride='keep'); set distill.feature_epochs=0"
+        )
+    if not given.requires_grad:
+        raise RecastError(
+            f"{name} passes no gradient on (frozen, or reentrant checkpointing): it cannot learn from its features"
+        )
+    given, wanted = widened(given), widened(wanted)
+    scale = wanted.square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)  # of a convolution that is dead
+    return (given - wanted).square().sum() / scale
+
+
+def _draws_given_back(device: torch.device) -> AbstractContextManager[None]:
+    """Random generators as they were after the block, so that the student draws what the parent drew."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) -> None:
+    if not layers:
+        raise RecastError(f"{type(student).__name__} has no recast layers: set distill.feature_epochs=0")
+    if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in student.modules()):
+        # hooks that come after the first compiled pass are not called
+        raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
+    plan = applied_plan(student)
+    if plan.config.stride != "keep":
+        raise RecastError(
+            f"features can only be compared where the size stayed: stride={plan.config.stride!r} changes it; "
+            "set distill.feature_epochs=0, or stride='keep'"
+        )
+    parents = dict(parent.named_modules())
+    for name in layers:
+        found = parents.get(name)
+        if found is None or isinstance(found, GPSA) or not is_convolution(found):
+            raise RecastError(f"the parent has no convolution at {name!r}: pass the network the student was made from")
+    folded = [s.name for s in plan.steps if s.name in layers and s.fold is not None and s.fold.batch_norm is not None]
+    if folded:
+        raise RecastError(f"{folded[0]} holds its BatchNorm (folded), the parent's convolution does not: recast anew")

@@ -1,0 +1,119 @@
+"""What a run starts from: the folder, the recipe with nothing left open, the data and the parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recast.config import Recipe
+from recast.data import Data, load_data, loader
+from recast.data.seeding import mix_seed, seeded
+from recast.device import choose_device
+from recast.errors import RecastError
+from recast.models.build import build, input_defaults
+from recast.recipe import changes, load_recipe
+from recast.shapes import in_eval
+from recast.training.checkpoint import MAY_CHANGE
+from recast.training.metrics import check_logits
+from recast.training.optim import check_trainable
+
+PARENT = "parent"
+"""The one thing that may be in a run folder before the run: a folder with the training of its parent."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data and parent of a run."""
+
+    recipe: Recipe
+    """With what was left open filled in (classes, normalisation): it replays the run."""
+    data: Data
+    parent: nn.Module
+    homeless: bool
+    """The parent's weights are found nowhere else: random ones, or a new head."""
+
+    @property
+    def example(self) -> torch.Tensor:
+        """(1, 3, S, S) zeros of the training size."""
+        return torch.zeros(1, 3, self.data.img_size, self.data.img_size)
+
+
+def refuse_used(out: Path) -> None:
+    """Raise RecastError unless `out` is free for a new run."""
+    if out.is_file():
+        raise RecastError(f"{out} is a file: choose another folder with --out")
+    used = sorted(path.name for path in out.iterdir() if path.name != PARENT) if out.is_dir() else []
+    if "recipe.yaml" in used:
+        raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
+    if used:
+        raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
+
+
+def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
+    if not (out / "recipe.yaml").is_file():
+        raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
+    stored = load_recipe(out / "recipe.yaml")
+    filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
+    if changed := changes(stored, recipe, ignore=(*MAY_CHANGE, *filled)):
+        raise RecastError(f"{out} was started with another {', '.join(changed)}: resume it with its own recipe.yaml")
+    # what `recipe` leaves open is where it was: a run folder may house its own parent
+    teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
+    return replace(
+        recipe,
+        data=replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir),
+        model=replace(stored.model, checkpoint=recipe.model.checkpoint or stored.model.checkpoint),
+        distill=replace(stored.distill, teacher_checkpoint=teacher),
+    )
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Load data and parent. Raises RecastError for whatever is wrong with them, before anything is written."""
+    check_trainable(recipe)
+    choose_device(recipe.device)
+    data = load_data(recipe.data, recipe.augment)
+    if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
+        raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
+    loader(  # a batch that the data cannot fill is found now, not after the recast
+        data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
+    )
+    with seeded(mix_seed("parent", recipe.seed)):
+        parent = build(recipe.model, num_classes=len(data.classes))
+    defaults = input_defaults(parent)
+    if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
+        data = replace(data, mean=recipe.data.mean or defaults.mean, std=recipe.data.std or defaults.std)
+    config = recipe.model
+    own_head = config.name.startswith("torchvision:") or _pretrained_classes(parent) == len(data.classes)
+    homeless = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+    recipe = replace(
+        recipe,
+        model=replace(config, num_classes=config.num_classes or len(data.classes)),
+        data=replace(recipe.data, mean=data.mean, std=data.std),
+    )
+    prepared = Prepared(recipe, data, parent, homeless)
+    _check_output(prepared)
+    return prepared
+
+
+def _check_output(prepared: Prepared) -> None:
+    """The parent takes images of this size and gives one number per class."""
+    data, size = prepared.data, prepared.data.img_size
+    try:
+        with torch.no_grad(), in_eval(prepared.parent):
+            logits = prepared.parent(prepared.example)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecastError(
+            f"{prepared.recipe.model.name} cannot take images of {size}x{size} ({reason}): "
+            f"set data.img_size, or model.input_size={size} for a network built for one size"
+        ) from None
+    check_logits(logits, 1, len(data.classes), data.name)
+
+
+def _pretrained_classes(model: nn.Module) -> int | None:
+    cfg = getattr(model, "pretrained_cfg", None)
+    return cfg.get("num_classes") if isinstance(cfg, Mapping) else None

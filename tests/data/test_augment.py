@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from recast.config import AugmentConfig
+from recast.data.augment import _posterize, file_transform, resolve, shift_and_flip
+from recast.data.datasets import ImageTensors, Prepare
+from recast.data.images import to_pixels
+from recast.errors import RecastError
+
+ALONE = {"crop": "none", "flip": False}
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def draws(image: Image.Image, size: int, augment: AugmentConfig, count: int) -> Tensor:
+    return Prepare(size, augment)([image] * count, list(range(1, count + 1)))
+
+
+def spread_of(images: Tensor) -> Tensor:
+    """Largest minus smallest value of each image."""
+    return images.flatten(1).amax(1) - images.flatten(1).amin(1)
+
+
+def test_three_augment_takes_each_operation_a_third_of_the_time() -> None:
+    image = noise(8, 8)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    data = ImageTensors(pixels.repeat(10_000, 1, 1, 1), torch.zeros(10_000), AugmentConfig(auto_augment="3a", **ALONE))
+    images, _ = data.batch(range(10_000), range(10_000))
+    grey = (images[:, :1] == images).flatten(1).all(1)
+    solarised = (images == to_pixels(ImageOps.solarize(image, 128))).flatten(1).all(1)
+    blurred = spread_of(images) < 0.99 * spread_of(to_pixels(image)[None])
+    blurred &= ~grey & ~solarised
+    for hit in (grey, solarised, blurred | ~(grey | solarised)):
+        assert hit.float().mean().item() == pytest.approx(1 / 3, abs=0.015)
+    assert images[grey].unique(dim=0).equal(to_pixels(image.convert("L").convert("RGB"))[None])
+    assert blurred.sum() > 2500  # radius U(0.1, 2): the smallest ones hardly change an image
+    assert len(images[blurred].unique(dim=0)) > 50
+
+
+def test_solarising_mirrors_the_upper_half_of_the_values() -> None:
+    ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(60, 3, -1, -1)
+    data = ImageTensors(ramp, torch.zeros(60), AugmentConfig(auto_augment="3a", **ALONE))
+    images = (data.batch(range(60), range(60))[0] * 255).round()[:, 0].flatten(1).long()
+    values = torch.arange(256)
+    expected = torch.where(values < 128, values, 255 - values)
+    assert (images == expected).all(1).sum() > 5
+
+
+def test_colour_jitter_is_off_under_randaugment_and_on_under_three_augment() -> None:
+    image = noise(16, 16)
+
+    def changed(policy: str | None) -> bool:
+        with_jitter, without = (
+            draws(image, 16, AugmentConfig(auto_augment=policy, color_jitter=jitter, **ALONE), 10)
+            for jitter in (0.4, 0.0)
+        )
+        return not with_jitter.equal(without)
+
+    assert changed(None)
+    assert changed("3a")
+    assert not changed("rand-m9-mstd0.5-inc1")
+    assert not changed("original")
+
+
+def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> None:
+    image, size = noise(50, 30), 24
+    resized = image.resize((40, 24), Image.Resampling.BICUBIC)
+    padded = np.pad(np.asarray(resized), ((4, 4), (4, 4), (0, 0)), mode="reflect").transpose(2, 0, 1)
+    windows = {
+        padded[:, top : top + size, left : left + size].tobytes(): (top, left)
+        for top in range(9)
+        for left in range(48 - size + 1)
+    }
+    crops = (draws(image, size, AugmentConfig(crop="simple", flip=False), 300) * 255).round().to(torch.uint8)
+    places = {windows[crop.numpy().tobytes()] for crop in crops}  # a KeyError: rescaled, or another padding
+    assert {top for top, _ in places} == set(range(9))
+    assert {left for _, left in places} == set(range(25))
+    assert draws(noise(300, 500), 224, AugmentConfig(crop="simple"), 2).shape == (2, 3, 224, 224)
+
+
+def test_random_crop_cuts_the_share_of_the_area_that_is_asked_for() -> None:
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None, :, None].repeat(256, 0).repeat(3, 2))
+    large = draws(ramp, 32, AugmentConfig(crop="random", scale=(0.9, 1.0), flip=False), 30)
+    small = draws(ramp, 32, AugmentConfig(crop="random", scale=(0.08, 0.1), flip=False), 30)
+    assert spread_of(large).min() > 0.75
+    assert spread_of(small).max() < 0.45
+    assert spread_of(small).std() > 0.01
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "random", "simple"])
+def test_half_of_the_images_are_mirrored(crop: str) -> None:
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    pixels[:, 16:] = 255
+    images = draws(Image.fromarray(pixels), 32, AugmentConfig(crop=crop, flip=True, scale=(0.9, 1.0)), 400)  # type: ignore[arg-type]
+    mirrored = images[..., :8].mean((1, 2, 3)) > images[..., -8:].mean((1, 2, 3))
+    assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "random", "simple"])
+@pytest.mark.parametrize("policy", [None, "rand-m9-mstd0.5-inc1", "3a", "augmix-m3-w3"])
+def test_transforms_give_pixels_and_can_be_pickled(crop: str, policy: str | None) -> None:
+    augment = AugmentConfig(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
+    transform = pickle.loads(pickle.dumps(file_transform(32, augment)))
+    for _ in range(3):
+        image = transform(noise(80, 60))
+        assert image.shape == (3, 32, 32)
+        assert image.dtype == torch.float32
+        assert 0 <= image.min() <= image.max() <= 1
+
+
+def test_posterising_to_no_bits_gives_black_in_every_pillow() -> None:
+    image = noise(8, 8)
+    assert _posterize(image, 0).getextrema() == ((0, 0),) * 3
+    assert np.array_equal(_posterize(image, 2), np.asarray(image) & 0b11000000)
+    for policy in ("rand-m10-n4-p1-inc1", "rand-m0-n4-p1", "augmix-m10-w3", "v0"):
+        assert draws(image, 8, AugmentConfig(auto_augment=policy), 60).isfinite().all()
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("crop", ["none", "pad"])
+def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, flip: bool) -> None:
+    image = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    pad = 2 if crop == "pad" else 0
+    padded = torch.nn.functional.pad(image, [pad] * 4)
+    windows = {}
+    for top in range(2 * pad + 1):
+        for left in range(2 * pad + 1):
+            window = padded[0, :, top : top + 16, left : left + 16]
+            windows[window.numpy().tobytes()] = (top, left, False)
+            windows[window.flip(-1).numpy().tobytes()] = (top, left, True)
+    places = len(windows) // (1 if flip else 2)
+    seeds = torch.randint(2**62, (200 * places,))
+    augment = AugmentConfig(crop=crop, flip=flip)  # type: ignore[arg-type]
+    found = [
+        windows[one.numpy().tobytes()] for one in shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment)
+    ]
+    counts = torch.tensor([found.count(place) for place in set(found)])
+    assert len(counts) == places
+    assert counts.min() > 140
+    assert counts.max() < 270
+    assert {place[2] for place in found} == ({False, True} if flip else {False})
+
+
+def test_shifting_leaves_the_images_alone() -> None:
+    images = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
+    before = images.clone()
+    for crop in ("none", "pad"):
+        shift_and_flip(images, torch.arange(20) * 1234567, AugmentConfig(crop=crop, flip=True))  # type: ignore[arg-type]
+    assert images.equal(before)
+
+
+def test_what_is_left_open_is_filled_in() -> None:
+    assert (resolve(None, 32).crop, resolve(None, 32).flip) == ("pad", True)
+    assert resolve(AugmentConfig(), 224).crop == "random"
+    assert resolve(None, 32, crop="random", flip=False) == AugmentConfig(crop="random", flip=False)
+    given = AugmentConfig(crop="simple", flip=True)
+    assert resolve(given, 32, crop="random", flip=False) == given
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m5-w4-d2-b1", "3a",
+     "original-mstd0.5", "originalr", "v0", "v0r"],
+)  # fmt: skip
+def test_policies_of_timm_are_taken(policy: str) -> None:
+    assert draws(noise(8, 8), 8, AugmentConfig(auto_augment=policy), 2).shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (
+            AugmentConfig(auto_augment="randm9"),
+            "unknown auto_augment 'randm9': expected rand, .*3a.* Did you mean",
+        ),
+        (AugmentConfig(auto_augment=""), "unknown auto_augment ''"),
+        (AugmentConfig(auto_augment="rand-x9"), "rand has no option 'x9'"),
+        (AugmentConfig(auto_augment="rand-mnine"), "rand has no option 'mnine'"),
+        (AugmentConfig(auto_augment="rand-tother"), "rand has no option 'tother'"),
+        (AugmentConfig(auto_augment="augmix-w0"), "augmix has no option 'w0'"),
+        (AugmentConfig(auto_augment="3a-m9"), "3a has no option 'm9'"),
+        (AugmentConfig(crop="rrc"), "crop must be one of none, pad, random, simple, got 'rrc'"),  # type: ignore[arg-type]
+        (AugmentConfig(scale=(0.0, 1.0)), "scale must be"),
+        (AugmentConfig(scale=(0.5, 0.2)), "scale must be"),
+        (AugmentConfig(color_jitter=-0.1), "color_jitter must be 0 or more"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(augment: AugmentConfig, message: str) -> None:
+    with pytest.raises(RecastError, match=message) as caught:
+        resolve(augment, 32)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from recast.config import AugmentConfig, DataConfig
+from recast.data import load_data, loader
+from recast.data.datasets import LabelledImages
+from recast.errors import RecastError
+
+pytest.importorskip("webdataset")
+
+
+def png(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (10, 10), (level, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for key, members in samples.items():
+            for ending, content in members.items():
+                info = tarfile.TarInfo(f"{key}.{ending}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+
+
+def sample(index: int, **changed: bytes) -> dict[str, bytes]:
+    """Image i has red level i and label i mod 5."""
+    return {"png": png(index), "cls": str(index % 5).encode(), **changed}
+
+
+def make_shards(
+    root: Path, counts: dict[str, list[int]], changed: dict[int, dict[str, bytes]] | None = None
+) -> DataConfig:
+    """Shards of those many images for every split, and timm's _info.json."""
+    splits = {}
+    for split, shards in counts.items():
+        names, first = [], 0
+        for number, count in enumerate(shards):
+            names.append(f"{split}-{number}.tar")
+            chosen = range(first, first + count)
+            samples = {f"{split}{i:04d}": sample(i, **(changed or {}).get(i, {})) for i in chosen}
+            write_shard(root / names[-1], samples)
+            first += count
+        splits[split] = {"name": split, "num_samples": first, "filenames": names, "shard_lengths": shards}
+    (root / "_info.json").write_text(json.dumps({"splits": splits, "num_classes": 5}), encoding="utf-8")
+    return DataConfig("wds/set", str(root), img_size=10)
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    return [int(level) for level in (images[:, 0].amax((1, 2)) * 255).round()]
+
+
+def epoch_of(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[torch.Tensor, list[int]]:
+    """Images and labels of an epoch in its order, put together from the shares of all parts."""
+    sources = [iter(loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
+    images, labels = [], []
+    while shares := [share for source in sources if (share := next(source, None)) is not None]:
+        count = sum(len(share[1]) for share in shares)
+        whole = torch.empty(count, *shares[0][0].shape[1:]), torch.empty(count, dtype=torch.long)
+        for part, share in enumerate(shares):
+            for place, values in zip(whole, share, strict=True):
+                place[part::parts] = values
+        images.append(whole[0])
+        labels += whole[1].tolist()
+    return torch.cat(images), labels
+
+
+def test_shards_are_read_in_order_without_augmentation(tmp_path: Path) -> None:
+    config = make_shards(tmp_path, {"train": [6, 6, 5], "validation": [4, 3]})
+    data = load_data(config)
+    assert (data.name, len(data.train), len(data.val), len(data.classes)) == ("set", 17, 7, 5)
+    assert (data.augment.crop, data.augment.flip, data.img_size) == ("pad", True, 10)
+    for options in ({}, {"workers": 2}, {"parts": 3}):
+        images, labels = epoch_of(data.val, 3, **options)
+        assert numbers(images) == list(range(7))
+        assert labels == [index % 5 for index in range(7)]
+    assert len(loader(data.val, 3)) == 3
+    (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
+    assert load_data(config).classes == list("abcde")
+
+
+def test_an_epoch_is_the_same_for_any_workers_parts_and_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recast.data.streaming.BUFFER", 5)
+    config = make_shards(tmp_path, {"train": [6, 6, 5, 6], "validation": [2]})
+    train = load_data(config, AugmentConfig(crop="pad", color_jitter=0.3)).train
+    order = numbers(epoch_of(train.plain(), 4, shuffle_seed=1)[0])
+    assert sorted(order) == list(range(23))
+    assert order != sorted(order)
+    assert [number // 6 for number in order[:6]] != [order[0] // 6] * 6  # shards are mixed
+    assert numbers(epoch_of(train.plain(), 4, shuffle_seed=1, epoch=1)[0]) != order
+    images, labels = epoch_of(train, 4, shuffle_seed=1)
+    assert labels == [number % 5 for number in order]
+    for options in ({"batch_size": 7}, {"batch_size": 4, "workers": 2}, {"batch_size": 6, "parts": 2, "workers": 1}):
+        others, other_labels = epoch_of(train, shuffle_seed=1, **options)
+        assert other_labels == labels
+        assert others.equal(images)
+    for workers in (0, 2):
+        rest = loader(train, 4, shuffle_seed=1, start=2, workers=workers, drop_last=True)
+        assert len(rest) == 3
+        assert torch.cat([images for images, _ in rest]).equal(images[8:20])
+
+
+def test_repeats_show_fewer_images_more_often(tmp_path: Path) -> None:
+    train = load_data(make_shards(tmp_path, {"train": [6, 5], "validation": [2]})).train.plain()
+    once = numbers(epoch_of(train, 4, shuffle_seed=1)[0])
+    assert numbers(epoch_of(train, 4, shuffle_seed=1, repeats=3)[0]) == [n for n in once for _ in range(3)][:11]
+
+
+def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = make_shards(tmp_path, {"train": [6], "validation": [2]})
+    for name, value in (("num_train", 3), ("num_val", 2), ("data_fraction", 0.5)):
+        changed = DataConfig("wds/set", str(tmp_path), img_size=10, **{name: value})
+        with pytest.raises(RecastError, match=r"are a stream.* cannot choose from it by class"):
+            load_data(changed)
+    train = load_data(config).train
+    with pytest.raises(RecastError, match="not by index"):
+        train[0]
+    with pytest.raises(RecastError, match="larger than the training set of 6"):
+        loader(train, 7, shuffle_seed=0, drop_last=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_named_replaced_or_left_out(tmp_path: Path, workers: int) -> None:
+    broken = {2: {"png": b"broken"}, 7: {"png": b"broken"}}
+    data = load_data(make_shards(tmp_path, {"train": [5, 4], "validation": [9]}, broken))
+    with pytest.raises(RecastError, match=r"cannot read image .*validation-0\.tar: validation0002") as caught:
+        list(loader(data.val, 3, workers=workers))
+    assert "\n" not in str(caught.value)
+    source = loader(data.val, 4, workers=workers, bad_image="skip")
+    assert numbers(torch.cat([images for images, _ in source])) == [0, 1, 3, 4, 5, 6, 8]
+    assert source.bad_images == [f"{tmp_path / 'validation-0.tar'}: validation000{n}" for n in (2, 7)]
+    images, labels = epoch_of(data.train.plain(), 3, shuffle_seed=4, workers=workers, bad_image="skip")
+    assert len(images) == 9
+    assert [number % 5 for number in numbers(images)] == labels
+    assert not set(numbers(images)) & {2, 7}
+    assert epoch_of(data.train.plain(), 3, parts=2, shuffle_seed=4, bad_image="skip")[0].equal(images)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cls": b"7"}, r"labels must be 0 to 4, but .*validation-0\.tar: validation0001 has 7"),
+        ({"cls": b"x"}, r"no label in .*validation0001: expected a number in \.cls"),
+    ],
+)
+def test_wrong_labels_are_errors_even_when_images_are_skipped(
+    tmp_path: Path, changed: dict[str, bytes], message: str
+) -> None:
+    data = load_data(make_shards(tmp_path, {"validation": [3]}, {1: changed}))
+    assert len(data.train) == 0
+    with pytest.raises(RecastError, match=message):
+        list(loader(data.val, 2, bad_image="skip"))
+
+
+def test_labels_may_lie_in_json(tmp_path: Path) -> None:
+    config = make_shards(tmp_path, {"validation": [3]}, {i: {"json": b'{"fine": 4}'} for i in range(3)})
+    info = json.loads((tmp_path / "_info.json").read_text(encoding="utf-8"))
+    info["splits"]["validation"]["alt_label"] = "fine"
+    (tmp_path / "_info.json").write_text(json.dumps(info), encoding="utf-8")
+    assert epoch_of(load_data(config).val, 2)[1] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("counted", "found"), [(8, "hold 6"), (4, "hold more")])
+def test_a_wrong_count_is_an_error(tmp_path: Path, counted: int, found: str) -> None:
+    config = make_shards(tmp_path, {"validation": [6]})
+    info = json.loads((tmp_path / "_info.json").read_text(encoding="utf-8"))
+    info["splits"]["validation"]["num_samples"] = counted
+    (tmp_path / "_info.json").write_text(json.dumps(info), encoding="utf-8")
+    for workers in (0, 2):
+        with pytest.raises(RecastError, match=f"counts {counted} images, but the shards {found}"):
+            list(loader(load_data(config).val, 2, workers=workers))
+
+
+def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig("wds/set", str(tmp_path), img_size=10)
+    with pytest.raises(RecastError, match=r"has no _info\.json: expected timm's"):
+        load_data(config)
+    make_shards(tmp_path, {"train": [2], "validation": [4]})
+    shard = tmp_path / "validation-0.tar"
+    shard.write_bytes(shard.read_bytes()[: 2048 + 512 + 20])  # in the second image
+    with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*Is it complete") as caught:
+        list(loader(load_data(config).val, 2))
+    assert "\n" not in str(caught.value)
+    shard.unlink()
+    with pytest.raises(RecastError, match=r"lists a shard that does not exist: .*validation-0\.tar"):
+        load_data(config)
+    make_shards(tmp_path, {"train": [2], "validation": []})
+    with pytest.raises(RecastError, match=r"the split validation has no image"):
+        load_data(config)
+    make_shards(tmp_path, {"extra": [2]})
+    with pytest.raises(RecastError, match=r"has the splits extra: expected train or one of"):
+        load_data(config)
+    (tmp_path / "_info.json").write_text('{"splits": {"train": {"num_samples": 3}}}', encoding="utf-8")
+    with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):
+        load_data(config)
+    make_shards(tmp_path, {"validation": [2]})
+    text = (tmp_path / "_info.json").read_text(encoding="utf-8").replace("num_classes", "other")
+    (tmp_path / "_info.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=r"how many classes .*classes\.txt"):
+        load_data(config)
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    with pytest.raises(RecastError, match=r'pip install "recast-vision\[data\]"'):
+        load_data(config)

@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import DropPath
+from timm.models import group_parameters
+from timm.optim import param_groups_weight_decay
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import recast
+from recast.errors import RecastError
+from recast.models.build import input_defaults
+from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
+from recast.models.patchconvnet_weights import from_official, to_official, to_per_class
+from recast.models.pooling import AttentionPool
+
+# name: parameters (with 1000 classes), GMAC at 224×224. None of them from our code: counted on the published one.
+SIZES = {
+    "s20": (10_235_896, 1.637),
+    "s36": (16_233_976, 2.574),
+    "s60": (25_231_096, 3.980),
+    "s120": (47_723_896, 7.493),
+    "b36": (63_699_976, 10.214),
+    "b60": (99_388_936, 15.803),
+    "b120": (188_611_336, 29.775),
+    "l60": (176_009_576, 28.043),
+    "l120": (334_294_376, 52.846),
+}
+
+
+@cache
+def on_meta(name: str, **options: Any) -> PatchConvNet:
+    """Without values and so of any size; for tests that only look."""
+    with torch.device("meta"):
+        return timm.create_model(f"patchconvnet_{name}", **options).eval().requires_grad_(False)
+
+
+def gmac(model: nn.Module, height: int = 224, width: int = 224) -> float:
+    with FlopCounterMode(display=False) as flops:
+        model(torch.empty(1, 3, height, width, device="meta"))
+    return flops.get_total_flops() / 2e9
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def tiny(num_classes: int = 3, depth: int = 2, **options: Any) -> PatchConvNet:
+    return PatchConvNet(16, depth, num_classes, **options).double().eval()
+
+
+def images(height: int = 64, width: int = 64, count: int = 2) -> Tensor:
+    flat = torch.arange(count * 3 * height * width, dtype=torch.float64)
+    return (0.01 * flat).sin().view(count, 3, height, width)
+
+
+def golden(**options: Any) -> PatchConvNet:
+    """The network whose outputs the published code gave: values by the order of the published names."""
+    model = tiny(**options)
+    filled = {}
+    for t, (name, like) in enumerate(sorted(to_official(model.state_dict()).items())):
+        value = 0.3 * torch.sin(0.7 * torch.arange(like.numel(), dtype=torch.float64) + 1.3 * t)
+        is_scale = name.endswith(("norm.weight", "norm1.weight", "norm2.weight")) or "gamma" in name
+        filled[name] = (1 + value if is_scale else value).view(like.shape)
+    model.load_state_dict(from_official(filled))
+    return model
+
+
+@pytest.fixture
+def lively() -> PatchConvNet:
+    """A network whose LayerScales let every branch through."""
+    return golden()
+
+
+def close(found: Tensor, expected: list[Any] | float, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance)
+
+
+# --- numbers of the published code -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_and_macs(name: str) -> None:
+    parameters, cost = SIZES[name]
+    model = on_meta(name)
+    assert count(model) == parameters
+    assert gmac(model) == pytest.approx(cost, rel=1e-3)
+
+
+def test_parameters_of_parts() -> None:
+    for name, stem, block, pool in (
+        ("s20", 872_208, 374_880, 1_479_936),
+        ("b36", 3_486_240, 1_487_040, 5_908_992),
+        ("l60", 6_196_608, 2_638_080, 10_500_096),
+    ):
+        model = on_meta(name)
+        assert count(model.stem) == stem
+        assert count(model.blocks[0]) == block
+        assert count(model.pool) == pool + 3 * model.embed_dim  # and the token, and the last norm
+    assert count(on_meta("s60", num_classes=21_841)) == 33_254_881
+    multi = on_meta("s60_multi")
+    assert count(multi) == 25_614_712
+    assert gmac(multi) == pytest.approx(5.31, abs=5e-3)
+    assert gmac(on_meta("s60"), 384, 384) == pytest.approx(11.683, rel=1e-3)
+
+
+def published_layout(depth: int, d: int, classes: int, per_class: bool) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a published checkpoint, written down from its description."""
+    layout: dict[str, tuple[int, ...]] = {"cls_token": (1, classes if per_class else 1, d)}
+    for i, (a, b) in enumerate([(3, d // 8), (d // 8, d // 4), (d // 4, d // 2), (d // 2, d)]):
+        layout[f"patch_embed.proj.{2 * i}.0.weight"] = (b, a, 3, 3)
+    for i in range(depth):
+        block = f"blocks.{i}"
+        layout |= {f"{block}.gamma_1": (d,), f"{block}.norm1.weight": (d,), f"{block}.norm1.bias": (d,)}
+        for name, weight in (
+            ("attn.qkv_pos.0", (d, d, 1, 1)),
+            ("attn.qkv_pos.2", (d, 1, 3, 3)),
+            ("attn.qkv_pos.4.conv_reduce", (d // 4, d, 1, 1)),
+            ("attn.qkv_pos.4.conv_expand", (d, d // 4, 1, 1)),
+            ("attn.qkv_pos.5", (d, d, 1, 1)),
+        ):
+            layout |= {f"{block}.{name}.weight": weight, f"{block}.{name}.bias": weight[:1]}
+    pool = "blocks_token_only.0"
+    layout |= {f"{pool}.gamma_1": (d,), f"{pool}.gamma_2": (d,)}
+    for name in ("norm1", "norm2"):
+        layout |= {f"{pool}.{name}.weight": (d,), f"{pool}.{name}.bias": (d,)}
+    for name, weight in (
+        *((f"attn.{x}", (d, d)) for x in ("q", "k", "v", "proj")),
+        ("mlp.fc1", (3 * d, d)),
+        ("mlp.fc2", (d, 3 * d)),
+    ):
+        layout |= {f"{pool}.{name}.weight": weight, f"{pool}.{name}.bias": weight[:1]}
+    layout |= {"norm.weight": (d,), "norm.bias": (d,)}
+    for head in [f"head.{j}" for j in range(classes)] if per_class else ["head"]:
+        layout |= {f"{head}.weight": (1 if per_class else classes, d), f"{head}.bias": (1 if per_class else classes,)}
+    return layout
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "depth", "d"),
+    [("s60", 807, 60, 384), ("s120", 1587, 120, 384), ("s60_multi", 2805, 60, 384)],
+)
+def test_published_layout_and_back(name: str, tensors: int, depth: int, d: int) -> None:
+    weights = on_meta(name).state_dict()
+    published = to_official(weights)
+    assert len(published) == tensors
+    expected = published_layout(depth, d, 1000, name.endswith("_multi"))
+    assert {key: tuple(value.shape) for key, value in published.items()} == expected
+    back = from_official(published)
+    assert {key: value.shape for key, value in back.items()} == {key: value.shape for key, value in weights.items()}
+
+
+def test_golden_values_with_one_token() -> None:
+    model = golden()
+    assert count(model) == 6_249
+    with torch.no_grad():
+        stem, trunk, logits = model.stem(images()), model.forward_features(images()), model(images())
+        attention = model.pool(trunk, return_attention=True)[1]
+    close(
+        logits,
+        [[-0.026637853446, -0.401749907529, 0.022250049034], [-0.113302599016, -0.537171309113, 0.053932388231]],
+    )
+    close(torch.stack([stem.mean(), stem.std()]), [-0.014764404350, 2.415805595437])
+    close(torch.stack([trunk.mean(), trunk.std()]), [-0.137484056940, 2.433527659903])
+    assert attention.shape == (2, 1, 1, 17)
+    close(attention[:, 0, 0, 0], [0.330771132116, 0.301525250813])
+    first = [9.57987048e-07, 2.37905977e-04, 3.57893744e-04, 6.47560900e-04, 1.51398771e-06]
+    close(attention[0, 0, 0, 1:6], first, tolerance=1e-12)
+
+
+def test_golden_values_with_a_token_a_class() -> None:
+    model = golden(per_class=True)
+    assert count(model) == 6_281
+    with torch.no_grad():
+        logits = model(images())
+        attention = model.pool(model.forward_features(images()), return_attention=True)[1]
+    close(
+        logits,
+        [[0.291203287122, -0.024317572668, -1.265743950234], [0.395787707975, -0.065394378774, -1.185108251306]],
+    )
+    assert attention.shape == (2, 1, 3, 16)
+    close(attention[0, 0, 0, :3], [4.86771828e-05, 1.26415544e-05, 9.61733162e-06], tolerance=1e-13)
+    close(attention[0, 0, 1, :3], [3.24319659e-08, 6.72025242e-08, 8.44159198e-08], tolerance=1e-15)
+    close(attention[0, 0, 2, :3], [0.029681528461, 0.082137594107, 0.101372236437])
+
+
+# --- what must hold whatever the weights -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_images_need_not_be_square(lively: PatchConvNet) -> None:
+    x = images(96, 160)
+    maps = lively.forward_features(x)
+    assert maps.shape == (2, 16, 6, 10)
+    assert lively.pool(maps, return_attention=True)[1].shape == (2, 1, 1, 61)
+    assert lively.pool.attention_maps(maps).shape == (2, 1, 1, 6, 10)
+    assert lively(x).shape == (2, 3)
+    assert lively.forward_features(images(70, 33)).shape == (2, 16, 5, 3)
+    assert on_meta("s20").forward_features(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@torch.no_grad()
+def test_an_image_is_judged_alone(per_class: bool) -> None:
+    for model in (golden(per_class=per_class), tiny(per_class=per_class, norm_layer="batchnorm2d")):
+        torch.testing.assert_close(model(images()[1:]), model(images())[1:], rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_without_layer_scale_the_trunk_does_nothing(lively: PatchConvNet) -> None:
+    x = images()
+    assert not torch.allclose(lively.forward_features(x), lively.stem(x))
+    for block in lively.blocks:
+        block.ls.gamma.zero_()
+    assert torch.equal(lively.forward_features(x), lively.stem(x))
+
+
+@torch.no_grad()
+def test_drop_path_is_uniform_and_off_at_evaluation() -> None:
+    x = images()
+    model = tiny(depth=5)
+    assert torch.equal(model.train()(x), model.eval()(x))
+    model = tiny(depth=5, drop_path_rate=0.3, init_values=1.0)
+    assert [m.drop_prob for m in model.modules() if isinstance(m, DropPath)] == [0.3] * 5  # none in the pooling
+    assert torch.equal(model.eval()(x), model(x))
+    assert not torch.allclose(model.train()(x), model.eval()(x))
+
+
+@torch.no_grad()
+def test_drop_path_leaves_branches_out_per_image() -> None:
+    model = tiny(depth=1, drop_path_rate=0.25, init_values=1.0)
+    x = images(16, 16, count=1).repeat(400, 1, 1, 1)
+    stem, full = model.stem(x), model.blocks.eval()(model.stem(x))
+    y = model.blocks.train()(stem)
+    out = (y == stem).flatten(1).all(1)
+    assert 0.18 < float(out.double().mean()) < 0.32
+    torch.testing.assert_close(y[~out], (stem + (full - stem) / 0.75)[~out])
+
+
+@torch.no_grad()
+def test_the_start_of_a_per_class_network() -> None:
+    """The same logits where the single token does not look at itself; others where it does."""
+    single = golden()
+    multi = tiny(per_class=True)
+    multi.load_state_dict(checkpoint_filter_fn(single.state_dict(), multi))
+    assert float((single(images()) - multi(images())).abs().max()) > 0.01
+    single.pool.cls_in_keys = False
+    torch.testing.assert_close(single(images()), multi(images()), rtol=0, atol=1e-14)
+    assert set(to_per_class(single.state_dict(), 5)) == set(multi.state_dict())
+    with pytest.raises(RecastError, match="with one class token, found 3"):
+        to_per_class(multi.state_dict(), 5)
+    with pytest.raises(RecastError, match="found none"):
+        to_per_class({}, 5)
+
+
+def test_batch_norm_in_the_trunk_only() -> None:
+    model = tiny(norm_layer="batchnorm2d")
+    norms = [name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms == ["blocks.0.norm", "blocks.1.norm"]
+    assert count(on_meta("s20_bn")) == count(on_meta("s20"))
+    assert [type(m) for m in on_meta("b36_bn").modules()].count(nn.BatchNorm2d) == 36
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("s20", 1e-4), ("s60", 1e-4), ("s120", 1e-6), ("b36", 1e-6), ("l60_bn", 1e-6)]
+)
+def test_layer_scale_starts(name: str, start: float) -> None:
+    model = timm.create_model(f"patchconvnet_{name}", embed_dim=16, num_classes=2)
+    gammas = [value for key, value in model.named_parameters() if key.endswith(".gamma")]
+    assert len(gammas) == int(re.findall(r"\d+", name)[0]) + 2
+    assert all(set(gamma.tolist()) == {torch.tensor(start).item()} for gamma in gammas)
+    assert not model.head.bias.detach().any()
+    assert model.stem[0].weight.detach().abs().max() > 0.1  # PyTorch's own, not the 0.02 of the linear layers
+
+
+# --- published checkpoints -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_published_weights_in_their_wrappers(per_class: bool) -> None:
+    model = golden(per_class=per_class)
+    published = to_official(model.state_dict())
+    parallel = {f"module.{name}": value for name, value in published.items()}
+    for checkpoint in (published, {"model": published, "epoch": 3}, parallel, {"model": parallel}):
+        other = tiny(per_class=per_class)
+        other.load_state_dict(checkpoint_filter_fn(checkpoint, other))
+        assert torch.equal(other(images()), model(images()))
+    # ours come back as they are, unknown names stay for the strict load to report
+    assert from_official(model.state_dict()).keys() == model.state_dict().keys()
+    assert "blocks.0.attn.other" in from_official(published | {"blocks.0.attn.other": torch.ones(1)})
+
+
+def test_heads_of_classes_keep_their_order() -> None:
+    model = tiny(num_classes=12, per_class=True)
+    published = to_official(model.state_dict())
+    shuffled = dict(sorted(published.items(), key=lambda item: item[0][::-1]))  # head.10 before head.2
+    assert torch.equal(from_official(shuffled)["head.weight"], model.head.weight)
+    assert torch.equal(published["head.10.weight"][0], model.head.weight[10])
+    del published["head.4.bias"]
+    with pytest.raises(RecastError, match=r"heads of 12 classes but 1 .* \(first: head.4.bias\)"):
+        from_official(published)
+
+
+def create(name: str, published: dict[str, Tensor], **options: Any) -> PatchConvNet:
+    """As `pretrained=True` would, with the weights at hand instead of at their address."""
+    overlay = {"state_dict": {"model": published}, "num_classes": 3}
+    options = {"embed_dim": 16, "depth": 2, "num_classes": 3} | options
+    return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **options).double().eval()
+
+
+def test_timm_loads_published_weights() -> None:
+    for name, per_class in (("patchconvnet_s60", False), ("patchconvnet_s60_multi", True)):
+        model = golden(per_class=per_class)
+        published = to_official(model.state_dict())
+        loaded = create(name, published)
+        torch.testing.assert_close(loaded(images()), model(images()), rtol=0, atol=1e-5)  # loaded in single precision
+        other = create(name, published, num_classes=7)
+        assert other(images()).shape == (2, 7)
+        assert torch.equal(other.pool.attn.q.weight, loaded.pool.attn.q.weight)
+        assert other.head.weight.detach().abs().max() < 0.1  # new, as the tokens are
+        assert (other.pool.cls_token.shape == (1, 7, 16)) == per_class
+        maps = create(name, published, features_only=True, out_indices=(-1,))(images())
+        torch.testing.assert_close(maps[-1], model.forward_features(images()), rtol=0, atol=1e-5)
+    single = to_official(golden().state_dict())
+    multi = create("patchconvnet_s60_multi", single)  # one token into a token a class
+    assert torch.equal(multi.pool.cls_token[0, 0], multi.pool.cls_token[0, 2])
+
+
+def test_names_and_addresses_of_weights() -> None:
+    names = {f"patchconvnet_{size}{kind}" for size in SIZES for kind in ("", "_multi", "_bn")}
+    assert set(timm.list_models("patchconvnet_*")) == names
+    assert set(timm.list_models("patchconvnet_*", pretrained=True)) == {
+        *(f"patchconvnet_{size}.in1k" for size in ("s60", "s120", "b60", "b120")),
+        *(f"patchconvnet_{size}.in21k_ft_in1k{side}" for size in ("s60", "b60", "b120") for side in ("", "_384")),
+        "patchconvnet_s60.in21k_ft_in1k_512",
+        "patchconvnet_s60_multi.in1k",
+        "patchconvnet_s60_multi.ft_in1k",
+    }
+    cfg = timm.get_pretrained_cfg("patchconvnet_b60.in21k_ft_in1k_384")
+    assert cfg.url == "https://dl.fbaipublicfiles.com/deit/b60_384_21k.pth"
+    assert cfg.input_size == (3, 384, 384)
+    assert timm.get_pretrained_cfg("patchconvnet_s60_multi").url.endswith("/s60_multi_finetune_1k.pth")
+    model = timm.create_model("patchconvnet_s20", embed_dim=16, depth=1)
+    assert input_defaults(model) == (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+# --- what timm expects of a model ------------------------------------------------------------------------------------
+
+
+def test_head_and_features() -> None:
+    model = tiny()
+    assert model.get_classifier() is model.head
+    assert model.num_features == model.head_hidden_size == 16
+    pooled = model.forward_head(model.forward_features(images()), pre_logits=True)
+    assert pooled.shape == (2, 16)
+    torch.testing.assert_close(model(images()), pooled @ model.head.weight.T + model.head.bias)
+    pool = model.pool
+    model.reset_classifier(5)
+    assert model.pool is pool
+    assert (model.num_classes, model(images()).shape) == (5, (2, 5))
+    model.reset_classifier(0)
+    assert torch.equal(model(images()), pooled)
+    model.reset_classifier(0, "")
+    assert torch.equal(model(images()), model.forward_features(images()))
+    model.reset_classifier(4, "attn")
+    assert model(images()).shape == (2, 4)
+    assert tiny(0)(images()).shape == (2, 16)
+    assert tiny(0, global_pool="")(images()).shape == (2, 16, 4, 4)
+
+
+def test_new_classes_get_new_tokens() -> None:
+    model = tiny(per_class=True)
+    tokens = model.pool.cls_token
+    model.reset_classifier(3)
+    assert model.pool.cls_token is tokens
+    model.reset_classifier(5)
+    assert model.pool.cls_token.shape == (1, 5, 16)
+    assert model.pool.cls_token.dtype == model.head.weight.dtype == torch.float64
+    assert model(images()).shape == (2, 5)
+    model.reset_classifier(0)
+    assert model(images()).shape == (2, 5, 16)
+
+
+def test_dropout_before_the_head() -> None:
+    model = tiny(drop_rate=0.5)
+    assert torch.equal(model(images()), model(images()))
+    assert not torch.equal(model.train()(images()), model(images()))
+
+
+def test_what_does_not_decay() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("patchconvnet_s60")
+    assert model.no_weight_decay() == {"pool.cls_token"}
+    groups = param_groups_weight_decay(model, 0.01, no_weight_decay_list=model.no_weight_decay())
+    assert [(g["weight_decay"], len(g["params"]), sum(p.numel() for p in g["params"])) for g in groups] == [
+        (0.0, 496, 174_568),
+        (0.01, 311, 25_056_528),
+    ]
+    assert tiny(0, global_pool="").no_weight_decay() == set()
+
+
+def test_layers_in_order() -> None:
+    model = tiny(depth=12)
+    layers = group_parameters(model, model.group_matcher())
+    assert len(layers) == 1 + 12 + 1 + 1
+    assert layers[0] == [f"stem.{i}.weight" for i in (0, 2, 4, 6)]
+    assert all(name.startswith("blocks.10.") for name in layers[11])
+    assert "pool.cls_token" in layers[13]
+    assert layers[14] == ["head.weight", "head.bias"]
+
+
+def test_maps_of_blocks() -> None:
+    model = tiny(depth=4, init_values=1.0)
+    last, maps = model.forward_intermediates(images(), indices=[1, -1])
+    assert torch.equal(last, model.forward_features(images()))
+    assert torch.equal(maps[1], last)
+    assert torch.equal(maps[0], model.blocks[:2](model.stem(images())))
+    assert torch.equal(model.forward_intermediates(images(), [1])[0], last)  # all blocks are run
+    assert torch.equal(model.forward_intermediates(images(), [1], stop_early=True)[0], maps[0])
+    early = model.forward_intermediates(images(), [1], stop_early=True, intermediates_only=True)
+    assert torch.equal(early[0], maps[0])
+    assert len(model.forward_intermediates(images(), intermediates_only=True)) == 4
+    with pytest.raises(RecastError, match="NCHW, got output_fmt='NLC'"):
+        model.forward_intermediates(images(), output_fmt="NLC")
+
+
+def test_features_only() -> None:
+    options = {"embed_dim": 16, "depth": 4, "features_only": True}
+    model = timm.create_model("patchconvnet_s60", **options)
+    assert [m.shape for m in model(images(96, 160).float())] == [(2, 16, 6, 10)] * 3
+    assert (model.feature_info.channels(), model.feature_info.reduction()) == ([16] * 3, [16] * 3)
+    model = timm.create_model("patchconvnet_s60_multi", out_indices=(1,), **options)
+    assert [m.shape for m in model(images().float())] == [(2, 16, 4, 4)]
+    assert not any(isinstance(m, AttentionPool) for m in model.modules())
+    assert len(model.model.blocks) == 2
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    model = tiny(init_values=1.0).train()
+    model(images()).sum().backward()
+    plain = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.set_grad_checkpointing()
+    calls = []
+    model.blocks[0].conv_dw.register_forward_hook(lambda *_: calls.append(1))
+    model(images()).sum().backward()
+    assert len(calls) == 2  # once more in the backward pass
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_its_convolutions_become_attention(lively: PatchConvNet) -> None:
+    model = lively.float()
+    x = images(32, 48).float()
+    expected = model(x)
+    child = recast.recast_(model, recast.plan(model, x))
+    assert [name for name, m in child.named_modules() if isinstance(m, recast.GPSA)] == [
+        "stem.6",
+        "blocks.0.conv_dw",
+        "blocks.1.conv_dw",
+    ]
+    assert torch.equal(child(x), expected)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(RecastError, match="a multiple of 8, got 20"):
+        PatchConvNet(20, 1)
+    with pytest.raises(RecastError, match=r"layernorm2d or batchnorm2d, got 'batchnorm'\. Did you mean batchnorm2d"):
+        tiny(norm_layer="batchnorm")
+    with pytest.raises(RecastError, match="must be 'attn' or '', got 'avg'"):
+        tiny(global_pool="avg")
+    with pytest.raises(RecastError, match="head of 3 classes needs pooling"):
+        tiny(global_pool="")
+    with pytest.raises(RecastError, match="num_classes of at least 1, got 0"):
+        tiny(0, per_class=True)

@@ -1,0 +1,104 @@
+"""Every network that a recipe names can be built, without memory: on the meta device."""
+
+from __future__ import annotations
+
+from functools import cache
+from unittest.mock import patch
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import recast.models.patchconvnet
+import recast.models.small  # noqa: F401  registers our names with timm
+from recast.recipes import AFTER, RECIPES, make_recipe
+
+# Parameters from the specifications of the networks, 1000 classes.
+PARAMETERS = {
+    "deit_small": 22_050_664,
+    "deit_base_384": 86_859_496,
+    "deit_base_distilled_384": 87_630_032,
+    "deit3_base_384": 86_877_160,
+    "deit3_huge": 632_126_440,
+    "cait_xs24": 26_560_648,
+    "cait_s36": 68_220_712,
+    "cait_m48_distilled_448": 356_460_520,
+    "resmlp_big_24": 129_138_280,
+    "patchconvnet_s60": 25_231_096,
+    "patchconvnet_s60_multi": 25_614_712,
+    "patchconvnet_l120_21k": 334_294_376,
+    "rsb_a1": 25_557_032,
+    "tcnn_resnetrs350": 163_956_168,
+}
+
+
+def _undrawn(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return tensor
+
+
+@cache
+def built(name: str, input_size: int | None) -> nn.Module:
+    size = {} if input_size is None else {"img_size": input_size}
+    # on the meta device most of the time would go into drawing numbers that do not exist
+    skip = ("timm.layers.weight_init._trunc_normal_", "torch.nn.init.kaiming_normal_")
+    with torch.device("meta"), patch(skip[0], _undrawn), patch(skip[1], _undrawn):
+        return timm.create_model(name, **size)
+
+
+def model_of(recipe_name: str) -> nn.Module:
+    config = make_recipe(recipe_name).model
+    return built(config.name, config.input_size)
+
+
+def test_every_network_is_built_for_the_recipe_s_images() -> None:
+    for name in RECIPES:
+        model, data = model_of(name), make_recipe(name).data
+        # networks of one size keep it in their patch embedding; convolutional ones take any
+        embedding = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
+        built_for = getattr(embedding, "img_size", None)
+        if built_for is not None:
+            assert built_for == (data.img_size, data.img_size), name
+        assert built_for is not None or name.startswith(
+            ("tcnn", "rsb", "patchconvnet", "cifar", "digits", "folder", "finetune")
+        ), name
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    assert sum(parameter.numel() for parameter in model_of(name).parameters()) == PARAMETERS[name]
+
+
+def test_a_token_network_is_distilled_and_a_distilled_token_is_used() -> None:
+    for name in RECIPES:
+        has_token = hasattr(model_of(name), "set_distilled_training")
+        assert has_token == name.startswith(("deit_tiny_distilled", "deit_small_distilled", "deit_base_distilled"))
+        if has_token:
+            assert make_recipe(name).distill.targets == "hard"
+
+
+def test_timm_has_weights_for_parents_and_teachers() -> None:
+    for name in RECIPES:
+        recipe = make_recipe(name)
+        if recipe.model.pretrained:
+            assert timm.models.is_model_pretrained(recipe.model.name), name
+        if recipe.distill.name is not None:
+            assert recipe.distill.teacher_pretrained, name
+            assert timm.models.is_model_pretrained(recipe.distill.name), name
+
+
+def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
+    for name, before in AFTER.items():
+        if make_recipe(name).model.name.endswith("_multi"):
+            continue  # its weights are converted first
+        later, earlier = model_of(name).state_dict(), model_of(before).state_dict()
+        assert later.keys() == earlier.keys(), name
+        assert {key for key in later if later[key].shape != earlier[key].shape} <= {"pos_embed"}, name
+
+
+def test_layer_scale_and_drop_path_are_set_where_the_network_has_them() -> None:
+    for name in RECIPES:
+        regularization = make_recipe(name).regularization
+        if regularization.layer_scale is not None:
+            keys = model_of(name).state_dict()
+            assert any(key.endswith(("gamma", "gamma_1", ".ls1")) for key in keys), name

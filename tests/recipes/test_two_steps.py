@@ -1,0 +1,61 @@
+"""Every recipe makes two steps on tiny data, with all that it asks for except the size of its network and its data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from stand_ins import SIZE, stand_in
+
+from recast.config import AugmentConfig, DataConfig, ModelConfig, Recipe
+from recast.data import Data
+from recast.data.augment import resolve
+from recast.data.datasets import ImageTensors
+from recast.recipes import RECIPES
+from recast.training import prepare
+from recast.training.run import train
+
+CLASSES = 4
+
+
+def tiny_data(config: DataConfig, augment: AugmentConfig) -> Data:
+    """Noise of the size of the stand-ins, with the recipe's augmentation."""
+    augment, parts = resolve(augment, SIZE), []
+    for count in (10, 4):
+        pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()
+        parts.append(ImageTensors(pixels, torch.arange(count) % CLASSES))
+    names = [str(label) for label in range(CLASSES)]
+    return Data("noise", parts[0].augmented(augment), parts[1], names, (0.5,) * 3, (0.2,) * 3, SIZE, augment)
+
+
+def tiny(recipe: Recipe) -> Recipe:
+    """The recipe for a small network, on few images, for one epoch of two updates of four images."""
+    teacher = recipe.distill
+    if teacher.name not in (None, "parent"):
+        teacher = replace(teacher, name="stand_ins:resnet", teacher_pretrained=False, teacher_size=None)
+    return replace(
+        recipe,
+        model=ModelConfig(stand_in(recipe.model.name)),
+        data=replace(recipe.data, batch_size=4, workers=0, img_size=SIZE, test_size=None),
+        distill=teacher,
+        epochs=1,
+        device="cpu",
+        calibrate=min(recipe.calibrate, 8),
+        recalibrate_bn=min(recipe.recalibrate_bn, 8),
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "load_data", tiny_data)
+    recipe = tiny(RECIPES[name]())
+    train(recipe, tmp_path / "run", progress=False)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1]
+    assert rows[1]["train_loss"] > 0
+    assert rows[1]["val_loss"] != rows[0]["val_loss"]
+    assert (tmp_path / "run" / "finetuned").exists() == recipe.control
+    assert (tmp_path / "run" / "plan.json").exists() == (not recipe.is_plain)

@@ -1,0 +1,53 @@
+"""A short deterministic run, its losses at full precision: python tests/training/golden_losses.py writes them anew.
+
+A change that should not alter results must reproduce golden_losses.json: `test_golden.py` holds it to that.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from small import small_child, small_data, small_recipe
+
+from recast.config import AugmentConfig, RegularizationConfig
+from recast.training.fit import fit
+
+FILE = Path(__file__).with_name("golden_losses.json")
+
+RUNS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "mixed": {
+        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25, repeats=2),
+        "regularization": RegularizationConfig(loss="bce", ema_decay=0.9),
+        "optim": {"opt": "lamb", "clip_grad": 1.0, "gate_l1": 0.1},
+        "accumulate": 2,
+    },
+    "sigmoid": {"regularization": RegularizationConfig(label_smoothing=0.1)},
+}
+
+
+def losses(name: str) -> list[float]:
+    """The loss of every update of a run, then every epoch's validation loss."""
+    found: list[float] = []
+    torch.set_num_threads(1)
+    child = small_child(gate="sigmoid" if name == "sigmoid" else "linear")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = fit(
+            child, small_data(), small_recipe(**RUNS[name]), folder, progress=False,
+            on_step=lambda _epoch, _step, loss: found.append(loss),
+        )  # fmt: skip
+    return found + [row["val_loss"] for row in rows]
+
+
+def platform() -> dict[str, str]:
+    """What decides the last digits of a float32 sum."""
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+if __name__ == "__main__":
+    content = {"platform": platform(), "losses": {name: losses(name) for name in RUNS}}
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,63 @@
+"""A network, data and a recipe so small that an epoch takes milliseconds: for fixtures and for scripts of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.data import Data
+from recast.data.datasets import ImageTensors
+from recast.planning import plan
+from recast.surgery import recast_
+
+CLASSES = 3
+
+
+def small_images(count: int, seed: int) -> ImageTensors:
+    """Noise, brighter in the channel that is the label: easy to learn, not learnt at the start."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    pixels = torch.randint(0, 120, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    pixels[torch.arange(count), labels] += 60
+    return ImageTensors(pixels, labels)
+
+
+def small_data(num_val: int = 18) -> Data:
+    """40 training images, shifted at random."""
+    crop = AugmentConfig(crop="pad", flip=False)
+    train, val = small_images(40, seed=1).augmented(crop), small_images(num_val, seed=2)
+    return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop)
+
+
+def small_parent() -> nn.Module:
+    """Two convolutions with BatchNorm, and dropout."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
+        nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, CLASSES),
+    )  # fmt: skip
+
+
+def small_child(parent: nn.Module | None = None, **config: Any) -> nn.Module:
+    """The second convolution is recast, in place."""
+    parent = small_parent() if parent is None else parent
+    torch.manual_seed(1)
+    return recast_(parent, plan(parent, torch.zeros(1, 3, 8, 8), RecastConfig(**config), where=["4"]))
+
+
+def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    """3 epochs of 5 batches of 8; `optim` and other fields as keywords."""
+    return Recipe(
+        **{
+            "model": ModelConfig("tests:tiny"),
+            "data": DataConfig("digits", batch_size=8),
+            "optim": OptimConfig(**{"lr": 1e-2, **(optim or {})}),
+            "epochs": 3,
+            "device": "cpu",
+            **fields,
+        }
+    )

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.config import DistillConfig, ModelConfig, RegularizationConfig
+from recast.errors import RecastError
+from recast.io import save
+from recast.models.build import build
+from recast.training import distill
+from recast.training.distill import (
+    Distillation,
+    Normalisation,
+    Teacher,
+    build_teacher,
+    fuse,
+    hard_loss,
+    head_outputs,
+    soft_loss,
+    train_token_,
+)
+from recast.training.losses import label_loss
+
+Z_CLS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
+Z_DIST = torch.tensor([[1.0, 0.5, -1.0, 0.0], [0.2, 0.1, 2.0, -1.0]])
+TAUGHT = torch.tensor([[3.0, 1.0, 0.0, -1.0], [1.0, 2.5, 2.0, 0.0]])
+LABELS = torch.tensor([0, 2])
+IMAGES = torch.zeros(2, 3, 2, 2)
+PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CE = label_loss(RegularizationConfig(), 4)
+
+
+class Says(nn.Module):
+    """A network that always gives the same logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("logits", logits)
+
+    def forward(self, _images: Tensor) -> Any:
+        return self.logits
+
+
+def distillation(logits: Tensor = TAUGHT, **fields: Any) -> Distillation:
+    return Distillation(DistillConfig(name="parent", **fields), Teacher(Says(logits), student=PLAIN), CE)
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(1), nn.Linear(6 * 36, 4)
+    )
+
+
+@pytest.fixture(scope="module")
+def two_heads() -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "deit_tiny_distilled_patch16_224", img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2, num_classes=4
+    )
+    nn.init.normal_(model.head.weight)
+    nn.init.normal_(model.head_dist.weight)
+    return model
+
+
+# the terms
+
+
+def test_published_numbers() -> None:
+    """Made in float32, so they are good to 1e-6."""
+    assert soft_loss(Z_DIST, TAUGHT, 3.0).item() == pytest.approx(0.5045899153, rel=1e-6)
+    assert soft_loss(Z_DIST, TAUGHT, 3.0, "numel").item() == pytest.approx(0.1261474788, rel=1e-6)
+    assert soft_loss(TAUGHT, Z_DIST, 3.0).item() == pytest.approx(0.5132530928, rel=1e-6)  # the other direction
+    pair, soft = (Z_CLS, Z_DIST), {"targets": "soft", "teacher_weight": 0.1}
+    for fields, expected in (
+        ({**soft, "reduction": "numel"}, 0.2456539571),  # DeiT's published code
+        (soft, 0.2834981978),
+        ({"targets": "hard"}, 0.8688333631),
+    ):
+        assert distillation(**fields)(pair, IMAGES, LABELS).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_soft_loss_in_doubles_is_the_formula() -> None:
+    def log_softmax(z: list[float]) -> list[float]:
+        norm = math.log(sum(math.exp(v / 3) for v in z))
+        return [v / 3 - norm for v in z]
+
+    pairs = [
+        (t, s)
+        for row_t, row_s in zip(TAUGHT.tolist(), Z_DIST.double().tolist(), strict=True)
+        for t, s in zip(log_softmax(row_t), log_softmax(row_s), strict=True)
+    ]
+    expected = 9 * sum(math.exp(t) * (t - s) for t, s in pairs) / 2
+    assert soft_loss(Z_DIST.double(), TAUGHT.double(), 3.0).item() == pytest.approx(expected, rel=1e-13)
+
+
+def test_hard_targets_are_the_teachers_class_unsmoothed() -> None:
+    assert TAUGHT.argmax(1).tolist() == [0, 1]  # for the second image not its label, 2
+    assert hard_loss(Z_DIST, TAUGHT) == F.cross_entropy(Z_DIST, torch.tensor([0, 1]))
+    smooth = label_loss(RegularizationConfig(label_smoothing=0.1), 4)
+    both = Distillation(
+        DistillConfig(name="parent", targets="hard", teacher_weight=0.25), Teacher(Says(TAUGHT), student=PLAIN), smooth
+    )(Z_CLS, IMAGES, LABELS)
+    torch.testing.assert_close(both, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * hard_loss(Z_CLS, TAUGHT))
+
+
+@pytest.mark.parametrize("targets", ["soft", "hard"])
+def test_each_head_has_its_own_term(targets: Any) -> None:
+    z_cls, z_dist = Z_CLS.clone().requires_grad_(), Z_DIST.clone().requires_grad_()
+    distillation(targets=targets, teacher_weight=0.3)((z_cls, z_dist), IMAGES, LABELS).backward()
+    assert z_cls.grad is not None
+    assert z_dist.grad is not None
+    torch.testing.assert_close(z_cls.grad, 0.7 * torch.func.grad(lambda z: CE(z, LABELS))(Z_CLS))
+    term = hard_loss if targets == "hard" else lambda z, t: soft_loss(z, t, 3.0)
+    torch.testing.assert_close(z_dist.grad, 0.3 * torch.func.grad(lambda z: term(z, TAUGHT))(Z_DIST))
+
+
+@pytest.mark.parametrize("targets", ["soft", "hard"])
+def test_one_head_learns_from_both(targets: Any) -> None:
+    loss = distillation(targets=targets)
+    assert loss(Z_CLS, IMAGES, LABELS) == loss((Z_CLS, Z_CLS), IMAGES, LABELS)
+
+
+def test_mixed_targets_go_to_the_label_term() -> None:
+    mixed = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
+    torch.testing.assert_close(distillation(teacher_weight=0.0)(Z_CLS, IMAGES, mixed), CE(Z_CLS, mixed))
+    assert distillation(teacher_weight=1.0)(Z_CLS, IMAGES, mixed) == soft_loss(Z_CLS, TAUGHT, 3.0)
+
+
+def test_narrow_logits_are_widened() -> None:
+    z = (Z_CLS / 3).bfloat16()
+    loss = distillation()(z, IMAGES, LABELS)
+    assert loss.dtype == torch.float32
+    assert loss == distillation()(z.float(), IMAGES, LABELS)
+
+
+@pytest.mark.parametrize("targets", ["soft", "hard"])
+def test_timms_token_task_gives_the_same(two_heads: nn.Module, targets: Any) -> None:
+    task = pytest.importorskip("timm.task")
+    teacher = timm.create_model(
+        "test_vit", img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2, num_classes=4
+    )  # its normalisation is another than the student's
+    theirs = task.TokenDistillationTask(
+        copy.deepcopy(two_heads).eval(), copy.deepcopy(teacher), nn.CrossEntropyLoss(), distill_type=targets,
+        task_loss_weight=0.7, temperature=2.0, verbose=False,
+    )  # fmt: skip
+    theirs.train()
+    images = torch.randn(2, 3, 16, 16)
+    normalisations = [
+        Normalisation(*(tuple(m.pretrained_cfg[k]) for k in ("mean", "std"))) for m in (two_heads, teacher)
+    ]
+    assert normalisations[0] != normalisations[1]
+    config = DistillConfig(name="x", targets=targets, teacher_weight=0.3, temperature=2.0)
+    ours = Distillation(config, Teacher(teacher, student=normalisations[0], own=normalisations[1]), CE)
+    outputs = theirs.trainable_module(images)
+    torch.testing.assert_close(ours(outputs, images, LABELS), theirs(images, LABELS)["loss"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"teacher_weight": 1.1}, r"teacher_weight must be between 0 and 1, got 1\.1"),
+        ({"teacher_weight": math.nan}, "teacher_weight"),
+        ({"temperature": 0.0}, r"temperature must be a positive number, got 0\.0"),
+        ({"temperature": math.inf}, "temperature"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        distillation(**fields)
+
+
+def test_a_teacher_of_other_classes_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"teacher gives \(2, 5\) .* the student \(2, 4\)"):
+        distillation(torch.zeros(2, 5))(Z_CLS, IMAGES, LABELS)
+
+
+# the teacher
+
+
+def test_a_teacher_never_moves(network: nn.Module) -> None:
+    teacher = Teacher(network, student=PLAIN)
+    before = copy.deepcopy(teacher.model.state_dict())
+    network.train()
+    student = nn.Sequential(nn.Flatten(1), nn.Linear(3 * 64, 4))
+    student.teacher = teacher  # type: ignore[assignment]
+    student.train()
+    images = torch.randn(8, 3, 8, 8)
+    loss = Distillation(DistillConfig(name="parent"), teacher, CE)
+    for _ in range(3):
+        network(images)  # moves the statistics of the original
+        loss(student(images), images, torch.arange(8) % 4).backward()
+    assert set(student.state_dict()) == {"1.weight", "1.bias"}
+    for name, value in teacher.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not torch.equal(network.state_dict()["1.running_mean"], before["1.running_mean"])
+    assert torch.equal(teacher(images), teacher(images))  # no dropout
+    assert not any(p.requires_grad for p in teacher.model.parameters())
+    assert all(p.requires_grad for p in network.parameters())
+    assert network.training
+    (student(images) * teacher(images)).sum().backward()  # a product keeps both for its backward pass
+
+
+def test_a_teacher_sees_the_pixels_in_its_own_normalisation(network: nn.Module) -> None:
+    pixels = torch.rand(4, 3, 8, 8)
+    student, own = Normalisation((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), Normalisation((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
+
+    def normalised(by: Normalisation) -> Tensor:
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in by)
+        return (pixels - mean) / std
+
+    expected = network.eval()(normalised(own))
+    torch.testing.assert_close(Teacher(network, student=student, own=own)(normalised(student)), expected)
+    assert torch.equal(Teacher(network, student=own, own=own)(normalised(own)), expected)  # not even rounded
+    assert torch.equal(Teacher(network, student=own)(normalised(own)), expected)
+
+
+@pytest.mark.parametrize("size", [5, 13])
+def test_a_teacher_of_another_size_sees_what_pil_resizes_to(size: int) -> None:
+    seen: list[Tensor] = []
+
+    class Sees(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images)
+            return torch.zeros(len(images), 4)
+
+    teacher = Teacher(Sees(), student=PLAIN, size=size)
+    images = torch.rand(2, 3, 9, 9)
+    teacher(images)
+    resized = [
+        np.array(Image.fromarray(plane.numpy()).resize((size, size), Image.Resampling.BICUBIC))
+        for plane in images.flatten(0, 1)
+    ]
+    torch.testing.assert_close(seen[0], torch.tensor(np.stack(resized)).view(2, 3, size, size), atol=1e-5, rtol=0)
+    teacher(same := torch.rand(2, 3, size, size))
+    assert seen[1] is same
+
+
+def test_a_teacher_runs_in_the_students_precision(network: nn.Module) -> None:
+    images = torch.randn(4, 3, 8, 8)
+    narrow = Teacher(network, student=PLAIN, amp=torch.bfloat16)(images)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = network.eval()(images)
+    assert expected.dtype == torch.bfloat16
+    assert narrow.dtype == torch.float32
+    assert torch.equal(narrow, expected.float())
+    assert not torch.equal(narrow, Teacher(network, student=PLAIN)(images))
+
+
+@pytest.mark.parametrize(
+    ("own", "size", "message"),
+    [
+        (Normalisation((0.5,), (0.5,)), None, "takes 1 channels, the student's images have 3"),
+        (None, 0, "teacher_size must be at least 1 pixel, got 0"),
+    ],
+)
+def test_teachers_that_cannot_see_are_refused(own: Normalisation | None, size: int | None, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        Teacher(nn.Identity(), student=PLAIN, own=own, size=size)
+
+
+# teachers by name
+
+
+def named(parent: nn.Module | None = None, num_classes: int = 4, img_size: int = 8, **fields: Any) -> Teacher:
+    return build_teacher(DistillConfig(**fields), parent, num_classes, student=PLAIN, img_size=img_size)
+
+
+def test_the_parent_is_copied_as_it_is_now(network: nn.Module) -> None:
+    teacher = named(network, name="parent")
+    images = torch.randn(4, 3, 8, 8)
+    before = teacher(images)
+    assert torch.equal(before, network.eval()(images))  # in the student's normalisation, whatever it is
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert torch.equal(teacher(images), before)
+
+
+def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
+    model = build(ModelConfig("digits_resnet"), num_classes=4).eval()
+    save(model, tmp_path / "teacher.safetensors")
+    file = str(tmp_path / "teacher.safetensors")
+    pixels = torch.rand(2, 3, 8, 8)
+    teacher = named(name="digits_resnet", teacher_checkpoint=file)
+    torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
+    larger = named(name="digits_resnet", teacher_checkpoint=file, teacher_size=12)
+    assert not torch.allclose(larger(pixels), teacher(pixels))
+    with pytest.raises(RecastError, match="the teacher digits_resnet: "):
+        named(name="digits_resnet", teacher_checkpoint=file, num_classes=5)
+    with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
+        named(name="digits_resnet", teacher_checkpoint=str(tmp_path / "missing.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("torchvision:resnet18", (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)), ("own:function", PLAIN)],
+)
+def test_fetched_weights_keep_their_own_head(
+    name: str, own: tuple[tuple[float, ...], ...], network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """timm would put a random head in its place if asked for the data's classes."""
+    asked: list[tuple[ModelConfig, int | None]] = []
+
+    def fetch(config: ModelConfig, *, num_classes: int | None = None) -> nn.Module:
+        asked.append((config, num_classes))
+        return network
+
+    monkeypatch.setattr(distill, "build", fetch)
+    fetched = name.startswith("torchvision")
+    teacher = named(name=name, teacher_pretrained=fetched)
+    assert asked == [(ModelConfig(name, pretrained=fetched), None)]
+    pixels = torch.rand(2, 3, 8, 8)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in own)
+    torch.testing.assert_close(teacher(pixels), network.eval()((pixels - mean) / std))
+    with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):
+        named(name=name, teacher_pretrained=fetched, num_classes=7)
+
+
+def test_a_teacher_built_for_one_size_needs_teacher_size(two_heads: nn.Module) -> None:
+    with pytest.raises(
+        RecastError, match=r"the teacher parent cannot take images of side 8 .*set distill.teacher_size"
+    ):
+        named(two_heads, name="parent")
+    assert named(two_heads, name="parent", teacher_size=16)(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "there is no teacher: set distill.name"),
+        ({"name": "parent"}, "needs the network that was recast"),
+        ({"name": "parent", "teacher_pretrained": True}, "leave teacher_checkpoint and teacher_pretrained out"),
+        ({"name": "parent", "teacher_checkpoint": "x.safetensors"}, "leave teacher_checkpoint and"),
+        ({"name": "resnet18"}, "the teacher resnet18 would have random weights"),
+        ({"name": "timm:resnet18"}, "would have random weights"),
+        ({"name": "torchvision:resnet18"}, "would have random weights"),
+        ({"name": "resnet18x", "teacher_pretrained": True}, "the teacher resnet18x: timm has no model 'resnet18x'"),
+    ],
+)
+def test_teachers_that_do_not_exist_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        named(**fields)
+
+
+def test_a_teacher_without_logits_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"has outputs of shape \(3, 8, 8\), the data have 4 classes"):
+        named(nn.Identity(), name="parent")
+
+
+# the distillation token
+
+
+def test_the_token_is_trained_by_the_teacher(two_heads: nn.Module) -> None:
+    model = copy.deepcopy(two_heads).train()
+    images = torch.randn(2, 3, 16, 16)
+    assert isinstance(model(images), Tensor)
+    assert train_token_(model)
+    outputs = model(images)
+    assert isinstance(outputs, tuple)
+    distillation(teacher_weight=1.0)(outputs, images, LABELS).backward()
+    assert bool(model.head_dist.weight.grad.any())
+    assert not bool(model.head.weight.grad.any())
+    assert not train_token_(nn.Linear(2, 2))
+
+
+def test_heads_are_fused_as_in_deits_code(two_heads: nn.Module) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    model = copy.deepcopy(two_heads).train()
+    model.pos_drop = nn.Dropout(0.5)
+    train_token_(model)
+    z_cls, z_dist = head_outputs(model, images)
+    assert model.training
+    assert model.blocks.training
+    assert not model.head._forward_hooks
+    assert not torch.allclose(z_cls, z_dist)
+    features = model.eval().forward_features(images)
+    assert torch.equal(z_cls, model.head(features[:, 0]))
+    assert torch.equal(z_dist, model.head_dist(features[:, 1]))
+    assert torch.equal(fuse((z_cls, z_dist), "both"), model(images))
+    assert fuse((z_cls, z_dist), "class") is z_cls
+    assert fuse((z_cls, z_dist), "dist") is z_dist
+
+
+def test_the_average_is_of_logits_not_of_probabilities() -> None:
+    fused = fuse((Z_CLS, Z_DIST))
+    assert fused[0].tolist() == [1.5, 0.25, -1.0, 0.25]
+    probabilities = (Z_CLS.softmax(1) + Z_DIST.softmax(1)) / 2
+    published = torch.tensor([0.5920453668, 0.1917957813, 0.0497507378, 0.1664081678])
+    torch.testing.assert_close(probabilities[0], published)
+    assert not torch.allclose(fused[0].softmax(0), published, atol=1e-2)
+
+
+def test_what_cannot_be_fused_is_refused() -> None:
+    assert fuse(Z_CLS) is Z_CLS
+    with pytest.raises(RecastError, match="needs the logits of both heads, got one tensor"):
+        fuse(Z_CLS, "class")
+    with pytest.raises(RecastError, match="how must be class, dist or both, got 'mean'"):
+        fuse((Z_CLS, Z_DIST), "mean")  # type: ignore[arg-type]
+    with pytest.raises(RecastError, match="Linear has no distillation token"):
+        head_outputs(nn.Linear(2, 2), torch.zeros(1, 2))
+    with pytest.raises(RecastError, match="CifarResNet has no distillation token"):
+        head_outputs(build(ModelConfig("digits_resnet")), torch.zeros(1, 3, 8, 8))

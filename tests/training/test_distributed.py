@@ -1,0 +1,165 @@
+"""Two processes (gloo, CPU) against one: the same losses, the same weights, every image counted once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from two_processes import recipe, run
+
+from recast.config import AugmentConfig, DataConfig
+from recast.errors import RecastError
+from recast.training import distributed
+from recast.training import fit as fit_module
+from recast.training.checkpoint import states
+from recast.training.fit import check_shares
+from recast.training.signals import Interrupted
+
+SCRIPT = Path(__file__).with_name("two_processes.py")
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="torchrun with gloo is not tested on Windows")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left, beside a run that one process began."""
+    folder = tmp_path_factory.mktemp("distributed")
+    _stop_alone(folder / "begun_by_one")
+    words = ["--standalone", "--nproc_per_node", "2", str(SCRIPT), str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def _stop_alone(folder: Path) -> None:
+    update, calls = fit_module.Update.__call__, []
+
+    def pressed(self: Any, *args: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return update(self, *args)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(fit_module.Update, "__call__", pressed)
+        with pytest.raises(Interrupted):
+            run(folder, recipe(save_steps=1))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    for name, value in one.items():
+        assert torch.allclose(value.double(), other[name].double(), rtol=tolerance, atol=tolerance), name
+
+
+def test_losses_and_weights_are_those_of_one_process(folder: Path, tmp_path: Path) -> None:
+    # dropout is drawn per part: one process that accumulates two parts draws what two processes draw
+    losses, rows, _ = run(tmp_path / "one", recipe(accumulate=2))
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert len(losses) == len(found["losses"]) == 20
+    assert found["losses"] == pytest.approx(losses, rel=1e-5)
+    assert_close(weights(tmp_path / "one"), weights(folder / "two"), 1e-5)
+    for mine, theirs in zip(rows, rows_of(folder / "two"), strict=True):
+        assert mine["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
+        assert (mine["train_loss"] or 0) == pytest.approx(theirs["train_loss"] or 0, rel=1e-5)
+        assert mine["val_top1"] == theirs["val_top1"]
+
+
+def test_mixing_is_that_of_one_process_with_the_same_parts(folder: Path, tmp_path: Path) -> None:
+    mixed = AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)
+    run(tmp_path / "one", recipe(accumulate=2, augment=mixed))
+    assert_close(weights(tmp_path / "one"), weights(folder / "mixed"), 1e-5)
+
+
+def test_every_validation_image_counts_once(folder: Path) -> None:
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert found["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
+
+
+def test_one_process_that_is_told_to_stop_stops_all_at_the_same_step(folder: Path) -> None:
+    position = torch.load(states(folder / "stopped")[-1], weights_only=True)["position"]
+    assert (position["epoch"], position["step"]) == (2, 2)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(folder: Path, tmp_path: Path) -> None:
+    _stop_alone(tmp_path / "one")
+    run(tmp_path / "one", recipe(accumulate=2), resume=True)
+    assert_close(weights(tmp_path / "one"), weights(folder / "begun_by_one"), 1e-5)
+
+
+def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import two_processes as script\n"
+        "from recast.errors import RecastError\n"
+        "def die(epoch, step, loss):\n"
+        "    if step == 3 and os.environ['RANK'] == '1':\n"
+        "        os._exit(9)\n"
+        "try:\n"
+        "    script.fit(script.small_child(), script.small_data(), script.recipe(), sys.argv[2],\n"
+        "               progress=False, on_step=die)\n"
+        "except RecastError as error:\n"
+        "    print('told:', error, file=sys.stderr)\n"
+        "    sys.exit(2)\n"
+    )
+    (tmp_path / "dies.py").write_text(code, encoding="utf-8")
+    words = [
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(tmp_path / "dies.py"),
+        str(SCRIPT.parent),
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "exitcode" in done.stderr  # torchrun's summary names the process that died
+    assert "told: process 0 of 2 lost the others" in done.stderr or "Signal 15" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "augment", "message"),
+    [
+        (9, AugmentConfig(), "data.batch_size 9, 2 processes and accumulate 1: .* use a multiple of 2"),
+        (6, AugmentConfig(mixup=0.5), "parts of 3 images, but Mixup and CutMix pair them"),
+    ],
+)
+def test_batches_that_cannot_be_shared(
+    batch_size: int, augment: AugmentConfig, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "process_count", lambda: 2)
+    with pytest.raises(RecastError, match=message):
+        check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
+
+
+def test_synchronised_batch_norm_needs_gpus() -> None:
+    with pytest.raises(RecastError, match="sync_bn needs GPUs, got cpu"):
+        distributed.synchronise_batch_norm(nn.BatchNorm2d(2), torch.device("cpu"))

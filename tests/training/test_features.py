@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from recast import param_groups
+from recast.config import RecastConfig
+from recast.errors import RecastError
+from recast.models.small import CifarResNet
+from recast.planning import plan
+from recast.shapes import in_eval
+from recast.steps import Fold
+from recast.surgery import gpsa_layers, recast_
+from recast.training.features import FeatureDistillation, keep_recast_gradients_, recast_parameters
+
+RECAST = ["4", "6"]
+LABELS = torch.zeros(8, dtype=torch.long)
+
+
+def stripes(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Waves that run down, across or along the diagonal: a blurred convolution cannot tell them."""
+    generator = torch.Generator().manual_seed(seed)
+    labels, steps = torch.arange(count) % 3, torch.arange(12.0)
+    down = steps[:, None].expand(12, 12)
+    waves = torch.stack([down, down.T, down + down.T])[labels][:, None]
+    phase = 6.3 * torch.rand(count, 1, 1, 1, generator=generator)
+    colour = torch.tensor([1.0, 0.5, -1.0]).view(3, 1, 1)
+    return torch.sin(1.6 * waves + phase) * colour + 0.3 * torch.randn(count, 3, 12, 12, generator=generator), labels
+
+
+def network() -> nn.Sequential:
+    """Convolutions before BatchNorm and before an in-place ReLU, and dropout ahead of the layers that are recast."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parent() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(100):
+        images, labels = stripes(32, step)
+        if step < 40:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        else:  # the running statistics settle
+            model(images)
+    model.zero_grad()
+    return model
+
+
+def recast_copy(parent: nn.Module, **config: Any) -> nn.Module:
+    torch.manual_seed(1)
+    planned = plan(parent, torch.zeros(1, 3, 12, 12), RecastConfig(**{"gate": "sigmoid", **config}), where=RECAST)
+    return recast_(copy.deepcopy(parent), planned).train()
+
+
+@pytest.fixture
+def student(parent: nn.Module) -> nn.Module:
+    return recast_copy(parent)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def test_warm_up_brings_a_soft_start_to_its_parent(parent: nn.Module, student: nn.Module) -> None:
+    """30 updates: all errors, the logits' too, to less than a third, and every prediction back."""
+    test, _ = stripes(96, seed=999)
+    with torch.no_grad(), in_eval(parent):
+        wanted = parent(test)
+
+    def logits_error() -> tuple[float, float]:
+        with torch.no_grad(), in_eval(student):
+            logits = student(test)
+        spread = (wanted - wanted.mean(0)).norm()
+        return float((logits - wanted).norm() / spread), float((logits.argmax(1) == wanted.argmax(1)).float().mean())
+
+    before, start, agreed = copy.deepcopy(student.state_dict()), *logits_error()
+    recast = {n for layer in gpsa_layers(student) for n in before if n.startswith(f"{layer}.")}
+    optimizer = torch.optim.AdamW(param_groups(student, lr=2e-2, weight_decay=0.1))
+    errors: list[dict[str, float]] = []
+    with FeatureDistillation(student, parent) as features:
+        for step in range(30):
+            images, labels = stripes(16, 100 + step)
+            optimizer.zero_grad()
+            features(student(images), images, labels).backward()
+            keep_recast_gradients_(student)
+            optimizer.step()
+            errors.append({name: float(error) for name, error in features.errors.items()})
+    assert list(errors[0]) == RECAST
+    assert min(errors[0].values()) > 0.4
+    assert all(errors[-1][name] < errors[0][name] / 3 for name in RECAST)
+    end, agrees = logits_error()
+    assert start > 0.6
+    assert end < start / 3
+    assert agreed < 0.9
+    assert agrees == 1
+    # nothing but the recast layers was moved or decayed; BatchNorm's statistics move as in any training
+    for name, value in student.state_dict().items():
+        moves = name in recast or "running" in name or "num_batches" in name
+        assert torch.equal(value, before[name]) != moves, name
+    assert not student._forward_hooks
+    assert not any(layer._forward_hooks for layer in gpsa_layers(student).values())
+
+
+def test_the_linear_gate_starts_at_zero_also_while_batch_norm_and_dropout_train(parent: nn.Module) -> None:
+    student, (images, labels) = recast_copy(parent, gate="linear"), stripes(8, 1)
+    with FeatureDistillation(student, parent) as features:
+        assert features(student.eval()(images), images, labels).item() < 1e-12
+        assert features(student.train()(images), images, labels).item() < 1e-12
+
+
+def test_the_loss_is_the_mean_of_the_layers_relative_errors(parent: nn.Module, student: nn.Module) -> None:
+    """In eval mode, layer by layer, by hand: before the in-place ReLU that follows layer 4."""
+    images, labels = stripes(8, 1)
+    assert isinstance(student, nn.Sequential)
+    assert isinstance(parent, nn.Sequential)
+    with FeatureDistillation(student.eval(), parent) as features:
+        loss = features(student(images), images, labels)
+    with in_eval(parent):
+        expected = []
+        for end in (5, 7):
+            given, wanted = student[:end](images), parent[:end](images)
+            assert bool((wanted < 0).any())
+            expected.append(((given - wanted) ** 2).sum().item() / (wanted**2).sum().item())
+    assert [float(e) for e in features.errors.values()] == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(sum(expected) / 2, rel=1e-5)
+
+
+def test_watching_changes_neither_the_student_nor_the_parent(parent: nn.Module, student: nn.Module) -> None:
+    images, labels = stripes(8, 1)
+    unwatched, before = copy.deepcopy(student), copy.deepcopy(parent.state_dict())
+    mode = parent.training
+    torch.manual_seed(7)
+    outputs, next_draw = unwatched(images), torch.rand(3)
+    features = FeatureDistillation(student, parent)
+    own = copy.deepcopy(features.parent.state_dict())
+    with features:
+        torch.manual_seed(7)
+        assert torch.equal(student(images), outputs)  # the same dropout
+        assert torch.equal(torch.rand(3), next_draw)
+        features(outputs, images, labels).backward()
+    for now, then in ((parent.state_dict(), before), (features.parent.state_dict(), own)):
+        assert all(torch.equal(value, then[name]) for name, value in now.items())
+    assert parent.training == mode
+    assert all(p.requires_grad and p.grad is None for p in parent.parameters())
+
+
+def test_frozen_batch_norm_is_frozen_for_both(parent: nn.Module) -> None:
+    student, (images, labels) = recast_copy(parent, gate="linear"), stripes(8, 1)
+    for module in student.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    with FeatureDistillation(student, parent) as features:
+        assert features(student(images), images, labels).item() < 1e-12
+
+
+def test_gradients_of_parts_add_up_and_others_are_forgotten(parent: nn.Module, student: nn.Module) -> None:
+    recast = {id(p) for p in recast_parameters(student)}
+    assert len(recast) == sum(1 for layer in gpsa_layers(student).values() for _ in layer.parameters())
+    student.eval()  # BatchNorm would see another batch
+    with FeatureDistillation(student, parent) as features:
+        alone = []
+        for seed in (1, 2):
+            images, labels = stripes(8, seed)
+            student.zero_grad()
+            features(student(images), images, labels).backward()
+            alone.append(gradients(student))
+        student.zero_grad()
+        for seed in (1, 2):
+            images, labels = stripes(8, seed)
+            features(student(images), images, labels).backward()
+    together = gradients(student)
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, alone[0][name] + alone[1][name])
+    assert bool(student.get_parameter("0.weight").grad.any())  # the errors reach it: it has to be forgotten
+    keep_recast_gradients_(student)
+    for name, parameter in student.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in recast), name
+
+
+def test_only_passes_with_gradients_count_and_each_only_once(parent: nn.Module, student: nn.Module) -> None:
+    images, labels = stripes(8, 1)
+    features = FeatureDistillation(student.eval(), parent)
+    for _ in range(2):  # it can be attached again
+        with pytest.raises(RecastError, match=r"no forward pass of the student was seen: attach\(\) first"):
+            features(student(images), images, labels)
+        with features:
+            with torch.no_grad():
+                outputs = student(images)
+            with pytest.raises(RecastError, match="no forward pass"):
+                features(outputs, images, labels)
+            features.attach()  # a second time does nothing
+            first = features(outputs := student(images), images, labels)
+            with pytest.raises(RecastError, match="no forward pass"):
+                features(outputs, images, labels)
+            student(stripes(8, 2)[0])  # without a loss, say after an error
+            torch.testing.assert_close(features(student(images), images, labels), first)
+            assert set(features.errors) == set(RECAST)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel_gets_a_gradient_of_everything(parent: nn.Module, student: nn.Module) -> None:
+    plain, (images, labels) = copy.deepcopy(student), stripes(8, 1)
+    network = DistributedDataParallel(student)
+    with FeatureDistillation(plain, parent) as features:
+        torch.manual_seed(3)
+        features(plain(images), images, labels).backward()
+    with FeatureDistillation(student, parent) as features:
+        for _ in range(3):  # DDP complains in the second pass of a parameter without a gradient in the first
+            torch.manual_seed(3)
+            student.zero_grad()
+            student.load_state_dict(plain.state_dict())
+            features(network(images), images, labels).backward()
+            assert student.get_parameter("11.weight").grad is not None
+            assert not bool(student.get_parameter("11.weight").grad.any())
+            for name, gradient in gradients(plain).items():
+                torch.testing.assert_close(gradients(student)[name], gradient)
+            keep_recast_gradients_(student)
+    F.cross_entropy(network(images), labels).backward()  # what comes after the warm-up
+
+
+def test_errors_under_autocast_are_computed_in_float32(parent: nn.Module, student: nn.Module) -> None:
+    images, labels = stripes(8, 1)
+    student.eval()
+    with FeatureDistillation(student, parent) as features:
+        full = features(student(images), images, labels)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = student(images)
+        narrow = features(outputs, images, labels)
+        assert outputs.dtype == torch.bfloat16
+        assert {error.dtype for error in features.errors.values()} == {torch.float32}
+        torch.testing.assert_close(narrow, full, rtol=0.05, atol=0)
+        assert narrow != full
+    exact = recast_copy(parent, gate="linear").eval()
+    with FeatureDistillation(exact, parent) as features, torch.autocast("cpu", torch.bfloat16):
+        assert features(exact(images), images, labels).item() < 1e-4  # the parent rounds as the student does
+
+
+class Checkpointed(nn.Module):
+    """`inner`, whose activations are computed again in the backward pass."""
+
+    reentrant = False
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        return checkpoint(self.inner, images, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+def test_recomputed_activations_are_not_taken_for_another_pass(parent: nn.Module, student: nn.Module) -> None:
+    images, labels = stripes(8, 1)
+    with FeatureDistillation(student, parent) as features:
+        torch.manual_seed(3)
+        features(student(images), images, labels).backward()
+    whole = Checkpointed(copy.deepcopy(parent))
+    where = [f"inner.{name}" for name in RECAST]
+    again = recast_(copy.deepcopy(whole), plan(whole, images[:1], RecastConfig(gate="sigmoid"), where=where)).train()
+    again.get_submodule("inner").load_state_dict(recast_copy(parent).state_dict())
+    with FeatureDistillation(again, whole) as features:
+        torch.manual_seed(3)
+        features(again(images), images, labels).backward()
+        assert not any(features._given.values())
+        again.reentrant = True
+        outputs = again(images.clone().requires_grad_())
+        with pytest.raises(RecastError, match="4 passes no gradient on"):
+            features(outputs, images, labels)
+    for name, gradient in gradients(student).items():
+        torch.testing.assert_close(gradients(again)[f"inner.{name}"], gradient)
+
+
+def test_a_layer_used_twice_is_compared_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(self.conv(x).relu()).mean((2, 3)))  # type: ignore[no-any-return]
+
+    parent, (images, labels) = Twice(), stripes(8, 1)
+    planned = plan(parent, images[:1], RecastConfig(gate="sigmoid"), where=["conv"])
+    student = recast_(copy.deepcopy(parent), planned).train()
+    with FeatureDistillation(student, parent) as features:
+        loss = features(student(images), images, labels)
+    errors, x, y = [], images, images
+    for _ in range(2):
+        x, y = student.get_submodule("conv")(x), parent.conv(y)
+        errors.append(((x - y) ** 2).sum().item() / (y**2).sum().item())
+        x, y = x.relu(), y.relu()
+    assert loss.item() == pytest.approx(sum(errors) / 2, rel=1e-5)
+    assert errors[0] != pytest.approx(errors[1], rel=0.01)
+
+
+def test_a_dead_convolution_has_no_error() -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Flatten(), nn.LazyLinear(2))
+    images, labels = stripes(8, 1)
+    parent(images)
+    nn.init.zeros_(parent[0].weight)
+    student = recast_(copy.deepcopy(parent), plan(parent, images[:1], RecastConfig(gate="sigmoid"), where=["0"]))
+    with FeatureDistillation(student.train(), parent) as features:
+        loss = features(student(images), images, labels)
+        loss.backward()
+    assert loss.item() == 0
+    assert all(bool(p.grad.isfinite().all()) for p in student.parameters() if p.grad is not None)
+
+
+def test_layers_that_cannot_be_compared_are_refused(
+    parent: nn.Module, student: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = stripes(8, 1)
+    with pytest.raises(RecastError, match="Sequential has no recast layers"):
+        FeatureDistillation(parent, parent)
+    with pytest.raises(RecastError, match="the parent has no convolution at '4'"):
+        FeatureDistillation(student, student)
+    with pytest.raises(RecastError, match="the parent has no convolution at '4'"):
+        FeatureDistillation(student, nn.Linear(2, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function, **_: function)  # the real one takes seconds to import
+        (compiled := copy.deepcopy(student)).compile()
+    with pytest.raises(RecastError, match=r"torch\.compile leaves out"):
+        FeatureDistillation(compiled, parent)
+    halved = copy.deepcopy(parent)
+    halved.get_submodule("6").stride = (2, 2)  # type: ignore[assignment]
+    with FeatureDistillation(student, halved) as features:
+        outputs = student(images)
+        with pytest.raises(RecastError, match=r"6 gives \(8, 8, 6, 6\), its convolution in the parent \(8, 8, 3, 3\)"):
+            features(outputs, images, labels)
+    folded = student.recast_plan
+    fold = Fold(False, (3, 3), tuple(range(9)), tuple(range(9)), True, batch_norm="7")
+    steps = tuple(replace(step, fold=fold) if step.name == "6" else step for step in folded.steps)  # type: ignore[union-attr]
+    student.recast_plan = replace(folded, steps=steps)  # type: ignore[assignment, type-var]
+    with pytest.raises(RecastError, match=r"6 holds its BatchNorm \(folded\)"):
+        FeatureDistillation(student, parent)
+
+
+def test_a_removed_stride_is_refused() -> None:
+    parent = CifarResNet((1, 1, 1), widths=(2, 2, 4), num_classes=3)
+    example = torch.zeros(1, 3, 16, 16)
+    planned = plan(parent, example, RecastConfig(stride="remove"), where="last_stage")
+    student = recast_(copy.deepcopy(parent), planned)
+    with pytest.raises(RecastError, match=r"stride='remove' changes it; set distill\.feature_epochs=0"):
+        FeatureDistillation(student, parent)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from timm.data.mixup import mixup_target
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from torch import Tensor
+from torch.nn import functional as F
+
+from recast.config import RegularizationConfig
+from recast.errors import RecastError
+from recast.training.losses import LabelLoss, label_loss
+
+LOGITS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
+LABELS = torch.tensor([0, 2])
+MIXED = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
+
+
+def make(classes: int = 4, **fields: Any) -> LabelLoss:
+    return label_loss(RegularizationConfig(**fields), classes)
+
+
+def by_hand(targets: list[list[float]], binary: bool) -> float:
+    """The formulas of the docstring in Python's own numbers."""
+    total = 0.0
+    for z, t in zip(LOGITS.tolist(), targets, strict=True):
+        if binary:
+            p = [1 / (1 + math.exp(-v)) for v in z]
+            total -= sum(a * math.log(b) + (1 - a) * math.log(1 - b) for a, b in zip(t, p, strict=True)) / len(z)
+        else:
+            norm = math.log(sum(map(math.exp, z)))
+            total -= sum(a * (v - norm) for a, v in zip(t, z, strict=True))
+    return total / len(LOGITS)
+
+
+def smoothed(share: float) -> list[list[float]]:
+    return [[1 - share + share / 4 if c == int(label) else share / 4 for c in range(4)] for label in LABELS]
+
+
+def test_published_numbers() -> None:
+    assert make()(LOGITS, LABELS).item() == pytest.approx(0.2589324713, rel=1e-6)
+    # DeiT III: every class of a mixed label counts fully, whatever its share
+    assert make(loss="bce", bce_threshold=0.0)(LOGITS, MIXED).item() == pytest.approx(0.7861672640, rel=1e-6)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_labels_follow_the_formula(binary: bool, share: float) -> None:
+    loss = make(loss="bce" if binary else "ce", label_smoothing=share)
+    assert loss(LOGITS, LABELS).item() == pytest.approx(by_hand(smoothed(share), binary), rel=1e-6)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_mixed_targets_are_not_smoothed_again(binary: bool) -> None:
+    loss = make(loss="bce" if binary else "ce", label_smoothing=0.1)
+    assert loss(LOGITS, MIXED).item() == pytest.approx(by_hand(MIXED.tolist(), binary), rel=1e-6)
+    # a label that timm's Mixup has smoothed, mixed with nothing, is the label that we smooth
+    targets = mixup_target(LABELS, 4, lam=1.0, smoothing=0.1)
+    torch.testing.assert_close(loss(LOGITS, targets), loss(LOGITS, LABELS))
+
+
+def test_cross_entropy_is_timms() -> None:
+    torch.testing.assert_close(
+        make(label_smoothing=0.2)(LOGITS, LABELS), LabelSmoothingCrossEntropy(0.2)(LOGITS, LABELS)
+    )
+    torch.testing.assert_close(make()(LOGITS, MIXED), SoftTargetCrossEntropy()(LOGITS, MIXED))
+
+
+def test_a_threshold_between_the_shares_keeps_the_larger_class_alone() -> None:
+    loss = make(loss="bce", bce_threshold=0.5)
+    assert loss(LOGITS, MIXED) == loss(LOGITS, torch.tensor([0, 3]))
+    assert make(loss="bce", bce_threshold=0.5, label_smoothing=0.1)(LOGITS, LABELS) == make(loss="bce")(LOGITS, LABELS)
+
+
+@pytest.mark.parametrize("fields", [{}, {"label_smoothing": 0.1}, {"loss": "bce"}, {"loss": "bce", "bce_threshold": 0}])
+@pytest.mark.parametrize("targets", [LABELS, MIXED, MIXED.bfloat16()])
+def test_narrow_logits_are_widened_first(fields: dict[str, Any], targets: Tensor) -> None:
+    logits = (LOGITS / 3).bfloat16().requires_grad_()
+    loss = make(**fields)(logits, targets)
+    assert loss.dtype == torch.float32
+    assert loss == make(**fields)(logits.float(), targets.float() if targets.is_floating_point() else targets)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16
+    assert bool(logits.grad.any())
+
+
+def test_double_logits_stay_double() -> None:
+    loss = make()(LOGITS.double(), LABELS)
+    assert loss.dtype == torch.float64
+    assert loss.item() == pytest.approx(by_hand(smoothed(0.0), binary=False), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"label_smoothing must be at least 0 and below 1, got 1\.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be"),
+        ({"bce_threshold": 0.0}, r"bce_threshold=0\.0 belongs to loss='bce'"),
+        ({"loss": "bce", "bce_threshold": 0.0, "label_smoothing": 0.1}, r"every class into 1: label_smoothing=0\.1"),
+        ({"loss": "bce", "bce_threshold": 0.025, "label_smoothing": 0.1}, r"every class into 1.* 0\.025"),
+        ({"loss": "bce", "bce_threshold": -0.1}, "every class into 1"),
+        ({"loss": "bce", "bce_threshold": 1.0}, "every class into 0"),
+        ({"loss": "bce", "bce_threshold": 0.95, "label_smoothing": 0.1}, "every class into 0"),
+    ],
+)
+def test_what_cannot_teach_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        make(**fields)
+
+
+def test_thresholds_just_inside_are_taken() -> None:
+    smoothing = {"loss": "bce", "label_smoothing": 0.1}
+    for threshold in (0.026, 0.924):
+        assert make(**smoothing, bce_threshold=threshold)(LOGITS, LABELS) == F.binary_cross_entropy_with_logits(
+            LOGITS, F.one_hot(LABELS, 4).float()
+        )
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "message"),
+    [
+        (torch.zeros(2, 3), LABELS, r"logits \(images, 4 classes\), got \(2, 3\)"),
+        (torch.zeros(2, 4, 1), LABELS, r"got \(2, 4, 1\)"),
+        (LOGITS, torch.tensor([1]), r"expected 2 labels .* got \(1,\) of torch.int64"),
+        (LOGITS, torch.tensor([0.0, 1.0]), "whole numbers"),
+        (LOGITS, MIXED[:, :3], r"shape \(2, 4\), got \(2, 3\)"),
+        (LOGITS, MIXED.long(), "of torch.int64"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(logits: Tensor, targets: Tensor, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        make()(logits, targets)

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from timm.layers import BatchNormAct2d, DropPath
+from timm.models.cait import Cait
+from timm.models.mlp_mixer import MlpMixer, ResBlock
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from torch import Tensor, nn
+
+from recast.config import RecastConfig, Recipe, RegularizationConfig
+from recast.errors import RecastError
+from recast.models.patchconvnet import PatchConvNet
+from recast.models.small import cifar_resnet
+from recast.planning import plan
+from recast.surgery import recast_
+from recast.training.regularization import (
+    drop_path_places,
+    freeze_batch_norm,
+    layer_scales,
+    prepare_,
+    recalibrate_batch_norm_,
+    set_drop_path_,
+    set_layer_scale_,
+)
+
+
+def vit(**kwargs: Any) -> VisionTransformer:
+    return VisionTransformer(
+        img_size=32, patch_size=16, embed_dim=8, depth=3, num_heads=2, num_classes=3, **{"init_values": 1e-3, **kwargs}
+    )
+
+
+def cait() -> Cait:
+    return Cait(img_size=32, patch_size=16, embed_dim=8, depth=3, depth_token_only=2, num_heads=2, num_classes=3)
+
+
+def resmlp() -> MlpMixer:
+    return MlpMixer(img_size=32, patch_size=16, embed_dim=8, num_blocks=3, mlp_ratio=2, num_classes=3,
+                    block_layer=ResBlock)  # fmt: skip
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resnet": (lambda: timm.create_model("test_resnet"), 4),
+    "resnet-d": (lambda: timm.create_model("resnet26d", num_classes=3), 8),
+    "regnet": (lambda: timm.create_model("regnetx_002", num_classes=3), 13),
+    "convnext": (lambda: timm.create_model("test_convnext"), 9),
+    "cifar": (lambda: cifar_resnet(14, 3), 6),
+    "vit": (vit, 3),
+    "cait": (cait, 3),
+    "resmlp": (resmlp, 3),
+    "patchconvnet": (lambda: PatchConvNet(16, 3, num_classes=3), 3),
+    "torchvision": (lambda: torchvision.models.efficientnet_b0(num_classes=3), 16),
+}
+
+
+def probabilities(model: nn.Module) -> list[float]:
+    """Of every block, as its places say it; 0 for no DropPath."""
+    found = []
+    for places in drop_path_places(model):
+        modules = [getattr(holder, attribute) for holder, attribute in places]
+        rates = {module.drop_prob if isinstance(module, DropPath) else 0.0 for module in modules}
+        assert len(rates) == 1, "one block, one probability"
+        found.append(rates.pop())
+    return found
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {name: make() for name, (make, _) in NETWORKS.items()}
+
+
+# --- stochastic depth -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: str) -> None:
+    model, blocks = networks[name], NETWORKS[name][1]
+    names = list(model.state_dict())
+    set_drop_path_(model, 0.3, "linear")
+    assert probabilities(model) == pytest.approx([0.3 * i / (blocks - 1) for i in range(blocks)])
+    set_drop_path_(model, 0.2, "uniform")
+    assert probabilities(model) == [0.2] * blocks
+    assert any(isinstance(module, DropPath) for module in model.modules())
+    set_drop_path_(model, 0.0)
+    assert probabilities(model) == [0.0] * blocks
+    assert not any(isinstance(module, DropPath) for module in model.modules())
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit", "regnetx_002"])
+def test_linear_is_timms_own(name: str) -> None:
+    built = probabilities(timm.create_model(name, drop_path_rate=0.25))
+    assert probabilities(set_drop_path_(timm.create_model(name), 0.25)) == pytest.approx(built)
+    assert len(set(built)) == len(built)
+
+
+def test_an_existing_rate_is_replaced() -> None:
+    model = timm.create_model("test_vit", drop_path_rate=0.5)
+    assert probabilities(set_drop_path_(model, 0.1, "uniform")) == [0.1] * 6
+
+
+def test_branches_of_one_block_share_its_probability() -> None:
+    model = set_drop_path_(vit(block_fn=ParallelThingsBlock), 0.2)
+    assert probabilities(model) == pytest.approx([0.0, 0.1, 0.2])
+    assert [len(places) for places in drop_path_places(model)] == [4, 4, 4]  # two attentions, two MLPs
+
+
+def test_class_attention_has_none() -> None:
+    model = set_drop_path_(cait(), 0.2, "uniform")
+    assert not any(isinstance(m, DropPath) for block in model.blocks_token_only for m in block.modules())
+
+
+@pytest.mark.parametrize("name", ["mobilevit_xxs", "mobileone_s0", "vovnet57a"])
+def test_a_block_without_a_shortcut_is_never_dropped(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    if name == "vovnet57a":
+        with pytest.raises(RecastError, match="no residual block"):
+            set_drop_path_(model, 0.2)
+        return
+    set_drop_path_(model, 0.2, "uniform")
+    for module in model.modules():
+        if isinstance(getattr(module, "drop_path", None), DropPath):
+            assert getattr(module, "shortcut", 0) is not None
+            assert getattr(module, "identity", 0) is not None
+    assert sum(isinstance(m, DropPath) for m in model.modules()) > 5
+
+
+@pytest.mark.parametrize("name", ["resnet", "cifar", "torchvision", "cait"])
+def test_nothing_changes_in_eval(networks: dict[str, nn.Module], name: str) -> None:
+    model, x = networks[name].eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        before = model(x)
+        assert torch.equal(set_drop_path_(model, 0.9, "uniform")(x), before)
+
+
+def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
+    model = cifar_resnet(8, 3)
+    block = set_drop_path_(model, 0.25, "uniform").layer1[0].train()
+    for norm in (block.bn1, block.bn2):
+        norm.eval()  # or images would depend on one another
+    x = torch.rand(1, 16, 4, 4).expand(4000, -1, -1, -1) + 10
+    with torch.no_grad():
+        block.bn2.weight.fill_(0.1)  # a branch too small to reach the last ReLU's kink
+        branch = block.bn2(block.conv2(block.act1(block.bn1(block.conv1(x[:1])))))
+        added = block(x) - x
+    kept = added.flatten(1).abs().amax(1) > 1e-4
+    assert torch.allclose(added[kept], (branch / 0.75).expand(int(kept.sum()), -1, -1, -1), atol=1e-4)
+    assert kept.float().mean() == pytest.approx(0.75, abs=0.03)
+    assert torch.allclose(added.mean(0), branch[0], atol=0.05 * float(branch.abs().max()))
+
+
+def test_a_network_without_residual_blocks_is_refused() -> None:
+    with torch.device("meta"):
+        models = (timm.create_model("vgg11"), torchvision.models.resnet18())
+    for model in models:
+        with pytest.raises(RecastError, match="no residual block with a place for stochastic depth"):
+            set_drop_path_(model, 0.1)
+        assert set_drop_path_(model, 0.0) is model  # nothing to remove
+
+
+@pytest.mark.parametrize(
+    ("rate", "mode", "message"), [(1.0, "linear", "got 1.0"), (-0.1, "linear", "got -0.1"), (0.1, "cubic", "'cubic'")]
+)
+def test_unusable_rates_and_modes_are_refused(rate: float, mode: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        set_drop_path_(cifar_resnet(8, 3), rate, mode)
+
+
+def test_a_recast_network_drops_the_same_paths() -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    before = probabilities(set_drop_path_(copy.deepcopy(model), 0.2))
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["layer4.0.conv2"]))
+    assert probabilities(set_drop_path_(model, 0.2)) == before
+
+
+# --- LayerScale -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("vit", 6), ("cait", 10), ("resmlp", 6), ("convnext", 9), ("patchconvnet", 5)],
+)
+def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
+    model = networks[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    set_layer_scale_(model, 0.123)
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == set(layer_scales(model))
+    assert len(changed) == count
+    assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
+
+
+def test_torchvisions_layer_scale_too() -> None:
+    with torch.device("meta"):
+        model = torchvision.models.convnext_tiny()
+    assert len(layer_scales(model)) == 18
+
+
+def test_with_layer_scale_0_every_block_is_the_identity() -> None:
+    model, x = set_layer_scale_(vit(), 0.0).eval(), torch.randn(2, 5, 8)
+    assert torch.equal(model.blocks(x), x)
+
+
+def test_gates_are_no_layer_scale() -> None:
+    model = timm.create_model("test_convnext", num_classes=3)
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["stages.3.blocks.0.conv_dw"]))
+    layer = model.stages[3].blocks[0].conv_dw
+    assert len(layer_scales(model)) == 9
+    set_layer_scale_(model, 0.5)
+    assert not layer.gamma.any()  # the gate γ is still closed
+
+
+def test_a_network_without_layer_scale_is_refused() -> None:
+    with pytest.raises(RecastError, match="ResNet has no LayerScale"):
+        set_layer_scale_(timm.create_model("test_resnet"), 1e-4)
+    with pytest.raises(RecastError, match="layer_scale must be 0 or a positive number, got nan"):
+        set_layer_scale_(vit(), float("nan"))
+
+
+# --- BatchNorm --------------------------------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """BatchNorm among what else has state or draws random numbers in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, momentum=0.3)
+        self.conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))
+        self.act = BatchNormAct2d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.act(self.conv(self.norm(x))))
+
+
+def test_frozen_statistics_stay_while_the_rest_trains() -> None:
+    model = Noisy().train()
+    freeze_batch_norm(model)
+    before = {name: buffer.clone() for name, buffer in model.norm.named_buffers()}
+    model(3 + torch.randn(4, 3, 8, 8)).sum().backward()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.norm.named_buffers())
+    assert model.norm.weight.grad is not None
+    assert [m.training for m in (model.drop, model.conv, model.act.act)] == [True, True, True]
+    assert not model.act.training
+    model.train()
+    assert model.norm.training
+
+
+def test_recalibration_measures_the_images_and_nothing_else_moves() -> None:
+    model = Noisy().train()
+    model.act.eval()  # flags may differ from module to module
+    others = {k: v.clone() for k, v in model.state_dict().items() if "running" not in k}
+    flags = [module.training for module in model.modules()]
+    batches = [2 + 3 * torch.randn(size, 3, 8, 8) for size in (6, 6, 2)]
+    random = torch.get_rng_state()
+    recalibrate_batch_norm_(model, iter(batches))
+    assert torch.equal(torch.get_rng_state(), random)
+    shares = torch.tensor([6, 6, 2]) / 14
+    mean = sum(share * batch.mean((0, 2, 3)) for share, batch in zip(shares, batches, strict=True))
+    var = sum(share * batch.var((0, 2, 3)) for share, batch in zip(shares, batches, strict=True))
+    assert torch.allclose(model.norm.running_mean, mean, atol=1e-5)
+    assert torch.allclose(model.norm.running_var, var, atol=1e-4)
+    assert not torch.equal(model.act.running_mean, torch.zeros(4))  # frozen before, and measured all the same
+    assert all(torch.equal(value, others[k]) for k, value in model.state_dict().items() if k in others)
+    assert [module.training for module in model.modules()] == flags
+    assert (model.norm.momentum, model.act.momentum) == (0.3, 0.1)
+
+
+def test_recalibration_sees_the_layers_below_as_in_training() -> None:
+    """The second norm is given what the first makes of the batch's own statistics, not of its old ones."""
+    model = nn.Sequential(nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, affine=False))
+    recalibrate_batch_norm_(model, [5 + torch.randn(8, 2, 4, 4)])
+    assert torch.allclose(model[1].running_mean, torch.zeros(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("batches", [[], [torch.randn(4, 3, 1, 1), torch.randn(1, 3, 1, 1)]])
+def test_a_recalibration_that_fails_changes_nothing(batches: list[Tensor]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout()).train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RecastError, match="BatchNorm's statistics need"):
+        recalibrate_batch_norm_(model, batches)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert (model[0].momentum, model[0].training, model[1].training) == (0.1, True, True)
+
+
+def test_without_batch_norm_there_is_nothing_to_measure() -> None:
+    model = vit()
+    assert recalibrate_batch_norm_(model, []) is model
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def test_prepare_does_what_the_recipe_says() -> None:
+    model = timm.create_model("test_convnext", num_classes=3)
+    wanted = RegularizationConfig(drop_path=0.2, drop_path_mode="uniform", layer_scale=0.25)
+    prepare_(model, Recipe(regularization=wanted, channels_last=True, grad_checkpointing=True))
+    assert probabilities(model) == [0.2] * 9
+    assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
+    assert model.stages[0].grad_checkpointing
+    assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_prepare_leaves_alone_what_the_recipe_leaves_open() -> None:
+    model = timm.create_model("test_convnext", num_classes=3, drop_path_rate=0.1)
+    state, before = copy.deepcopy(model.state_dict()), probabilities(model)
+    prepare_(model, Recipe())
+    assert probabilities(model) == before
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert not model.stages[0].grad_checkpointing
+
+
+def test_checkpointing_is_asked_of_the_network() -> None:
+    assert prepare_(resmlp(), Recipe(grad_checkpointing=True)).grad_checkpointing
+    with pytest.raises(RecastError, match="CifarResNet cannot recompute its activations"):
+        prepare_(cifar_resnet(8, 3), Recipe(grad_checkpointing=True))

@@ -1,0 +1,84 @@
+"""What `test_distributed.py` runs by torchrun in two processes: torchrun ... two_processes.py FOLDER."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from small import small_child, small_data, small_recipe
+from torch import nn
+
+from recast.config import AugmentConfig, Recipe, RegularizationConfig
+from recast.training import fit as fit_module
+from recast.training.distributed import is_first, process_group
+from recast.training.fit import fit
+from recast.training.metrics import measure
+from recast.training.signals import Interrupted
+
+BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
+ODD = 19
+
+
+def recipe(**fields: Any) -> Recipe:
+    """4 epochs of 5 batches of 8: 20 updates; BatchNorm, which sees one part at a time, is frozen."""
+    return small_recipe({"clip_grad": 1.0}, **{"regularization": BATCH_NORM_FROZEN, "epochs": 4, **fields})
+
+
+def run(folder: Path, chosen: Recipe, resume: bool = False) -> tuple[list[float], list[dict[str, Any]], nn.Module]:
+    """Losses of all updates, the rows, and the trained network."""
+    losses: list[float] = []
+    child = small_child()
+    rows = fit(
+        child, small_data(ODD), chosen, folder, resume=resume, progress=False,
+        on_step=lambda _epoch, _step, loss: losses.append(loss),
+    )  # fmt: skip
+    return losses, rows, child
+
+
+def main(folder: Path) -> None:
+    with process_group("cpu"):
+        found: dict[str, Any] = {"losses": run(folder / "two", recipe())[0]}
+        found["counted"] = _count_images()
+        run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
+        _stop_in_the_second_process(folder / "stopped")
+        run(folder / "begun_by_one", recipe(), resume=True)
+        if is_first():
+            (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _count_images() -> float:
+    """Validation loss of a network that says class 0 with certainty: which share of the 19 images is class 0."""
+    always = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    nn.init.zeros_(always[1].weight)
+    with torch.no_grad():
+        always[1].bias.copy_(torch.tensor([50.0, 0.0, 0.0]))
+    return measure(always, small_data(ODD), 8, torch.device("cpu"))[1]
+
+
+def _stop_in_the_second_process(folder: Path) -> None:
+    update, calls = fit_module.Update.__call__, []
+
+    def told(self: Any, *args: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 7 and os.environ["RANK"] == "1":
+            signal.raise_signal(signal.SIGTERM)
+        return update(self, *args)
+
+    fit_module.Update.__call__ = told  # type: ignore[method-assign]
+    try:
+        run(folder, recipe())
+    except Interrupted:
+        pass
+    else:
+        raise AssertionError("nobody stopped")
+    finally:
+        fit_module.Update.__call__ = update  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
