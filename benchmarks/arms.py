@@ -1,8 +1,8 @@
 """Recast or not, and how: CIFAR-100 ResNet-20, several arms and seeds, paired differences with 95 % intervals.
 
-    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms                    # all arms and seeds; hours on one CPU core
-    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms --sweep            # learning rates of the gates, one seed
-    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms --collect          # results/arms.csv, results/arms_differences.csv
+    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms            # all arms and seeds; hours on one CPU core
+    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms --sweep    # learning rates of the gates, one seed
+    RECAST_DATA=DIR python benchmarks/arms.py --out runs/arms --collect  # only the tables
 
 Needs $RECAST_DATA/cifar100/{train,test}.zip and $RECAST_DATA/weights/cifar100_resnet20_chenyaofo.safetensors. The
 last stage is recast and everything is trained on alike: AdamW 1e-4, an epoch of warm-up, cosine, crop and flip,
@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--num-train", type=int, default=5000)
+    parser.add_argument("--arms", nargs="+", help="only these arms")
     parser.add_argument("--num-corrupted", type=int, default=1000)
     parser.add_argument("--sweep", action="store_true", help="learning rates of the gates instead of the arms")
     parser.add_argument("--collect", action="store_true", help="only write the tables")
@@ -212,6 +213,8 @@ def main() -> None:
     if not options.collect:
         for seed in options.seeds:
             for arm, recipe in arms(options, seed).items():
+                if options.arms and arm not in options.arms:
+                    continue
                 run(recipe, folder(options, arm, seed))
         measure(options)
     collect(options)

@@ -31,7 +31,7 @@ def unusual() -> Recipe:
         amp="bf16",
         regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1, drop_path_mode="uniform"),
         distill=DistillConfig("parent", targets="hard"),
-        log=["tensorboard"],
+        trackers=["tensorboard"],
         control=False,
     )
 

@@ -88,8 +88,8 @@ def test_words_that_are_no_options_are_left_alone() -> None:
         (["--gate-range", "0"], r"--gate-range must be a list of 2 items, each a number, got '0'"),
         (["--control=3"], r"--control must be true or false, got '3'"),
         (
-            ["--log", "tensorbord"],
-            r"--log must be a list, each item one of tensorboard, wandb.*Did you mean tensorboard",
+            ["--trackers", "tensorbord"],
+            r"--trackers must be a list, each item one of tensorboard, wandb.*Did you mean tensorboard",
         ),
         (["--optim", "x.yaml"], r"--optim is a group of options"),
     ],

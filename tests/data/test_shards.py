@@ -105,10 +105,10 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(tmp_path: Path, mo
         others, other_labels = epoch_of(train, shuffle_seed=1, **options)
         assert other_labels == labels
         assert others.equal(images)
-    for workers in (0, 2):
-        rest = loader(train, 4, shuffle_seed=1, start=2, workers=workers, drop_last=True)
-        assert len(rest) == 3
-        assert torch.cat([images for images, _ in rest]).equal(images[8:20])
+    for workers, start in ((0, 2), (2, 1), (2, 2)):
+        rest = loader(train, 4, shuffle_seed=1, start=start, workers=workers, drop_last=True)
+        assert len(rest) == 5 - start
+        assert torch.cat([images for images, _ in rest]).equal(images[4 * start : 20])
 
 
 def test_repeats_show_fewer_images_more_often(tmp_path: Path) -> None:

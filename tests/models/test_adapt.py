@@ -249,7 +249,14 @@ def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_p
 
 def test_published_weights_are_built_for_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
     published, made = timm.create_model("test_vit"), timm.create_model
-    monkeypatch.setattr("timm.create_model", lambda *a, **kw: published if kw.get("pretrained") else made(*a, **kw))
+
+    def fetch(*args: Any, **kwargs: Any) -> nn.Module:
+        if kwargs.get("pretrained"):
+            assert "img_size" not in kwargs  # timm would resample, with antialiasing
+            return published
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr("timm.create_model", fetch)
     child = build(ModelConfig("test_vit", pretrained=True, input_size=96))
     expected = resampled(made("test_vit", img_size=96), published.state_dict())["pos_embed"]
     assert torch.equal(child.pos_embed, expected)

@@ -236,6 +236,12 @@ def test_an_optimiser_that_cannot_be_had_is_one_line(parent: nn.Module) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_numbers_out_of_range_are_refused(make_recipe: Callable[..., Recipe]) -> None:
+    check_trainable(make_recipe())
+    with pytest.raises(RecastError, match=r"optim.lr must be 0 or a positive number, got -1.0"):
+        check_trainable(make_recipe({"lr": -1.0}))
+
+
 def test_gate_l1_is_refused_for_the_sigmoid_gate(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(RecastError, match="gate_l1"):
         check_trainable(make_recipe({"gate_l1": 0.1}, recast=RecastConfig(gate="sigmoid")))

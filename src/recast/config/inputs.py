@@ -31,8 +31,8 @@ class DataConfig:
     """Images and how they are prepared. Pixels are in [0, 1]; normalisation happens next to the model."""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, zip (an ImageFolder tree, or a zip of one), torch/NAME (torchvision),
-    hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset)."""
+    """digits, cifar10, cifar100, imagenet, folder, zip (an ImageFolder tree, or a zip of one), torch/NAME
+    (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset)."""
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
     img_size: int | None = None
@@ -68,7 +68,8 @@ class AugmentConfig:
 
     crop: Crop | None = None
     """none: as in validation. pad: shifted by up to S/8 (CIFAR's 4 of 32). random: random resized crop. simple: short
-    side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images, else random."""
+    side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images, random
+    otherwise."""
     scale: tuple[float, float] = (0.08, 1.0)
     """crop=random: share of the image's area that is cut out."""
     flip: bool | None = None
@@ -76,11 +77,11 @@ class AugmentConfig:
     auto_augment: str | None = None
     """timm's policy: rand-m9-mstd0.5-inc1 (RandAugment), 3a (3-Augment), original, augmix-m3-w3, ..."""
     color_jitter: float = 0.0
-    """Strength of brightness, contrast and saturation jitter; under RandAugment and AutoAugment it is off, as in timm."""
+    """Strength of brightness, contrast and saturation jitter; under RandAugment and AutoAugment off, as in timm."""
     erasing: float = 0.0
     """Probability of random erasing (one box of noise, pixel mode)."""
     repeats: int = 1
-    """Repeated augmentation: each image that many times in a batch; an epoch stays as long and shows 1/repeats of them."""
+    """Repeated augmentation: each image that many times in a batch; an epoch stays as long, shows 1/repeats of them."""
     mixup: float = 0.0
     """Mixup's alpha of the Beta distribution; 0: off."""
     cutmix: float = 0.0

@@ -51,7 +51,7 @@ class Recipe:
     """Save the state every so many updates too; after every epoch it is saved anyway."""
     keep: int = 2
     """How many of the newest states are kept."""
-    log: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
     """Where metrics go besides metrics.jsonl."""
     seed: int = 0
     """Seed of weights, order and augmentation."""

@@ -17,7 +17,7 @@ class OptimConfig:
     base_batch: int | None = None
     """lr is for this many images an update and scales linearly with data.batch_size. None: lr is taken as it is."""
     gate_lr: float | None = None
-    """Peak learning rate of the gates. None: 10 x lr for γ and s, 0.1 for the sigmoid's λ (the paper's)."""
+    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (the paper's)."""
     weight_decay: float = 0.05
     """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
     layer_decay: float | None = None
@@ -75,7 +75,7 @@ class DistillConfig:
     teacher_pretrained: bool = False
     """Let timm or torchvision fetch the teacher's weights."""
     targets: Literal["soft", "hard"] = "soft"
-    """soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class the teacher decides on."""
+    """soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it decides on."""
     teacher_weight: float = 0.5
     """Share of the teacher's term; the labels' has the rest. With a distillation token each has its own head."""
     temperature: float = 3.0

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
@@ -152,18 +152,21 @@ def _watched(source: DataLoader[Any]) -> Iterator[Loaded | RecastError]:
 def _death_of(processes: Sequence[BaseProcess], seconds: float = 2.0) -> RecastError | None:
     """The error about the first process that ended badly, as soon as that is seen.
 
-    Meanwhile torch's handler of the signal that a child has ended raises its RuntimeError, if it still has to.
+    Meanwhile torch's handler of the signal that a child has ended raises its RuntimeError, if it still has to. Where
+    that cuts off the question for the exit code, the code is lost, and torch's words have to do.
     """
-    until = time.monotonic() + seconds
+    heard, until = None, time.monotonic() + seconds
     while time.monotonic() < until:
-        with suppress(RuntimeError):
+        try:
             time.sleep(0.01)
             for process in processes:
                 code = process.exitcode or 0
                 if code:
                     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                     return _dead(str(process.pid), how)
-    return None
+        except RuntimeError as error:
+            heard, until = _death(error) or heard, min(until, time.monotonic() + 0.2)
+    return heard
 
 
 @contextmanager

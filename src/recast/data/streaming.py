@@ -151,7 +151,7 @@ class StreamBatches(IterableDataset[Any]):
                 if len(batch) < len(positions):
                     found = (positions.start + len(batch)) // self.repeats
                     raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold {found}")
-                if number >= self.start and number % workers == own:
+                if number >= self.start and (number - self.start) % workers == own:
                     yield self._share(batch, positions)
             if self.plan.seed is None and next(samples, None) is not None:
                 raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold more")

@@ -1,3 +1,5 @@
 """Networks of our own, registered with timm by name, and `build`: a network from a name and a checkpoint."""
 
-from recast.models import small as small  # registers its names: timm.create_model("cifar_resnet20") works from here on
+# registers their names: timm.create_model("cifar_resnet20") works from here on
+from recast.models import patchconvnet as patchconvnet
+from recast.models import small as small

@@ -29,7 +29,7 @@ VERSION = 2
 
 MAY_CHANGE = (
     "device", "control", "data.workers", "data.data_dir", "model.checkpoint", "distill.teacher_checkpoint",
-    "accumulate", "grad_checkpointing", "save_steps", "keep", "log",
+    "accumulate", "grad_checkpointing", "save_steps", "keep", "trackers",
 )  # fmt: skip
 """What may differ when a run goes on: where it runs and where things lie, not what it computes."""
 

@@ -71,9 +71,14 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     )
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     """Load data and parent. Raises RecastError for whatever is wrong with them, before anything is written."""
     check_trainable(recipe)
+    trained = recipe.model.checkpoint is not None or recipe.model.pretrained
+    if trained and recipe.regularization.layer_scale is not None and not resume:
+        raise RecastError("regularization.layer_scale would wipe the trained LayerScale: it is for random weights")
+    if recipe.data.img_size is None and recipe.model.input_size is not None:
+        recipe = replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
     choose_device(recipe.device)
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:

@@ -18,8 +18,9 @@ from recast.data.seeding import mix_seed, seeded
 from recast.files import write_text
 from recast.io import save
 from recast.models.build import constructor
-from recast.planning import Plan, plan
+from recast.planning import plan
 from recast.recipe import save_recipe
+from recast.steps import Plan
 from recast.surgery import applied_plan, recast_
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
@@ -67,8 +68,8 @@ def train(
             recipe = first_then_all(lambda: recipe_of_run(recipe, out))
         else:
             on_first(lambda: refuse_used(out))
-        check_shares(recipe)
-        prepared = first_then_all(lambda: prepare(recipe))
+        on_first(lambda: check_shares(recipe))
+        prepared = first_then_all(lambda: prepare(recipe, resume))
         if is_first() and prepared.data.bad_images:
             named = ", ".join(prepared.data.bad_images[:5]) + (" ..." if len(prepared.data.bad_images) > 5 else "")
             warnings.warn(

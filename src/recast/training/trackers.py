@@ -31,7 +31,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise RecastError('log=tensorboard needs it: pip install "recast-vision[tensorboard]"') from None
+            raise RecastError('trackers=tensorboard needs it: pip install "recast-vision[tensorboard]"') from None
         # what a crash left of later epochs is not shown twice
         self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=start)
 
@@ -51,7 +51,7 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise RecastError('log=wandb needs it: pip install "recast-vision[wandb]"') from None
+            raise RecastError('trackers=wandb needs it: pip install "recast-vision[wandb]"') from None
         name = out.resolve().name
         self.run = wandb.init(
             project="recast", name=name, dir=str(out), config=recipe_to_dict(recipe), id=_run_id(out), resume="allow"
@@ -66,9 +66,9 @@ class WeightsAndBiases:
 
 
 def open_trackers(recipe: Recipe, out: Path, start: int) -> list[Tracker]:
-    """The trackers of `recipe.log`; epochs from `start` on will come. Raises RecastError for one not installed."""
+    """The trackers of `recipe.trackers`; epochs from `start` on will come. Raises RecastError for one not installed."""
     trackers: list[Tracker] = []
-    for kind in recipe.log:
+    for kind in recipe.trackers:
         trackers.append(TensorBoard(out, start) if kind == "tensorboard" else WeightsAndBiases(out, recipe, start))
     return trackers
 
