@@ -127,7 +127,7 @@ def collect(options: argparse.Namespace) -> None:
     _write("arms.csv", ["arm", "seed", "metric", "value"], rows)
     differences = []
     for one, other in PAIRS:
-        for metric in ("clean top1", "basic top1"):
+        for metric in ("clean top1", "basic top1/mean"):
             a, b = values[one, metric], values[other, metric]
             paired = [a[seed] - b[seed] for seed in a if seed in b]
             if len(paired) in T_95:

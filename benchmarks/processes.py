@@ -43,10 +43,10 @@ def run(folder: Path, dtype: str, parts: int) -> None:
         device="cpu",
     )
     torch.set_num_threads(1)
-    torch.set_default_dtype(getattr(torch, dtype))
     parent = build(recipe.model, num_classes=100)
     torch.manual_seed(0)
     child = recast_(parent, plan(parent, torch.zeros(1, 3, 32, 32)))
+    child.to(getattr(torch, dtype)).register_forward_pre_hook(lambda _, images: images[0].to(getattr(torch, dtype)))
     losses: list[float] = []
     rows = fit(
         child, load_data(recipe.data, recipe.augment), recipe, folder, progress=False,
