@@ -142,4 +142,8 @@ def _newest_whole(folder: Path, start_again: str) -> tuple[dict[str, Any], Path]
         if version != VERSION:
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
         return content, path
+    if not states(folder):
+        raise RecastError(
+            f"{folder / 'resume'} is not seen from here: all machines must share the run folder's storage"
+        )
     raise RecastError(f"{folder / 'resume'} holds no whole state of a run: {start_again}")

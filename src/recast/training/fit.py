@@ -24,6 +24,7 @@ from recast.models.weights import load_weights_, read_weights
 from recast.surgery import gpsa_layers, refresh_gates_
 from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import (
+    first_then_all,
     is_first,
     on_first,
     process_count,
@@ -118,8 +119,8 @@ class _Fit:
     def run(self, resume: bool) -> list[dict[str, Any]]:
         """Epoch 0 is measured, then every epoch is trained, measured and saved."""
         state, recipe, out = self.state, self.recipe, self.out
-        if resume and states(out):
-            restore_(state, recipe, out)
+        if resume and on_first(lambda: bool(states(out))):
+            first_then_all(lambda: restore_(state, recipe, out))
         if is_first():
             out.mkdir(parents=True, exist_ok=True)
             self.log.keep_before(state.position.epoch)

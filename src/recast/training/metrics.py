@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,8 @@ def measure(
         check_logits(logits, len(images), classes, data.name)
         loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
         totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
+    for name in source.bad_images:
+        warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
     loss, correct, images_seen = sum_over_processes(totals, device).tolist()
     if images_seen == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
