@@ -43,7 +43,7 @@ class Position:
     loss_sum: float = 0.0
     """Sum of the training loss over the batches of this epoch so far."""
     bad_images: int = 0
-    """Images of this epoch that could not be read and were replaced."""
+    """Images that could not be read in this epoch; others took their places."""
     seconds: float = 0.0
     """Spent on this epoch so far, interruptions left out."""
     waited: float = 0.0

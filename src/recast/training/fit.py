@@ -15,7 +15,7 @@ from torch import nn
 
 from recast.config import Recipe
 from recast.data import Data, loader
-from recast.data.loading import worker_errors
+from recast.data.loading import Loader, worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.io import save
@@ -156,7 +156,7 @@ class _Fit:
         if recipe.regularization.freeze_bn:
             freeze_batch_norm(self.model)
         self.display.start_epoch(position.epoch, position.step)
-        source = self._loader(position.epoch, position.step)
+        source, known = self._loader(position.epoch, position.step), position.bad_images
         for timed in _timed(source):
             pixels, labels = timed.item
             factor = self.schedule.factor((position.epoch - 1) * self.batches + position.step)
@@ -167,7 +167,9 @@ class _Fit:
             outcomes = self.pending.finished()
             position.waited += timed.waited
             position.seconds += time.perf_counter() - timed.asked
-            position.bad_images += self._report_bad(source.bad_images)
+            for name in source.bad_images[position.bad_images - known :]:
+                warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
+            position.bad_images = known + len(source.bad_images)
             if self._look_at(outcomes):
                 raise Stopped
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
@@ -175,14 +177,6 @@ class _Fit:
         self._look_at(self.pending.finished(everything=True))
         if state.position.step != self.batches:
             raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
-
-    def _report_bad(self, names: list[str]) -> int:
-        """Name the images that were replaced since the last batch; returns their number and empties the list."""
-        count = len(names)
-        for name in names:
-            warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
-        names.clear()
-        return count
 
     def _look_at(self, outcomes: list[Outcome]) -> bool:
         """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
@@ -236,7 +230,7 @@ class _Fit:
         self._look_at(self.pending.finished(everything=True))
         on_first(lambda: save_state(self.state, self.recipe, self.out))
 
-    def _loader(self, epoch: int, start: int) -> Any:
+    def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data
         return loader(
             self.data.train, config.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=start,
