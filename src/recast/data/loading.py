@@ -105,7 +105,7 @@ class Loader:
             for item in self._source():
                 if isinstance(item, RecastError):  # raised here: torch would wrap it in the worker's traceback
                     raise item
-                self.bad_images += [name for name in item.bad if name not in self.bad_images]
+                self.bad_images += [name for name in dict.fromkeys(item.bad) if name not in self.bad_images]
                 if len(item.labels):
                     given += 1
                     yield item.images, item.labels
