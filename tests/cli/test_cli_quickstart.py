@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def smaller(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
         recipe = make()
-        data = replace(recipe.data, img_size=16, num_train=40, num_val=20)
+        data = replace(recipe.data, img_size=16, num_train=40, num_val=20, batch_size=20)
         return lambda: replace(recipe, data=data, epochs=1, device="cpu")
 
     monkeypatch.setattr(recipes, "digits", smaller(recipes.digits))
@@ -90,6 +90,6 @@ def test_interrupted_before_there_is_anything_to_go_on_with(
     def pressed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "train_parent", pressed)
+    monkeypatch.setattr(training, "train", pressed)
     done = cli("quickstart", "--out", tmp_path / "run")
     assert (done.code, done.err) == (130, "recast quickstart: interrupted\n")

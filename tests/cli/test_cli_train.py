@@ -211,7 +211,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "unknown suite 'claen'" in refused("evaluate", run, "--suite", "claen")
     assert "num_val must be between 1 and" in refused("evaluate", run, "--num-val", "0")
     assert "eps must be numbers of 0 or more" in refused("evaluate", run, "--eps", "-1")
-    assert "batch_size and repeats must be at least 1" in refused("evaluate", run, "--batch-size", "0")
+    assert "batch_size must be at least 1" in refused("evaluate", run, "--batch-size", "0")
     (run / "finetuned" / "weights.safetensors").unlink()
     assert f"finish it with recast train --resume {run}" in cli("evaluate", run, "--suite", "clean").err
     shutil.rmtree(run / "finetuned")

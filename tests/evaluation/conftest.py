@@ -14,7 +14,7 @@ from recast.data import Data, load_data
 
 @pytest.fixture(scope="session")
 def digits() -> Data:
-    return load_data(DataConfig(num_train=200, num_val=50, img_size=16, augment="none"))
+    return load_data(DataConfig(num_train=200, num_val=50, img_size=16))
 
 
 @pytest.fixture

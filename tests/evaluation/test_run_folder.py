@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recast.config import DataConfig, ModelConfig, Recipe
-from recast.data import load_data
+from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.gpsa import GPSA
@@ -124,6 +124,20 @@ def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.Monke
 
     import recast.evaluation.run_folder as module
 
-    monkeypatch.setattr(module, "load_data", lambda config: replace(load_data(config), classes=["a", "b"]))
+    monkeypatch.setattr(module, "load_data", lambda *config: replace(load_data(*config), classes=["a", "b"]))
     with pytest.raises(RecastError, match="was trained on 10 classes, digits has 2"):
+        open_run(copied)
+
+
+def test_classes_in_another_order_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    import recast.evaluation.run_folder as module
+
+    def turned(*config: object) -> Data:
+        found = load_data(*config)  # type: ignore[arg-type]
+        return replace(found, classes=found.classes[::-1])
+
+    monkeypatch.setattr(module, "load_data", turned)
+    with pytest.raises(RecastError, match=r"class 0 was '0' when .* was trained, now it is '9'"):
         open_run(copied)

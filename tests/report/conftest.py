@@ -39,7 +39,7 @@ def fabricate(
     reached = finetuned + gain if epochs else parent
     recipe: dict[str, Any] = {
         "model": {"name": "recast_resnet_small", "checkpoint": None, "pretrained": False, "num_classes": 10},
-        "data": {"name": "digits", "img_size": 32, "batch_size": 128, "augment": "crop"},
+        "data": {"name": "digits", "img_size": 32, "batch_size": 128},
         "recast": {"gate": gate, "alpha": 1.0, "lambda_init": 1.0, "backend": "auto"},
         "where": ["last_stage"],
         "optim": {"opt": "adamw", "lr": 1e-4, "weight_decay": 0.05},

@@ -55,10 +55,9 @@ def loader(
     size, start, workers and parts. Raises RecastError for numbers out of range, for a training set that is empty or
     (drop_last) smaller than a batch, and when a loader process dies.
     """
-    if batch_size < 1 or workers < 0 or repeats < 1:
-        raise RecastError(
-            f"batch_size and repeats must be at least 1 and workers at least 0, got {batch_size=} {repeats=} {workers=}"
-        )
+    for name, value, least in (("batch_size", batch_size, 1), ("repeats", repeats, 1), ("workers", workers, 0)):
+        if value < least:
+            raise RecastError(f"{name} must be at least {least}, got {value}")
     if not 0 <= part < parts:
         raise RecastError(f"part must be one of 0 to {parts - 1}, got {part}")
     size = len(dataset)  # type: ignore[arg-type]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recast.config import Recipe
-from recast.data import Data, load_data
+from recast.data import Data, load_data, loader
 from recast.errors import RecastError
 from recast.evaluation.bench import PixelModel
 from recast.evaluation.suites import evaluate
@@ -60,6 +61,7 @@ def open_run(folder: str | Path, *, num_val: int | None = None) -> Run:
             f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {len(data.classes)}: "
             f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
         )
+    _check_order(folder, data)
     if recipe.is_plain:
         network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=len(data.classes))
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
@@ -70,6 +72,18 @@ def open_run(folder: str | Path, *, num_val: int | None = None) -> Run:
         models["finetuned"] = load(control, parent=parent)
     models["recast"] = load(folder / "weights.safetensors", parent=parent)
     return Run(folder, recipe, data, models)
+
+
+def _check_order(folder: Path, data: Data) -> None:
+    """The classes are those of the run, in its order: the logits are."""
+    path = folder / "classes.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else data.classes
+    for number, (then, now) in enumerate(zip(known, data.classes, strict=False)):
+        if then != now:
+            raise RecastError(
+                f"class {number} was {then!r} when {folder} was trained, now it is {now!r}: other classes, or in "
+                f"another order; set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
+            )
 
 
 def evaluate_run(
@@ -105,18 +119,18 @@ def evaluate_run(
 
 def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:
     """Maps of the first validation images of `count` different classes, for the report."""
-    first: dict[int, int] = {}
-    for index, label in enumerate(run.data.val.labels.tolist()):
-        first.setdefault(label, index)
-    chosen = sorted(first.values())[:count]
-    items = [run.data.val[index] for index in chosen]
-    pixels = torch.stack([image for image, _ in items])
+    first: dict[int, Tensor] = {}
+    for images, labels in loader(run.data.val, 1, bad_image="skip"):
+        first.setdefault(int(labels), images)
+        if len(first) == count:
+            break
+    pixels = torch.cat(list(first.values()))
     normalise = PixelModel(nn.Identity(), run.data.mean, run.data.std)
     return write_attention(
         run.folder / "attention.npz",
         run.models["recast"],
         pixels,
-        [label for _, label in items],
+        list(first),
         run.data.classes,
         normalise,
     )
