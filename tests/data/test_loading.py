@@ -309,7 +309,7 @@ def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:
     assert list(loader(empty, 4)) == []
     with pytest.raises(RecastError, match="no training images"):
         loader(empty, 4, shuffle_seed=0)
-    with pytest.raises(RecastError, match="batch_size and repeats must be at least 1"):
+    with pytest.raises(RecastError, match="batch_size must be at least 1"):
         loader(make_data(), 0)
     with pytest.raises(RecastError, match="start must be between 0 and 5"):
         loader(make_data(), 5, start=6)
