@@ -315,5 +315,5 @@ def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:
         loader(make_data(), 5, start=6)
     with pytest.raises(RecastError, match="part must be one of 0 to 1, got 2"):
         loader(make_data(), 5, part=2, parts=2)
-    with pytest.raises(RecastError, match="repeats=0"):
+    with pytest.raises(RecastError, match="repeats must be at least 1"):
         loader(make_data(), 5, repeats=0)

@@ -9,6 +9,7 @@ position is the whole state of chance, on any number of processes.
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,8 +99,11 @@ def save_state(state: State, recipe: Recipe, folder: Path) -> Path:
         with replaced(path) as temporary:
             torch.save(content, temporary)
     except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk in a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise RecastError(f"cannot save the state in {path.parent} ({reason}); {newest_state(folder)}") from None
+        reason = getattr(error, "strerror", None) or "torch could not write it all"
+        free = shutil.disk_usage(folder).free / 2**20
+        raise RecastError(
+            f"cannot save the state in {path.parent} ({reason}; its disk has {free:,.0f} MiB left); {newest_state(folder)}"
+        ) from None
     for old in states(folder)[: -max(1, recipe.keep)]:
         old.unlink(missing_ok=True)
     return path

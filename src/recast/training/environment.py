@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def recorded(out: Path, device: torch.device, command: str) -> Iterator[None]:
         yield
     finally:
         environment["seconds"] = round(environment["seconds"] + time.time() - started, 1)
-        write_json(path, environment)
+        with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
+            write_json(path, environment)
 
 
 def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
