@@ -102,7 +102,8 @@ def save_state(state: State, recipe: Recipe, folder: Path) -> Path:
         reason = getattr(error, "strerror", None) or "torch could not write it all"
         free = shutil.disk_usage(folder).free / 2**20
         raise RecastError(
-            f"cannot save the state in {path.parent} ({reason}; its disk has {free:,.0f} MiB left); {newest_state(folder)}"
+            f"cannot save the state in {path.parent} ({reason}; its disk has {free:,.0f} MiB left); "
+            f"{newest_state(folder)}"
         ) from None
     for old in states(folder)[: -max(1, recipe.keep)]:
         old.unlink(missing_ok=True)
