@@ -61,3 +61,17 @@ def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
             **fields,
         }
     )
+
+
+def digits_recipe(**fields: Any) -> Recipe:
+    """digits_resnet at 8×8 on 60 digits, 2 epochs of 3 batches."""
+    return Recipe(
+        **{
+            "model": ModelConfig("digits_resnet"),
+            "data": DataConfig("digits", img_size=8, batch_size=20, num_train=60, num_val=30),
+            "optim": OptimConfig(lr=1e-3),
+            "epochs": 2,
+            "device": "cpu",
+            **fields,
+        }
+    )

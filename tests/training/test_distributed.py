@@ -28,19 +28,19 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="torchrun with gloo is not tested on Windows")
 
 
+def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script by torchrun, as a user does."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*torchrun, *map(str, (script, *words))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left, beside a run that one process began."""
     folder = tmp_path_factory.mktemp("distributed")
     _stop_alone(folder / "begun_by_one")
-    words = ["--standalone", "--nproc_per_node", "2", str(SCRIPT), str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = two_processes(SCRIPT, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -125,21 +125,7 @@ def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
         "    sys.exit(2)\n"
     )
     (tmp_path / "dies.py").write_text(code, encoding="utf-8")
-    words = [
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        str(tmp_path / "dies.py"),
-        str(SCRIPT.parent),
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = two_processes(tmp_path / "dies.py", SCRIPT.parent, tmp_path / "run")
     assert done.returncode != 0
     assert "exitcode" in done.stderr  # torchrun's summary names the process that died
     assert "told: process 0 of 2 lost the others" in done.stderr or "Signal 15" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from small import digits_recipe
 from torch import nn
 
 from recast.config import (
@@ -22,7 +23,6 @@ from recast.config import (
     DataConfig,
     DistillConfig,
     ModelConfig,
-    OptimConfig,
     RecastConfig,
     Recipe,
     RegularizationConfig,
@@ -43,18 +43,8 @@ MakeRecipe = Callable[..., Recipe]
 CPU = torch.device("cpu")
 
 
-def tiny(**fields: Any) -> Recipe:
-    """digits_resnet at 8×8 on 60 digits."""
-    return Recipe(
-        **{
-            "model": ModelConfig("digits_resnet"),
-            "data": DataConfig("digits", img_size=8, batch_size=20, num_train=60, num_val=30),
-            "optim": OptimConfig(lr=1e-3),
-            "epochs": 1,
-            "device": "cpu",
-            **fields,
-        }
-    )
+def one_epoch(**fields: Any) -> Recipe:
+    return digits_recipe(**{"epochs": 1, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +52,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parent that knows some digits."""
     pytest.importorskip("sklearn")
     out = tmp_path_factory.mktemp("parent") / "run"
-    train(tiny(where=["none"], epochs=8), out, progress=False)
+    train(one_epoch(where=["none"], epochs=8), out, progress=False)
     return out / "weights.safetensors"
 
 
 @pytest.fixture
 def of_parent(weights: Path) -> Callable[..., Recipe]:
     def make(**fields: Any) -> Recipe:
-        return tiny(model=ModelConfig("digits_resnet", str(weights)), **fields)
+        return one_epoch(model=ModelConfig("digits_resnet", str(weights)), **fields)
 
     return make
 
@@ -265,7 +255,7 @@ def test_an_unreadable_image_is_skipped_named_and_counted(tmp_path: Path) -> Non
     config = replace(photographs(tmp_path / "data"), bad_image="skip", batch_size=6)
     for path in load_data(config).train.paths[:2]:  # type: ignore[attr-defined]
         Path(path).write_bytes(b"no image")
-    recipe = tiny(data=config, where=["none"], augment=AugmentConfig(crop="none", flip=False))
+    recipe = one_epoch(data=config, where=["none"], augment=AugmentConfig(crop="none", flip=False))
     with pytest.warns(UserWarning, match=r"\.png cannot be read: another image took its place"):
         out = train(recipe, tmp_path / "run", progress=False)
     row = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
@@ -278,7 +268,7 @@ def test_an_unreadable_image_is_skipped_named_and_counted(tmp_path: Path) -> Non
 def test_a_batch_that_the_data_cannot_fill(tmp_path: Path) -> None:
     config = replace(photographs(tmp_path / "data"), batch_size=500)
     with pytest.raises(RecastError, match="a batch of 500 is larger than the training set of 18 images"):
-        train(tiny(data=config, where=["none"]), tmp_path / "run", progress=False)
+        train(one_epoch(data=config, where=["none"]), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -292,5 +282,5 @@ def test_validation_has_its_own_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return measure(model, data, *args)
 
     monkeypatch.setattr(fit_module, "measure", watched)
-    train(tiny(data=config, where=["none"]), tmp_path / "run", progress=False)
+    train(one_epoch(data=config, where=["none"]), tmp_path / "run", progress=False)
     assert sizes == {"train": {16}, "val": {24}}

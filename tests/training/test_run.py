@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small import digits_recipe
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.config import DataConfig, ModelConfig, OptimConfig, RecastConfig
 from recast.data import load_data
 from recast.errors import RecastError
 from recast.io import load
@@ -32,27 +33,13 @@ CPU = torch.device("cpu")
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 
-def tiny(**fields: Any) -> Recipe:
-    """digits_resnet at 8×8 on 60 digits, 2 epochs."""
-    return Recipe(
-        **{
-            "model": ModelConfig("digits_resnet"),
-            "data": DataConfig("digits", img_size=8, batch_size=20, num_train=60, num_val=30),
-            "optim": OptimConfig(lr=1e-3),
-            "epochs": 2,
-            "device": "cpu",
-            **fields,
-        }
-    )
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with both arms and its parent inside."""
     out = tmp_path_factory.mktemp("runs") / "digits"
-    train(tiny(where=["none"]), out / "parent", progress=False)
+    train(digits_recipe(where=["none"]), out / "parent", progress=False)
     weights = out / "parent" / "weights.safetensors"
-    recipe = tiny(model=ModelConfig("digits_resnet", checkpoint=str(weights)))
+    recipe = digits_recipe(model=ModelConfig("digits_resnet", checkpoint=str(weights)))
     assert train(recipe, out, progress=False, command="recast train x") == out
     return out
 
@@ -117,13 +104,13 @@ def test_environment_says_what_ran(run: Path) -> None:
 def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     with pytest.raises(RecastError, match=r"exists: choose another one with --out.*--resume"):
-        train(tiny(), run)
+        train(digits_recipe(), run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(RecastError, match=r"not empty \(thesis.txt\)"):
-        train(tiny(), tmp_path)
+        train(digits_recipe(), tmp_path)
     with pytest.raises(RecastError, match="is a file"):
-        train(tiny(), tmp_path / "thesis.txt")
+        train(digits_recipe(), tmp_path / "thesis.txt")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +127,12 @@ def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path, tmp_path: P
 )
 def test_mistakes_are_found_before_the_folder_is_made(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=message):
-        train(tiny(**fields), tmp_path / "run")
+        train(digits_recipe(**fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_random_parent_is_kept_in_the_run(tmp_path: Path) -> None:
-    train(tiny(epochs=0, control=False), tmp_path / "run", progress=False)
+    train(digits_recipe(epochs=0, control=False), tmp_path / "run", progress=False)
     recipe = load_recipe(tmp_path / "run" / "recipe.yaml")
     assert recipe.model.checkpoint == str(tmp_path / "run" / "parent.safetensors")
     parent, child = build(recipe.model), load(tmp_path / "run" / "weights.safetensors")
@@ -201,7 +188,7 @@ def test_resume_refuses_another_recipe_and_a_folder_without_a_run(run: Path, tmp
     with pytest.raises(RecastError, match=r"another optim\.lr \(0.001, now 0.5\), seed \(0, now 9\)"):
         train(other, run, resume=True)
     with pytest.raises(RecastError, match="no run to resume"):
-        train(tiny(), tmp_path, resume=True)
+        train(digits_recipe(), tmp_path, resume=True)
 
 
 def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
@@ -235,5 +222,8 @@ def test_a_checkpoint_with_another_head_is_refused(run: Path, tmp_path: Path) ->
     weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
     save_file(weights, tmp_path / "five.safetensors")
     with pytest.raises(RecastError, match="5 classes"):
-        train(tiny(model=ModelConfig("digits_resnet", checkpoint=str(tmp_path / "five.safetensors"))), tmp_path / "run")
+        train(
+            digits_recipe(model=ModelConfig("digits_resnet", checkpoint=str(tmp_path / "five.safetensors"))),
+            tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
