@@ -17,7 +17,10 @@ def replaced(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it: safetensors makes files that only the owner reads
         yield temporary
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

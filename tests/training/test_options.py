@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -284,3 +285,71 @@ def test_validation_has_its_own_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fit_module, "measure", watched)
     train(one_epoch(data=config, where=["none"]), tmp_path / "run", progress=False)
     assert sizes == {"train": {16}, "val": {24}}
+
+
+def test_unreadable_images_do_not_stop_the_comparison_with_the_parent(tmp_path: Path, weights: Path) -> None:
+    config = replace(photographs(tmp_path / "data"), bad_image="skip", batch_size=6)
+    found = load_data(config)
+    for part in (found.train, found.val):
+        Path(part.paths[0]).write_bytes(b"no image")  # type: ignore[attr-defined]
+    model = ModelConfig("digits_resnet", str(weights), new_head=True)
+    recipe = digits_recipe(data=config, model=model, epochs=1, control=False, recalibrate_bn=12)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        out = train(recipe, tmp_path / "run", progress=False)
+    assert any("it is left out of the validation" in str(warning.message) for warning in told)
+    row = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert (row["bad_images"], row["bad_val_images"]) == (1, 1)
+
+
+def test_a_mistake_found_late_leaves_the_folder_free(of_parent: Callable[..., Recipe], tmp_path: Path) -> None:
+    impossible = of_parent(grad_checkpointing=True)
+    with pytest.raises(RecastError, match="leave grad_checkpointing out"):
+        train(impossible, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    train(replace(impossible, grad_checkpointing=False, epochs=0), tmp_path / "run", progress=False)
+
+
+def test_a_size_taken_from_the_network_is_no_difference_when_a_run_goes_on(tmp_path: Path) -> None:
+    recipe = one_epoch(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
+    recipe = replace(recipe, data=replace(recipe.data, img_size=None))
+    out = train(recipe, tmp_path / "run", progress=False)
+    assert load_recipe(out / "recipe.yaml").data.img_size == 32
+    train(recipe, out, resume=True, progress=False)
+
+
+def test_second_order_optimisers_are_refused(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    with pytest.raises(RecastError, match="adahessian needs second derivatives"):
+        fit(parent, data, make_recipe({"opt": "adahessian"}), tmp_path, progress=False)
+
+
+def test_a_parent_with_a_new_head_teaches_nothing(tmp_path: Path, weights: Path) -> None:
+    config = photographs(tmp_path / "data")
+    model = ModelConfig("digits_resnet", str(weights), new_head=True)
+    with pytest.raises(RecastError, match="the parent's classifier is a new one"):
+        train(one_epoch(data=config, model=model, distill=DistillConfig("parent")), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_command_goes_on_where_the_run_houses_its_parent(tmp_path: Path, weights: Path) -> None:
+    recipe = one_epoch(
+        data=photographs(tmp_path / "data"), model=ModelConfig("digits_resnet", str(weights), new_head=True), epochs=0
+    )
+    train(recipe, tmp_path / "run", progress=False)
+    train(recipe, tmp_path / "run", resume=True, progress=False)
+
+
+def test_a_run_s_files_have_the_rights_of_the_user_s_others(of_parent: Callable[..., Recipe], tmp_path: Path) -> None:
+    out = train(of_parent(epochs=0, control=False), tmp_path / "run", progress=False)
+    (tmp_path / "plain").touch()
+    rights = {path.stat().st_mode for path in (tmp_path / "plain", *out.rglob("*.*")) if path.is_file()}
+    assert len(rights) == 1
+
+
+def test_a_warm_up_that_takes_most_of_the_run_is_noted(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(parent, data, make_recipe({"warmup_epochs": 2.0}), tmp_path, progress=True)
+    assert "the warm-up takes 10 of 15 updates" in capsys.readouterr().err

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +274,88 @@ def test_fit_works_in_a_thread(parent: nn.Module, data: Data, make_recipe: MakeR
     thread.start()
     thread.join()
     assert (tmp_path / "weights.safetensors").exists()
+
+
+def test_a_wish_in_the_last_validation_is_heard_when_the_weights_are_written(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, calls = fit_module.measure, []
+
+    def told_afterwards(*args: Any) -> tuple[float, float]:
+        found = measure(*args)
+        calls.append(1)
+        if len(calls) == 4:  # before training and after each of 3 epochs
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(fit_module, "measure", told_afterwards)
+    with pytest.raises(Interrupted, match="this training is finished"):
+        fit(parent, data, make_recipe(), tmp_path, progress=False)
+    assert (tmp_path / "weights.safetensors").is_file()
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, calls = fit_module.Update.__call__, []
+
+    def spoilt(self: Any, *args: Any) -> torch.Tensor:
+        loss = update(self, *args)
+        calls.append(1)
+        if len(calls) == 4:
+            self.state.model[4].weight.data[0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(fit_module.Update, "__call__", spoilt)
+    with pytest.raises(RecastError, match=r"4\.weight is not finite after epoch 1, step 4.*state-00001-00000003\.pt"):
+        fit(parent, data, make_recipe(save_steps=1), tmp_path, progress=False)
+    assert states(tmp_path)[-1].name == "state-00001-00000003.pt"
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_states_of_a_future_given_up_are_dropped_not_the_new_one(
+    ctrl_c: CtrlC, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe(save_steps=1, keep=3)
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        fit(copy.deepcopy(parent), data, recipe, tmp_path, progress=False)
+    for path in states(tmp_path)[-2:]:
+        path.write_bytes(b"damaged")
+    (tmp_path / "resume" / ".state-00001-00000009.pt.1.tmp").write_bytes(b"left by a process that was killed")
+    with ctrl_c("update", 1), pytest.raises(Interrupted):
+        fit(parent, data, recipe, tmp_path, resume=True, progress=False)
+    assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
+        "state-00001-00000002.pt", "state-00001-00000003.pt",
+    ]  # fmt: skip
+
+
+def test_other_data_are_refused(stopped: Path, parent: nn.Module, data: Data, make_recipe: MakeRecipe) -> None:
+    fewer = replace(data, train=data.train.subset(torch.arange(32)))
+    with pytest.raises(RecastError, match="was trained on 40 images, now there are 32"):
+        fit(parent, fewer, make_recipe(), stopped, resume=True, progress=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are POSIX's")
+def test_a_queue_s_sigterm_reaches_loader_processes_too_and_the_state_is_saved(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from dataclasses import replace\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from small import small_data, small_parent, small_recipe\n"
+        "from recast.training.fit import fit\n"
+        "from recast.training.signals import Interrupted\n"
+        "os.setsid()\n"
+        "recipe = small_recipe()\n"
+        "recipe.data.workers = 2\n"
+        "def told(epoch, step, loss):\n"
+        "    if (epoch, step) == (1, 2):\n"
+        "        os.killpg(0, signal.SIGTERM)\n"
+        "try:\n"
+        "    fit(small_parent(), small_data(), recipe, sys.argv[1], progress=False, on_step=told)\n"
+        "except Interrupted:\n"
+        "    sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 7, done.stderr[-2000:]
+    position = torch.load(states(tmp_path)[-1], weights_only=True)["position"]
+    assert (position["epoch"], position["step"]) in ((1, 2), (1, 3))

@@ -71,6 +71,8 @@ def _run(arguments: list[str]) -> int:
     except RecastError as error:
         return 2 if error.already_told else _complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
+        if os.environ.get("RANK", "0") != "0":  # the first process says it
+            return 130
         return _complain(f"recast {name}", str(error) or "interrupted", 130)
     except BrokenPipeError:
         raise

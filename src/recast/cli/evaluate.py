@@ -61,7 +61,10 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         print_json([asdict(row) for row in found])
     else:
-        print(f"next: recast report {shlex.join(options.runs)}" + (" --out FILE.html" if options.runs[1:] else ""))
+        planned = [folder for folder in options.runs if (Path(folder) / "plan.json").is_file()]
+        if not planned:
+            return 0  # nothing was recast: there is nothing more to report
+        print(f"next: recast report {shlex.join(planned)}" + (" --out FILE.html" if options.runs[1:] else ""))
     return 0
 
 

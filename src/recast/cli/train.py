@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import shlex
 import sys
 import textwrap
@@ -49,6 +50,8 @@ def run(argv: Sequence[str]) -> int:
     if base is None:
         raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
     recipe = Recipe(**{field.name: options[field.name] for field in dataclasses.fields(Recipe)})
+    if recipe.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        recipe.model.pretrained = False  # weights that were given stand for those the recipe would fetch
     _check_weights(options.recipe, recipe)
     if options.plan is not None:
         recipe = _as_planned(recipe, base, options.plan)
@@ -66,6 +69,8 @@ def run(argv: Sequence[str]) -> int:
         print(text, file=sys.stderr if options.json else None)
 
     train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
+    if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks
+        return 0
     if options.json:
         print_json(_summary(out))
     else:

@@ -123,9 +123,16 @@ class Loader:
                 num_workers=self.workers,
                 collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
+                worker_init_fn=_hear_no_signal,
                 generator=torch.Generator(),  # else every epoch would draw a number from the global generator
             )
         )
+
+
+def _hear_no_signal(_worker: int) -> None:
+    """Ctrl-C and a queue's SIGTERM reach every process of a run: only the main one decides, and it still needs data."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _unchanged(item: Any) -> Any:

@@ -117,6 +117,8 @@ def read_run(path: Path) -> Run:
         raise RecastError(f"{path / 'recipe.yaml'} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(recipe, dict):
         raise RecastError(f"{path / 'recipe.yaml'} must hold a mapping, got {type(recipe).__name__}")
+    if recipe.get("where") == ["none"]:
+        raise RecastError(f"{path} recast nothing: recast evaluate measures it, a report compares what was recast")
     control = path / "finetuned" / "metrics.jsonl"
     return Run(
         path=path,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ class Position:
     step: int = 0
     loss_sum: float = 0.0
     """Sum of the training loss over the batches of this epoch so far."""
-    bad_images: int = 0
-    """Images that could not be read in this epoch; others took their places."""
+    bad_images: list[str] = field(default_factory=list)
+    """Images that this process could not read in this epoch; others took their places."""
     seconds: float = 0.0
     """Spent on this epoch so far, interruptions left out."""
     waited: float = 0.0
@@ -78,17 +78,24 @@ def newest_state(folder: Path) -> str:
     return f"the newest state is {found[-1]}" if found else "there is no state yet"
 
 
-def save_state(state: State, recipe: Recipe, folder: Path) -> Path:
+def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> Path:
     """Add this state to those on disk, then drop the oldest above `recipe.keep`; returns its path.
 
-    Raises RecastError when the disk refuses (full, no permission): the states before it are as they were.
+    `images` is the size of the training set, which a run that goes on must have too. Raises RecastError for weights
+    that are not finite, and when the disk refuses (full, no permission): the states before it are as they were.
     """
     position = state.position
+    if bad := _first_nonfinite(state):
+        raise RecastError(
+            f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or optim.gate_lr, "
+            f"or set optim.clip_grad; {newest_state(folder)}"
+        )
     path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
     content = {
         "version": VERSION,
         "recipe": recipe_to_dict(recipe),
         "position": asdict(position),
+        "images": images,
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -105,21 +112,28 @@ def save_state(state: State, recipe: Recipe, folder: Path) -> Path:
             f"cannot save the state in {path.parent} ({reason}; its disk has {free:,.0f} MiB left); "
             f"{newest_state(folder)}"
         ) from None
-    for old in states(folder)[: -max(1, recipe.keep)]:
+    found = states(folder)
+    own = found.index(path) + 1
+    for old in (*found[: max(0, own - max(1, recipe.keep))], *found[own:]):  # later ones are of a future given up
         old.unlink(missing_ok=True)
+    for left in path.parent.glob(".state-*.tmp"):  # by processes that were killed while they wrote
+        left.unlink(missing_ok=True)
     return path
 
 
-def restore_(state: State, recipe: Recipe, folder: Path) -> None:
-    """Load the newest whole state on disk into `state`; one that is damaged is passed over with a warning.
+def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: Path | None = None) -> Path:
+    """Load the newest whole state on disk into `state` (or `path`, where it was chosen before); returns its path.
 
-    Raises RecastError if none is whole, or if it belongs to another recipe (every difference is listed) or model.
+    A damaged one is passed over with a warning. Raises RecastError if none is whole, or if it belongs to another recipe
+    (every difference is listed), model or number of training images.
     """
     start_again = f"delete {folder / 'resume'} to train again from the start"
-    content, path = _newest_whole(folder, start_again)
+    content, path = _newest_whole(states(folder) if path is None else [path], folder, start_again)
     saved = recipe_from_dict(content["recipe"], str(path))
     if changed := changes(saved, recipe, ignore=MAY_CHANGE):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
+    if content["images"] != images:
+        raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
     if reason := mismatch(state.model, content["model"]):
         raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
     try:
@@ -133,10 +147,20 @@ def restore_(state: State, recipe: Recipe, folder: Path) -> None:
         ) from None
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
+    return path
 
 
-def _newest_whole(folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
-    for path in reversed(states(folder)):
+def _first_nonfinite(state: State) -> str | None:
+    """Name of the first weight, buffer or average that holds NaN or infinity; waits for the device."""
+    for module in (state.model, *(() if state.ema is None else (state.ema.module,))):
+        tensors = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+        if tensors and not torch.stack([value.isfinite().all() for value in tensors.values()]).all():
+            return next(name for name, value in tensors.items() if not value.isfinite().all())
+    return None
+
+
+def _newest_whole(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
+    for path in reversed(candidates):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
             version = content["version"]
@@ -147,8 +171,6 @@ def _newest_whole(folder: Path, start_again: str) -> tuple[dict[str, Any], Path]
         if version != VERSION:
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
         return content, path
-    if not states(folder):
-        raise RecastError(
-            f"{folder / 'resume'} is not seen from here: all machines must share the run folder's storage"
-        )
+    if candidates and not candidates[-1].exists():
+        raise RecastError(f"{candidates[-1]} is not seen from here: all machines must share the run folder's storage")
     raise RecastError(f"{folder / 'resume'} holds no whole state of a run: {start_again}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -125,6 +125,29 @@ def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
     return summed.to(values.device)
 
 
+def anybody(wish: bool, device: torch.device) -> bool:
+    """Whether some process wishes it; the same answer in all of them."""
+    return sum_over_processes(torch.tensor(float(wish)), device).item() > 0
+
+
+def union_over_processes(names: Iterable[str]) -> list[str]:
+    """Every name that some process has, each once, sorted."""
+    found: list[list[str] | None] = [list(names)]
+    if process_count() > 1:
+        mine, found = found[0], [None] * process_count()
+        dist.all_gather_object(found, mine)
+    return sorted({name for each in found for name in each or ()})
+
+
+@torch.no_grad()
+def share_weights_(model: nn.Module) -> None:
+    """Give every process the first one's weights and buffers."""
+    if process_count() > 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+    share_buffers_(model)
+
+
 @torch.no_grad()
 def share_buffers_(model: nn.Module) -> None:
     """Give every process the first one's buffers (BatchNorm's statistics), so that all measure the same network."""
@@ -134,7 +157,7 @@ def share_buffers_(model: nn.Module) -> None:
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """What `function` returns in the first process, in all of them. Its RecastError or Ctrl-C stops all of them."""
+    """What `function` returns in the first process, in all of them. Its RecastError or OSError stops all of them."""
     if process_count() == 1:
         return function()
     outcome: list[object] = [None, None]

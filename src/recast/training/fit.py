@@ -24,15 +24,17 @@ from recast.models.weights import load_weights_, read_weights
 from recast.surgery import gpsa_layers, refresh_gates_
 from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import (
-    first_then_all,
+    EchoError,
+    anybody,
     is_first,
     on_first,
     process_count,
     process_group,
     process_number,
     share_buffers_,
-    sum_over_processes,
+    share_weights_,
     synchronise_batch_norm,
+    union_over_processes,
     wrapped,
 )
 from recast.training.inputs import Inputs
@@ -43,7 +45,7 @@ from recast.training.pending import Outcome, Pending
 from recast.training.progress import Display, waited
 from recast.training.regularization import freeze_batch_norm, prepare_
 from recast.training.signals import Interrupted, Stop, Stopped, stop_signals
-from recast.training.trackers import Tracker, open_trackers, track
+from recast.training.trackers import Tracker, check_trackers, open_trackers, track
 from recast.training.update import Update
 
 T = TypeVar("T")
@@ -101,7 +103,9 @@ class _Fit:
         self.model, self.data, self.recipe, self.out, self.device, self.stop = model, data, recipe, out, device, stop
         self.on_step = on_step
         check_shares(recipe)
+        check_trackers(recipe)
         prepare_(model.to(device), recipe)
+        share_weights_(model)  # before anything is copied from it
         if recipe.sync_bn and process_count() > 1:
             model = self.model = synchronise_batch_norm(model, device)
         self.batches = len(self._loader(epoch=1, start=0))
@@ -120,13 +124,17 @@ class _Fit:
         """Epoch 0 is measured, then every epoch is trained, measured and saved."""
         state, recipe, out = self.state, self.recipe, self.out
         if resume and on_first(lambda: bool(states(out))):
-            first_then_all(lambda: restore_(state, recipe, out))
+            images = len(self.data.train)
+            newest = on_first(lambda: restore_(state, recipe, out, images))
+            if not is_first():
+                restore_(state, recipe, out, images, newest)
         if is_first():
             out.mkdir(parents=True, exist_ok=True)
             self.log.keep_before(state.position.epoch)
             self.trackers = open_trackers(recipe, out, state.position.epoch)
         try:
             with self.display:
+                self._note_warmup()
                 if state.position.epoch == 0:
                     self._end_epoch()
                 with worker_errors():
@@ -134,7 +142,8 @@ class _Fit:
                         self._train_epoch()
                         self._end_epoch()
         except Stopped:
-            self._save()
+            with stop_signals():  # another Ctrl-C while it is saved
+                self._save()
             raise Interrupted(f"interrupted: state saved in {out / 'resume'}; fit(..., resume=True) goes on") from None
         except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
@@ -148,7 +157,17 @@ class _Fit:
         if is_first():
             made_by = constructor(recipe.model, num_classes=len(self.data.classes))
             save(self.model, out / "weights.safetensors", constructor=made_by)
+        if self._asked_to_stop():
+            raise Interrupted("interrupted: state saved; this training is finished")
         return on_first(self.log.rows)
+
+    def _note_warmup(self) -> None:
+        warmup, steps = self.schedule.warmup, self.schedule.steps
+        if steps and 2 * warmup > steps:
+            self.display.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
+
+    def _asked_to_stop(self) -> bool:
+        return anybody(self.stop.requested, self.device)
 
     def _train_epoch(self) -> None:
         state, recipe, position = self.state, self.recipe, self.state.position
@@ -156,7 +175,7 @@ class _Fit:
         if recipe.regularization.freeze_bn:
             freeze_batch_norm(self.model)
         self.display.start_epoch(position.epoch, position.step)
-        source, known = self._loader(position.epoch, position.step), position.bad_images
+        source = self._loader(position.epoch, position.step)
         for timed in _timed(source):
             pixels, labels = timed.item
             factor = self.schedule.factor((position.epoch - 1) * self.batches + position.step)
@@ -167,14 +186,18 @@ class _Fit:
             outcomes = self.pending.finished()
             position.waited += timed.waited
             position.seconds += time.perf_counter() - timed.asked
-            for name in source.bad_images[position.bad_images - known :]:
+            for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
-            position.bad_images = known + len(source.bad_images)
+                position.bad_images.append(name)
             if self._look_at(outcomes):
                 raise Stopped
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
                 self._save()
         self._look_at(self.pending.finished(everything=True))
+        if self._asked_to_stop():
+            raise Stopped
+        if process_count() > 1:  # a shared validation is not broken off: what was trained is safe before it begins
+            self._save()
         if state.position.step != self.batches:
             raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
 
@@ -197,13 +220,14 @@ class _Fit:
         trained = position.epoch > 0
         refresh_gates_(evaluated.eval())
         share_buffers_(evaluated)
+        left_out: list[str] = []
         loss, top1 = measure(
-            evaluated, data, recipe.data.batch_size, self.device, recipe.data.workers, recipe.data.bad_image, self.stop
-        )
+            evaluated, data, recipe.data.batch_size, self.device, recipe.data.workers, recipe.data.bad_image, self.stop,
+            left_out,
+        )  # fmt: skip
         if not torch.tensor(loss).isfinite():
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
-        bad = sum_over_processes(torch.tensor(float(position.bad_images)), self.device).item()
         seen = self.batches * recipe.data.batch_size
         row = {
             "epoch": position.epoch,
@@ -215,7 +239,8 @@ class _Fit:
             "seconds": position.seconds + time.perf_counter() - started,
             "images_per_second": seen / position.seconds if trained else None,
             "data_wait": waited(position) if trained else None,
-            "bad_images": int(bad),
+            "bad_images": len(union_over_processes(position.bad_images)),
+            "bad_val_images": len(union_over_processes(left_out)),
             "layers": gates_and_spans(evaluated),
         }
         if is_first():
@@ -224,11 +249,13 @@ class _Fit:
         state.position = Position(epoch=position.epoch + 1)
         self._save()
         self.display.row(row, recipe.data.workers)
+        if state.position.epoch <= recipe.epochs and self._asked_to_stop():
+            raise Stopped
 
     def _save(self) -> None:
         """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
         self._look_at(self.pending.finished(everything=True))
-        on_first(lambda: save_state(self.state, self.recipe, self.out))
+        on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data
@@ -239,7 +266,7 @@ class _Fit:
         )  # fmt: skip
 
     def _diverged(self, what: str) -> None:
-        raise RecastError(
+        raise (RecastError if is_first() else EchoError)(
             f"the {what}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
         )
 

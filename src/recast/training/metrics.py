@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +37,12 @@ def measure(
     workers: int = 0,
     bad_image: BadImage = "stop",
     stop: Stop | None = None,
+    left_out: list[str] | None = None,
 ) -> tuple[float, float]:
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
 
-    Several processes share the images, each is counted once. `stop` ends a measurement of one process early.
+    Several processes share the images, each is counted once. `stop` ends a measurement of one process early;
+    `left_out` is given the names of images that cannot be read (`bad_image="skip"`).
     Raises RecastError if the model does not give one number per class, or there is nothing to measure on;
     Stopped when it was asked to stop.
     """
@@ -57,6 +60,8 @@ def measure(
         totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
     for name in source.bad_images:
         warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
+    if left_out is not None:
+        left_out += source.bad_images
     loss, correct, images_seen = sum_over_processes(totals, device).tolist()
     if images_seen == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
@@ -97,6 +102,8 @@ class MetricsLog:
     def append(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
         """All whole rows; a line that a crash cut off is left out."""

@@ -61,6 +61,8 @@ def optimizer_options(config: OptimConfig) -> dict[str, Any]:
     if name not in known:
         raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, known)}")
     info = timm.optim.get_optimizer_info(name)
+    if info.second_order:
+        raise RecastError(f"optimiser {config.opt} needs second derivatives: choose another optim.opt")
     options: dict[str, Any] = {}
     for option, taken in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
         value = getattr(config, option)

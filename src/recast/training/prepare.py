@@ -59,16 +59,27 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml")
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
-    if changed := changes(stored, recipe, ignore=(*MAY_CHANGE, *filled)):
-        raise RecastError(f"{out} was started with another {', '.join(changed)}: resume it with its own recipe.yaml")
-    # what `recipe` leaves open is where it was: a run folder may house its own parent
+    if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
+        raise RecastError(
+            f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}"
+        )
+    # what `recipe` leaves open is where it was; a parent that the run folder houses is the run's
+    housed = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
+    checkpoint = stored.model.checkpoint if housed else recipe.model.checkpoint or stored.model.checkpoint
     teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
     return replace(
         recipe,
         data=replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir),
-        model=replace(stored.model, checkpoint=recipe.model.checkpoint or stored.model.checkpoint),
+        model=replace(stored.model, checkpoint=checkpoint),
         distill=replace(stored.distill, teacher_checkpoint=teacher),
     )
+
+
+def with_size(recipe: Recipe) -> Recipe:
+    """A network built for one size gets images of that size, where the recipe leaves their size open."""
+    if recipe.data.img_size is not None or recipe.model.input_size is None:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
 
 
 def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
@@ -77,8 +88,7 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     trained = recipe.model.checkpoint is not None or recipe.model.pretrained
     if trained and recipe.regularization.layer_scale is not None and not resume:
         raise RecastError("regularization.layer_scale would wipe the trained LayerScale: it is for random weights")
-    if recipe.data.img_size is None and recipe.model.input_size is not None:
-        recipe = replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
+    recipe = with_size(recipe)
     choose_device(recipe.device)
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
@@ -94,6 +104,11 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     config = recipe.model
     own_head = config.name.startswith("torchvision:") or _pretrained_classes(parent) == len(data.classes)
     homeless = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+    if recipe.distill.name == "parent" and homeless:
+        raise RecastError(
+            "distill.name=parent: the parent's classifier is a new one, which knows nothing of these classes. Train it "
+            "on them first (--where none), then give its weights as --checkpoint"
+        )
     recipe = replace(
         recipe,
         model=replace(config, num_classes=config.num_classes or len(data.classes)),

@@ -61,8 +61,11 @@ class Display:
         if row["train_loss"] is not None:
             text += f"  {row['images_per_second']:,.0f} images/s  data {row['data_wait']:.0%}"
         self.console.print(text, highlight=False, soft_wrap=True)
-        if row["bad_images"]:
-            self.note(f"{row['bad_images']} images could not be read, others took their places")
+        if row["bad_images"] or row["bad_val_images"]:
+            self.note(
+                f"{row['bad_images']} training images could not be read, others took their places; "
+                f"{row['bad_val_images']} of validation are left out"
+            )
         waiting = row["data_wait"] or 0.0
         if waiting >= MUCH_WAITING and row["seconds"] > WORTH_SECONDS and not self.warned:
             self.warned = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from recast.calibration import calibrate_
 from recast.config import Recipe
 from recast.data import Data, loader
 from recast.data.seeding import mix_seed, seeded
+from recast.errors import RecastError
 from recast.files import write_text
 from recast.io import save
 from recast.models.build import constructor
@@ -34,6 +36,9 @@ from recast.verification import Exactness, verify
 
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
+
+WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json")
+"""What a run folder holds before its first state."""
 
 Say = Callable[[str], object]
 
@@ -80,6 +85,10 @@ def train(
         try:
             with recorded(out, device, command):
                 _train_arms(prepared, planned, out, device, resume, progress, say or (lambda text: None))
+        except RecastError:
+            if is_first() and not resume:
+                _withdraw(out)
+            raise
         except KeyboardInterrupt as stopped:
             folder = f'"{out}"' if " " in str(out) else str(out)
             saved = str(stopped).startswith("interrupted: state saved")
@@ -112,6 +121,16 @@ def _open_folder(prepared: Prepared, out: Path, resume: bool, house: bool) -> Pr
 
     on_first(write)
     return replace(prepared, recipe=recipe)
+
+
+def _withdraw(out: Path) -> None:
+    """Remove what a run wrote that never got to its first state: the mistake mended, the same command starts again."""
+    if states(out):
+        return
+    for name in (*WRITTEN, "parent.safetensors", "metrics.jsonl"):
+        (out / name).unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: somebody else's files
+        out.rmdir()
 
 
 def _train_arms(
@@ -154,7 +173,8 @@ def _child(
 def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> Exactness:
     """Parent and child on the first VERIFIED validation images, in the order of the recipe's seed."""
     total: Exactness | None = None
-    for images, _ in loader(data.val, min(recipe.data.batch_size, 128), shuffle_seed=recipe.seed):
+    batch_size, bad_image = min(recipe.data.batch_size, 128), recipe.data.bad_image
+    for images, _ in loader(data.val, batch_size, shuffle_seed=recipe.seed, bad_image=bad_image):
         found = verify(parent, child, normalise(images.to(device), data))
         total = found if total is None else total + found
         if total.images >= VERIFIED:
@@ -166,7 +186,8 @@ def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, dev
 def _plain_batches(data: Data, recipe: Recipe, device: torch.device, count: int) -> list[Tensor]:
     """`count` training images without augmentation, normalised, in batches."""
     batches, missing = [], count
-    for images, _ in loader(data.train.plain(), min(recipe.data.batch_size, 128), shuffle_seed=recipe.seed):
+    batch_size, bad_image = min(recipe.data.batch_size, 128), recipe.data.bad_image
+    for images, _ in loader(data.train.plain(), batch_size, shuffle_seed=recipe.seed, bad_image=bad_image):
         batches.append(normalise(images[:missing].to(device), data))
         missing -= len(batches[-1])
         if missing <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
@@ -28,10 +29,8 @@ class TensorBoard:
     """Event files in `out/tensorboard`: tensorboard --logdir RUN."""
 
     def __init__(self, out: Path, start: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RecastError('trackers=tensorboard needs it: pip install "recast-vision[tensorboard]"') from None
+        from torch.utils.tensorboard import SummaryWriter
+
         # what a crash left of later epochs is not shown twice
         self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=start)
 
@@ -48,10 +47,8 @@ class WeightsAndBiases:
     """A run of wandb named as the folder; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, out: Path, recipe: Recipe, start: int) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise RecastError('trackers=wandb needs it: pip install "recast-vision[wandb]"') from None
+        import wandb
+
         name = out.resolve().name
         self.run = wandb.init(
             project="recast", name=name, dir=str(out), config=recipe_to_dict(recipe), id=_run_id(out), resume="allow"
@@ -65,8 +62,17 @@ class WeightsAndBiases:
         self.run.finish()
 
 
+def check_trackers(recipe: Recipe) -> None:
+    """Raise RecastError for a tracker that is not installed."""
+    for kind in recipe.trackers:
+        try:
+            importlib.import_module("torch.utils.tensorboard" if kind == "tensorboard" else kind)
+        except ImportError:
+            raise RecastError(f'trackers={kind} needs it: pip install "recast-vision[{kind}]"') from None
+
+
 def open_trackers(recipe: Recipe, out: Path, start: int) -> list[Tracker]:
-    """The trackers of `recipe.trackers`; epochs from `start` on will come. Raises RecastError for one not installed."""
+    """The trackers of `recipe.trackers`; epochs from `start` on will come."""
     trackers: list[Tracker] = []
     for kind in recipe.trackers:
         trackers.append(TensorBoard(out, start) if kind == "tensorboard" else WeightsAndBiases(out, recipe, start))
