@@ -86,6 +86,14 @@ def test_losses_and_weights_are_those_of_one_process(folder: Path, tmp_path: Pat
         assert mine["val_top1"] == theirs["val_top1"]
 
 
+def test_losses_are_those_of_one_undivided_batch(folder: Path, tmp_path: Path) -> None:
+    losses, _, _ = run(tmp_path / "one", recipe(), dropout=False)
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert len(losses) == 20
+    assert found["undivided"] == pytest.approx(losses, rel=1e-5)
+    assert_close(weights(tmp_path / "one"), weights(folder / "undivided"), 1e-5)
+
+
 def test_mixing_is_that_of_one_process_with_the_same_parts(folder: Path, tmp_path: Path) -> None:
     mixed = AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)
     run(tmp_path / "one", recipe(accumulate=2, augment=mixed))

@@ -29,10 +29,14 @@ def recipe(**fields: Any) -> Recipe:
     return small_recipe({"clip_grad": 1.0}, **{"regularization": BATCH_NORM_FROZEN, "epochs": 4, **fields})
 
 
-def run(folder: Path, chosen: Recipe, resume: bool = False) -> tuple[list[float], list[dict[str, Any]], nn.Module]:
+def run(
+    folder: Path, chosen: Recipe, resume: bool = False, dropout: bool = True
+) -> tuple[list[float], list[dict[str, Any]], nn.Module]:
     """Losses of all updates, the rows, and the trained network."""
     losses: list[float] = []
     child = small_child()
+    if not dropout:  # it is drawn for every part
+        child[3] = nn.Identity()  # type: ignore[operator]
     rows = fit(
         child, small_data(ODD), chosen, folder, resume=resume, progress=False,
         on_step=lambda _epoch, _step, loss: losses.append(loss),
@@ -43,6 +47,7 @@ def run(folder: Path, chosen: Recipe, resume: bool = False) -> tuple[list[float]
 def main(folder: Path) -> None:
     with process_group("cpu"):
         found: dict[str, Any] = {"losses": run(folder / "two", recipe())[0]}
+        found["undivided"] = run(folder / "undivided", recipe(), dropout=False)[0]
         found["counted"] = _count_images()
         run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
         _stop_in_the_second_process(folder / "stopped")
