@@ -48,7 +48,13 @@ def tiny(recipe: Recipe) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def one_of_a_kind() -> list[str]:
+    """A recipe of every kind: those that differ in the size of their network and data alone are the same here."""
+    kinds = {repr(tiny(make())): name for name, make in reversed(RECIPES.items())}
+    return list(kinds.values())[::-1]
+
+
+@pytest.mark.parametrize("name", one_of_a_kind())
 def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load_data", tiny_data)
     recipe = tiny(RECIPES[name]())
