@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from recast.config import Recipe
 from recast.errors import RecastError
 from recast.files import replaced
-from recast.models.weights import mismatch
+from recast.models.weights import first_nonfinite, mismatch
 from recast.recipe import changes, recipe_from_dict, recipe_to_dict
 
 VERSION = 2
@@ -85,7 +85,8 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> P
     that are not finite, and when the disk refuses (full, no permission): the states before it are as they were.
     """
     position = state.position
-    if bad := _first_nonfinite(state):
+    modules = [state.model] if state.ema is None else [state.model, state.ema.module]
+    if bad := next(filter(None, (first_nonfinite(module, module.state_dict()) for module in modules)), None):
         raise RecastError(
             f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or optim.gate_lr, "
             f"or set optim.clip_grad; {newest_state(folder)}"
@@ -148,15 +149,6 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: 
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
     return path
-
-
-def _first_nonfinite(state: State) -> str | None:
-    """Name of the first weight, buffer or average that holds NaN or infinity; waits for the device."""
-    for module in (state.model, *(() if state.ema is None else (state.ema.module,))):
-        tensors = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
-        if tensors and not torch.stack([value.isfinite().all() for value in tensors.values()]).all():
-            return next(name for name, value in tensors.items() if not value.isfinite().all())
-    return None
 
 
 def _newest_whole(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
