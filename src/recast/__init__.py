@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from recast.calibration import calibrate_
+    from recast.cmhsa import CMHSA
     from recast.config import RecastConfig
     from recast.errors import RecastError
     from recast.evaluation import evaluate
@@ -24,18 +25,22 @@ if TYPE_CHECKING:
     from recast.gpsa import GPSA
     from recast.io import load, save
     from recast.planning import plan
+    from recast.schedule import Schedule
     from recast.steps import Plan
     from recast.surgery import param_groups, recast_, refresh_gates_
+    from recast.switching import recast_during_training_
     from recast.verification import trace, verify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CMHSA",
     "GPSA",
     "Geometry",
     "Plan",
     "RecastConfig",
     "RecastError",
+    "Schedule",
     "__version__",
     "calibrate_",
     "evaluate",
@@ -44,6 +49,7 @@ __all__ = [
     "param_groups",
     "plan",
     "recast_",
+    "recast_during_training_",
     "record",
     "refresh_gates_",
     "save",
@@ -52,11 +58,13 @@ __all__ = [
 ]
 
 _HOME = {
+    "CMHSA": "cmhsa",
     "GPSA": "gpsa",
     "Geometry": "geometry",
     "Plan": "steps",
     "RecastConfig": "config",
     "RecastError": "errors",
+    "Schedule": "schedule",
     "calibrate_": "calibration",
     "evaluate": "evaluation",
     "fold_": "folding.model",
@@ -64,6 +72,7 @@ _HOME = {
     "param_groups": "surgery",
     "plan": "planning",
     "recast_": "surgery",
+    "recast_during_training_": "switching",
     "record": "explain.attention",
     "refresh_gates_": "surgery",
     "save": "io",

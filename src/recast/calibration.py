@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from recast import functional
+from recast.cmhsa import RecastLayer
 from recast.errors import RecastError
 from recast.gpsa import GPSA
 from recast.rules import is_convolution
 from recast.rules.convolutions import parametrization_of
 from recast.shapes import Example, in_eval, run_example
-from recast.surgery import applied_plan, gpsa_layers
+from recast.surgery import applied_plan, gpsa_layers, recast_layers
 from recast.verification import full_precision
 
 
@@ -73,10 +74,16 @@ def calibrate_(
     Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
     `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
     the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
-    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches or a parent that lacks a layer.
+    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches,
+    a parent that lacks a layer, and C-MHSA layers.
     """
     plan = applied_plan(child)
     layers = gpsa_layers(child)
+    if others := [name for name in recast_layers(child) if name not in layers]:
+        raise RecastError(
+            f"calibrate_ solves GPSA layers (gate='sigmoid', 'linear'); {others[0]} is C-MHSA, which starts within "
+            "(L−1)·e^−M of its convolution: raise bias_init M instead"
+        )
     held = list(batches)
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
@@ -101,7 +108,7 @@ def calibrate_(
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return is_convolution(module) and not isinstance(module, GPSA)
+    return is_convolution(module) and not isinstance(module, RecastLayer)
 
 
 def _run_with_hooks(model: nn.Module, batch: Example, layers: dict[str, GPSA], note: Callable[[str], None]) -> None:

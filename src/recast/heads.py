@@ -14,6 +14,7 @@ from recast import functional
 from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.functional import Gates
+from recast.taps import TapLayer
 
 SOFTPLUS_BETA = 5.0
 LAMBDA_WITHOUT_CONTENT = 40.0
@@ -65,12 +66,10 @@ class _ClampInward(torch.autograd.Function):
         return grad.masked_fill(outward, 0.0), None, None
 
 
-class Heads(nn.Module):
+class Heads(TapLayer):
     """Gates and positions of a layer's heads; `GPSA` is the layer."""
 
     config: RecastConfig
-    num_heads: int
-    head_dim: int
     gaussian_heads: tuple[int, ...]
     """Heads that have a Gaussian map; the others' was pruned (`prune_`)."""
     content_heads: tuple[int, ...]

@@ -10,13 +10,17 @@ from timm.models import group_parameters
 from timm.models.mlp_mixer import Affine
 from torch import nn
 
+from recast.cmhsa import CMHSA
 from recast.errors import RecastError
 from recast.gpsa import GPSA
+from recast.steps import Plan
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
 KINDS = ("decay", "no_decay", "gates", "sigmoid_gates")
 """What groups are called, and their order."""
+GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
+"""The groups that the gates of a `RecastConfig.gate` are in."""
 
 
 def param_groups(
@@ -25,9 +29,11 @@ def param_groups(
     gate_lr: float | None = None,
     weight_decay: float = 0.05,
     layer_decay: float | None = None,
+    plan: Plan | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val and gates never do, nor what
-    the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class tokens).
+    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
+    bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
+    tokens).
 
     Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
     al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
@@ -37,17 +43,22 @@ def param_groups(
     belongs to the layer that it was in. Groups are named "decay", "no_decay", "gates" and "sigmoid_gates", followed by
     "/" and the number of the layer (0: the stem) where there is layer decay.
 
+    plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
+    empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
+
     Raises RecastError where layer decay is asked of a network without `group_matcher`.
     """
-    kinds = _special_kinds(model)
-    no_weight_decay = _no_weight_decay(model)
+    kinds = parameter_kinds(model)
     layers = {} if layer_decay is None else layer_numbers(model)
     last = max(layers.values(), default=0)
     members: dict[tuple[str, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        kind = kinds.get(id(parameter)) or ("decay" if _decays(name, parameter, no_weight_decay) else "no_decay")
         if parameter.requires_grad:
-            members.setdefault((kind, layers.get(name, last)), []).append(parameter)
+            members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
+    if plan is not None:
+        for step in plan.steps:
+            for kind in ("decay", "no_decay", *GATES_OF[plan.config.gate]):
+                members.setdefault((kind, layers.get(f"{step.name}.weight", last)), [])
     rates = {
         "decay": lr,
         "no_decay": lr,
@@ -76,6 +87,15 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     return dict(group_parameters(model, matcher(coarse=False), reverse=True))
 
 
+def parameter_kinds(model: nn.Module) -> dict[int, str]:
+    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates."""
+    special, no_weight_decay = _special_kinds(model), _no_weight_decay(model)
+    return {
+        id(p): special.get(id(p)) or ("decay" if _decays(name, p, no_weight_decay) else "no_decay")
+        for name, p in model.named_parameters()
+    }
+
+
 def _special_kinds(model: nn.Module) -> dict[int, str]:
     """The kind of every parameter whose number of axes does not tell it, by id."""
     kinds: dict[int, str] = {}
@@ -86,6 +106,8 @@ def _special_kinds(model: nn.Module) -> dict[int, str]:
                 kinds |= {id(p): "gates" for p in (module.gamma, module.spread)}
             else:
                 kinds[id(module.lam)] = "sigmoid_gates"
+        elif isinstance(module, CMHSA):
+            kinds |= {id(p): "no_decay" for p in (module.relative_bias, module.value) if p is not None}
         elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
             kinds |= {id(p): "no_decay" for p in module.parameters()}
     return kinds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import fields
 
 import torch
@@ -11,17 +10,17 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 from recast.budget import Budget, keep_within
+from recast.cmhsa import CMHSA, RecastLayer
 from recast.config import RecastConfig
 from recast.cost import Cost, count_parameters
 from recast.errors import RecastError
 from recast.geometry import Geometry
-from recast.gpsa import GPSA
 from recast.layer_costs import LayerCosts, on_meta
 from recast.rules import find_rule, is_convolution, refusal
 from recast.rules.convolutions import computes_weight
 from recast.rules.sharing import Sharing
 from recast.selection import NOT_CALLED, Where, is_spatial, select
-from recast.shapes import Example, Observation, observe
+from recast.shapes import Call, Example, Observation, observe
 from recast.steps import Edited, Left, Plan, Step
 from recast.strides import Edit, plan_stride_edits, set_geometry_
 
@@ -46,8 +45,9 @@ def plan(
     """
     config, limits = config or RecastConfig(), Budget.parse(budget)
     convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
-    if already := [name for name, module in convolutions.items() if isinstance(module, GPSA)]:
-        raise RecastError(f"{already[0] or 'the model'} is already GPSA: plan from the parent, a layer is recast once")
+    if already := [name for name, module in convolutions.items() if isinstance(module, RecastLayer)]:
+        name, reason = already[0], refusal(convolutions[already[0]])
+        raise RecastError(f"{name or 'the model'} {reason}: plan from the parent, a layer is recast once")
     if not convolutions and isinstance(model, torch.jit.ScriptModule):
         raise RecastError(f"{type(model).__name__} {refusal(model)}")
     if not convolutions:
@@ -57,13 +57,13 @@ def plan(
     _check_batched(convolutions, seen)
     chosen = select(where, model, convolutions, seen)
     left = dict(chosen.left)
-    layers: dict[str, GPSA] = {}
+    layers: dict[str, RecastLayer] = {}
     sharing = Sharing(model)
     reasons = {name: _why_not(name, model, convolutions, seen, sharing) for name in chosen.names}
     for name in chosen.names:
         if reasons[name] is None:
             found = _try_rule(convolutions[name], config)
-            if isinstance(found, GPSA):
+            if isinstance(found, RecastLayer):
                 layers[name] = found
             else:
                 reasons[name] = found
@@ -182,7 +182,7 @@ def _keep_possible(reasons: dict[str, str | None], explicit: set[str], left: dic
     return kept
 
 
-def _try_rule(module: nn.Module, config: RecastConfig) -> GPSA | str:
+def _try_rule(module: nn.Module, config: RecastConfig) -> RecastLayer | str:
     """The layer that a module becomes, on the meta device; or why it cannot be."""
     found = find_rule(module)
     assert found is not None
@@ -225,7 +225,7 @@ def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: list[
 def _step(
     name: str,
     module: nn.Module,
-    layer: GPSA,
+    layer: RecastLayer,
     parent: Observation,
     seen: Observation,
     geometry: Geometry | None,
@@ -242,16 +242,20 @@ def _step(
         layer.set_geometry_(geometry)
         assert isinstance(convolution, nn.Conv2d)
         set_geometry_(convolution, geometry)
+    size = _largest(seen.calls[name])
+    if isinstance(layer, CMHSA):
+        layer.set_size_(*size)
     replaced = costs.of(convolution, seen.calls[name], seen.batch)
     after = costs.of(layer, seen.calls[name], seen.batch)
     starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
-    largest = max(seen.calls[name], key=lambda call: math.prod(call.input))
     step = Step(
-        name, found[0].__name__, parent_geometry, geometry, layer.groups, _chw(largest.input), _chw(largest.output),
+        name, found[0].__name__, parent_geometry, geometry, layer.groups,
+        (layer.in_channels, *size), (layer.out_channels, *geometry.output_size(*size)),
         before, after, starts_closed and geometry == parent_geometry, len(seen.calls[name]),
     )  # fmt: skip
     return step, after - replaced
 
 
-def _chw(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    return shape[-3], shape[-2], shape[-1]
+def _largest(calls: list[Call]) -> tuple[int, int]:
+    """Rows and columns that hold the inputs of all calls: those of the largest, unless one is wide and one is high."""
+    return max(call.input[-2] for call in calls), max(call.input[-1] for call in calls)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError, suggest
 from recast.folding.layers import as_folded
 from recast.folding.norms import what_remains
@@ -23,6 +24,11 @@ def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
     return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}
 
 
+def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
+    """The layers that were convolutions, GPSA and C-MHSA, by name, each once, in the order of `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}
+
+
 def applied_plan(model: nn.Module) -> Plan:
     """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
     plan = getattr(model, "recast_plan", None)
@@ -32,7 +38,7 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model` by GPSA, in place; returns the model (a new one if it is a conv
+    """Replace the planned convolutions of `model` by attention, in place; returns the model (a new one if it is a conv
     itself).
 
     With the linear gate at its start and `stride="keep"` the model computes exactly what it did. `steps` names the
@@ -71,9 +77,11 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
     _check_planned(layer, step, continued)
     if layer.geometry != step.geometry:
         layer.set_geometry_(step.geometry)
+    if isinstance(layer, CMHSA):
+        layer.set_size_(*step.input[1:])
     if step.bias_added:
         layer.add_bias_()
-    return layer if step.fold is None else as_folded(layer, step.fold)
+    return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
@@ -107,7 +115,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
             f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "
             f"(planned for {plan.model}).{hint}"
         ) from None
-    if isinstance(module, GPSA):
+    if isinstance(module, RecastLayer):
         raise RecastError(f"{step.name or 'the model'} is already recast: a plan is applied once")
     if reason := refusal(module):
         raise RecastError(f"{step.name} cannot be recast: {reason}")
@@ -115,7 +123,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     return module
 
 
-def _check_planned(layer: GPSA, step: Step, continued: bool) -> None:
+def _check_planned(layer: RecastLayer, step: Step, continued: bool) -> None:
     """The convolution that `layer` stands for is the one that was planned."""
     expected = step.geometry if continued else step.parent_geometry
     found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)

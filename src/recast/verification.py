@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from recast.cmhsa import RecastLayer
 from recast.config import Backend
 from recast.errors import RecastError
-from recast.gpsa import GPSA
 from recast.rules.convolutions import parametrization_of
 from recast.shapes import Example, batch_of, hooks, in_eval, run_example
 from recast.steps import Plan
-from recast.surgery import applied_plan, gpsa_layers
+from recast.surgery import applied_plan, gpsa_layers, recast_layers
 
 TOLERANCE = 1e-5
 LAYER_SCALE = re.compile(r"(layer_scale|gamma)_?\d*")
@@ -118,7 +118,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
-    """Let every GPSA layer compute with `backend` (None: leave each its own)."""
+    """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
     before = {name: layer.backend for name, layer in gpsa_layers(model).items()}
     try:
         for layer in gpsa_layers(model).values():
@@ -158,7 +158,7 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
     with use_backend(child, backend):
         after = _trace(child, set(before.layers), batch)
         with in_eval(child), torch.no_grad():  # as it just ran
-            backends = sorted({layer.chosen_backend() for layer in gpsa_layers(child).values()})
+            backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
     if silent := [name for name in before.layers if name not in after.layers]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
     pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
@@ -204,7 +204,7 @@ def enliven_(model: nn.Module, example: Example | None = None) -> nn.Module:
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, GPSA):
+            if isinstance(module, RecastLayer):
                 continue
             if name == "weight" and parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
@@ -240,9 +240,9 @@ def swapped_taps(model: nn.Module) -> Iterator[None]:
 
     The middle tap is one of the two: on a small map the outer ones may see nothing but padding.
     """
-    layer = next((m for m in gpsa_layers(model).values() if m.num_heads > 1), None)
+    layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
-        raise RecastError("the control needs a GPSA layer with two taps")
+        raise RecastError("the control needs a recast layer with two taps")
     made = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
     weight = layer.weight if made is None else max(made.parameters(recurse=False), key=Tensor.numel)

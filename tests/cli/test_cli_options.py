@@ -34,6 +34,8 @@ def parsed(*words: str) -> Namespace:
         (["--where", "a", "b"], "where", ["a", "b"]),
         (["--where", "a,b"], "where", ["a", "b"]),
         (["--where=a"], "where", ["a"]),
+        (["--schedule", "progressive"], "schedule.name", "progressive"),
+        (["--dates", "3:a.*", "5:b", "--lr", "1"], "schedule.dates", ["3:a.*", "5:b"]),
         (["--where", '["a", "b"]'], "where", ["a", "b"]),
         (["--gate-range", "-0.5", "1"], "recast.gate_range", (-0.5, 1.0)),
         (["--gate-range", "0,1"], "recast.gate_range", (0.0, 1.0)),
@@ -54,7 +56,7 @@ def test_the_short_forms(words: list[str], key: str, value: object) -> None:
 def test_every_field_of_a_recipe_has_one_short_name() -> None:
     short = short_names(_parser(Recipe()))
     sections = [field.name for field in dataclasses.fields(Recipe) if dataclasses.is_dataclass(field.default_factory)]
-    assert sections == ["model", "data", "augment", "recast", "optim", "regularization", "distill"]
+    assert sections == ["model", "data", "augment", "recast", "schedule", "optim", "regularization", "distill"]
     dotted = {
         f"{section}.{field.name}" for section in sections for field in dataclasses.fields(getattr(Recipe(), section))
     }
@@ -83,7 +85,7 @@ def test_words_that_are_no_options_are_left_alone() -> None:
         (["--lr", "x"], r"--lr must be a number, got 'x'"),
         (["--optim.lr", "x"], r"--lr must be a number, got 'x'"),
         (["--clip-grad", "x"], r"--clip-grad must be a number, got 'x'"),
-        (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, got 'sigmiod'\. Did you mean sigmoid"),
+        (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, bias, got 'sigmiod'\. Did you mean sigmoid"),
         (["--crop", "simpel"], r"--crop must be one of none, pad, random, simple, .*Did you mean simple"),
         (["--gate-range", "0"], r"--gate-range must be a list of 2 items, each a number, got '0'"),
         (["--control=3"], r"--control must be true or false, got '3'"),

@@ -11,6 +11,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from recast.models.cmhsa_vit import CMHSAViT
 from recast.models.patchconvnet import PatchConvNet
 
 SIZE = 64
@@ -48,6 +49,15 @@ def patchconvnet_multi(num_classes: int) -> nn.Module:
     return PatchConvNet(16, 2, num_classes, per_class=True)
 
 
+def cmhsa_vit_3(num_classes: int) -> nn.Module:
+    return CMHSAViT(16, 16, 2, num_classes)
+
+
+def cmhsa_vit_5(num_classes: int) -> nn.Module:
+    """Two patches a side need all nine heads; width 4² · 1 of pixels."""
+    return CMHSAViT(4, 16, 2, num_classes, mixer="pixel", kernel=5)
+
+
 def resnet(num_classes: int = 4) -> nn.Module:
     """Bottlenecks, the last stage strided."""
     model: nn.Module = timm.create_model("test_resnet", num_classes=num_classes)
@@ -61,6 +71,8 @@ def stand_in(name: str) -> str:
     ):  # fmt: skip
         if name.startswith(start):
             return f"stand_ins:{kind}{'_multi' if name.endswith('_multi') else ''}"
+    if name.startswith("cmhsa_vit"):
+        return f"stand_ins:{name[: len('cmhsa_vit_3')]}"
     if name.startswith("deit"):
         return "stand_ins:deit_distilled" if "distilled" in name else "stand_ins:deit"
     return "stand_ins:resnet"

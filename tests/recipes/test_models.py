@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import nn
 
+import recast.models.cmhsa_vit
 import recast.models.patchconvnet
 import recast.models.small  # noqa: F401  registers our names with timm
 from recast.recipes import AFTER, RECIPES, make_recipe
@@ -30,6 +31,8 @@ PARAMETERS = {
     "patchconvnet_l120_21k": 334_294_376,
     "rsb_a1": 25_557_032,
     "tcnn_resnetrs350": 163_956_168,
+    "prs_cmhsa3": 61_569_256,
+    "tcnn_star_100": 25_557_032,
 }
 
 
@@ -60,7 +63,7 @@ def test_every_network_is_built_for_the_recipe_s_images() -> None:
         if built_for is not None:
             assert built_for == (data.img_size, data.img_size), name
         assert built_for is not None or name.startswith(
-            ("tcnn", "rsb", "patchconvnet", "cifar", "digits", "folder", "finetune")
+            ("tcnn", "rsb", "patchconvnet", "cifar", "digits", "folder", "finetune", "prs", "cmhsa")
         ), name
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recast.recipes
-from recast.config import OptimConfig, Recipe
+from recast.config import OptimConfig, RecastConfig, Recipe, ScheduleConfig
 from recast.errors import RecastError
 from recast.recipe import recipe_from_dict, recipe_to_dict
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
@@ -23,13 +23,21 @@ from recast.recipes.entry import change, compute
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
 
+RECAST = {
+    *recipes_by_paper()["to start from"],
+    *(name for name in RECIPES if name.startswith(("tcnn", "prs", "cmhsa"))),
+} - {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in ("", "_gpu", "_small")}
+
+
 def said(name: str) -> dict[str, str]:
     """The docstring's sections."""
     parts = re.split(rf"^\s*({'|'.join(HEADS)}): ", RECIPES[name].__doc__ or "", flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("name", ["finetune", "folder", "tcnn", "deit_small_soft", "deit3_huge_21k", "rsb_a3"])
+@pytest.mark.parametrize(
+    "name", ["finetune", "folder", "tcnn", "tcnn_star_100", "prs_cmhsa5_small", "deit3_huge_21k", "rsb_a3"]
+)
 def test_a_recipe_reads_back_the_same_from_a_file(name: str, tmp_path: Path) -> None:
     save_recipe(make_recipe(name), tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == make_recipe(name)
@@ -63,6 +71,9 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
             continue
         assert words[:3] == ["recast", "train", name]
         assert {"--data-dir", "--out"} <= set(words), name
+        if name not in recipes_by_paper()["to start from"]:
+            of = {"imagenet": "IMAGENET", "folder": "IMAGENET21K", "cifar100": "CIFAR100"}
+            assert words[words.index("--data-dir") + 1] == of[make_recipe(name).data.name], name
         assert ("--checkpoint" in words) == (name in NEEDS_WEIGHTS), name
         if name in AFTER:
             assert f"runs/{AFTER[name]}/weights.safetensors" in words, name
@@ -88,9 +99,25 @@ def test_a_later_stage_starts_from_a_recipe_of_the_same_network() -> None:
 def test_what_is_not_recast_is_trained_alone() -> None:
     for name in RECIPES:
         recipe = make_recipe(name)
-        assert (recipe.where == ["none"]) == (not recipe.control), name
-        recast_by_us = name.startswith("tcnn") or name in recipes_by_paper()["to start from"]
-        assert recast_by_us == (recipe.where == ["last_stage"]), name
+        assert recipe.is_plain == (name not in RECAST), name
+        if recipe.is_plain:
+            assert not recipe.control, name
+            assert recipe.schedule == ScheduleConfig(), name
+
+
+def test_an_arm_that_is_not_trained_beside_a_recipe_is_a_recipe_or_the_arm_of_one() -> None:
+    for name in RECAST:
+        recipe = make_recipe(name)
+        if recipe.control:
+            continue
+        arm = re.search(r"no control arm: it is (the one of )?(\w+),", said(name)["Inferred"])
+        assert arm is not None, name
+        other = make_recipe(arm[2])
+        assert other.is_plain != bool(arm[1]), name
+        assert other.control == bool(arm[1]), name
+        alike = {"where": [], "recast": RecastConfig(), "schedule": ScheduleConfig(), "control": False}
+        one, two = (change(each, **alike, optim={"gate_lr": None}) for each in (recipe, other))
+        assert one == two, name
 
 
 def test_every_recipe_file_gives_recipes_and_every_recipe_has_one_paper() -> None:

@@ -39,9 +39,11 @@ def tiny(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         model=ModelConfig(stand_in(recipe.model.name)),
-        data=replace(recipe.data, batch_size=4, workers=0, img_size=SIZE, test_size=None),
+        data=DataConfig(batch_size=4, img_size=SIZE),
+        schedule=replace(recipe.schedule, conv_epochs=0),
         distill=teacher,
         epochs=1,
+        accumulate=min(recipe.accumulate, 2),
         device="cpu",
         calibrate=min(recipe.calibrate, 8),
         recalibrate_bn=min(recipe.recalibrate_bn, 8),
@@ -65,3 +67,8 @@ def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert rows[1]["val_loss"] != rows[0]["val_loss"]
     assert (tmp_path / "run" / "finetuned").exists() == recipe.control
     assert (tmp_path / "run" / "plan.json").exists() == (not recipe.is_plain)
+    schedule = tmp_path / "run" / "schedule.json"
+    assert schedule.exists() == (recipe.schedule.name != "before")
+    if schedule.exists():
+        switched = json.loads(schedule.read_text(encoding="utf-8"))
+        assert [switch["layers"] for switch in switched["switches"]] == [switched["layers"]]

@@ -120,6 +120,7 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     assert 'href="#run2">seed1</a>' in text
     assert 'id="run2"' in text
     assert "Mean ± standard deviation" in text
+    assert ">Schedule</th>" not in text
 
 
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recast.report import figures, maps
+from recast.report import figures, maps, svg
 from recast.report.figures import Curve
 from recast.report.read import Attention, AttentionLayer, read_run
 
@@ -95,7 +95,7 @@ def test_charts_use_the_page_colours_and_their_own_ids() -> None:
         assert set(re.findall(r'(?:url\(|href=")#([^")]+)', chart)) <= own
         assert "var(--recast)" in chart
         assert "var(--finetuned)" in chart
-        assert not re.search("|".join(figures.VARIABLES), chart)
+        assert not re.search("|".join(svg.VARIABLES), chart)
         assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", chart)
         assert 'aria-label="a &lt; b"' in chart
         assert "<metadata" not in chart
@@ -104,14 +104,14 @@ def test_charts_use_the_page_colours_and_their_own_ids() -> None:
 def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = [Curve([0, 1], [1, 2], "recast")]
     before = figures.line_chart(curve, "d", xlabel="x")
-    monkeypatch.setitem(figures.mpl.rcParams, "lines.linewidth", 9.0)
-    monkeypatch.setitem(figures.mpl.rcParams, "axes.facecolor", "#ff0000")
+    monkeypatch.setitem(svg.mpl.rcParams, "lines.linewidth", 9.0)
+    monkeypatch.setitem(svg.mpl.rcParams, "axes.facecolor", "#ff0000")
     assert figures.line_chart(curve, "d", xlabel="x") == before
-    assert figures.mpl.rcParams["lines.linewidth"] == 9.0
+    assert svg.mpl.rcParams["lines.linewidth"] == 9.0
 
 
 def test_long_curves_are_thinned_but_keep_their_ends() -> None:
-    x, y = figures._thin(range(1001), range(1001))
+    x, y = figures.thin(range(1001), range(1001))
     assert len(x) == figures.POINTS
     assert (x[0], x[-1], y[-1]) == (0, 1000, 1000)
 

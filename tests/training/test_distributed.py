@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from two_processes import recipe, run
+from two_processes import recipe, run, run_scheduled
 
-from recast.config import AugmentConfig, DataConfig
+from recast.config import AugmentConfig, DataConfig, ScheduleConfig
 from recast.errors import RecastError
-from recast.training import distributed
+from recast.training import distributed, ranges
 from recast.training import fit as fit_module
 from recast.training.checkpoint import states
-from recast.training.fit import check_shares
+from recast.training.ranges import check_shares
 from recast.training.signals import Interrupted
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
@@ -94,6 +94,18 @@ def test_losses_are_those_of_one_undivided_batch(folder: Path, tmp_path: Path) -
     assert_close(weights(tmp_path / "one"), weights(folder / "undivided"), 1e-5)
 
 
+def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
+    run_scheduled(tmp_path / "one", recipe(accumulate=2, schedule=ScheduleConfig("progressive")))
+    assert "4.gamma" in weights(folder / "scheduled")
+    assert_close(weights(tmp_path / "one"), weights(folder / "scheduled"), 1e-5)
+    mine, theirs = (
+        json.loads((where / "schedule.json").read_text()) for where in (tmp_path / "one", folder / "scheduled")
+    )
+    assert mine["dates"] == theirs["dates"] == {"4": 2, "0": 3}
+    for one, two in zip(mine["switches"], theirs["switches"], strict=True):
+        assert one["after"] == pytest.approx(two["after"], rel=1e-5)
+
+
 def test_mixing_is_that_of_one_process_with_the_same_parts(folder: Path, tmp_path: Path) -> None:
     mixed = AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)
     run(tmp_path / "one", recipe(accumulate=2, augment=mixed))
@@ -149,7 +161,7 @@ def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
 def test_batches_that_cannot_be_shared(
     batch_size: int, augment: AugmentConfig, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit_module, "process_count", lambda: 2)
+    monkeypatch.setattr(ranges, "process_count", lambda: 2)
     with pytest.raises(RecastError, match=message):
         check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small import small_child, small_data, small_recipe
+from small import small_child, small_data, small_parent, small_recipe
 from torch import nn
 
-from recast.config import AugmentConfig, Recipe, RegularizationConfig
+from recast.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.planning import plan
 from recast.training import fit as fit_module
 from recast.training.distributed import is_first, process_group
 from recast.training.fit import fit
@@ -44,12 +45,20 @@ def run(
     return losses, rows, child
 
 
+def run_scheduled(folder: Path, chosen: Recipe) -> None:
+    """Two convolutions become attention while the network is trained."""
+    parent = small_parent()
+    todo = plan(parent, torch.zeros(1, 3, 8, 8), where=["0", "4"])
+    fit(parent, small_data(ODD), chosen, folder, progress=False, plan=todo)
+
+
 def main(folder: Path) -> None:
     with process_group("cpu"):
         found: dict[str, Any] = {"losses": run(folder / "two", recipe())[0]}
         found["undivided"] = run(folder / "undivided", recipe(), dropout=False)[0]
         found["counted"] = _count_images()
         run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
+        run_scheduled(folder / "scheduled", recipe(schedule=ScheduleConfig("progressive")))
         _stop_in_the_second_process(folder / "stopped")
         run(folder / "begun_by_one", recipe(), resume=True)
         if is_first():

@@ -22,7 +22,14 @@ from recast.recipe import describe_type
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-GREEDY = {"where": r".*", "eps": r"-?[\d.,]+", "gate_range": r"-?[\d.,]+", "mean": r"[\d.,]+", "std": r"[\d.,]+"}
+GREEDY = {
+    "where": r".*",
+    "dates": r"\d+:.*",
+    "eps": r"-?[\d.,]+",
+    "gate_range": r"-?[\d.,]+",
+    "mean": r"[\d.,]+",
+    "std": r"[\d.,]+",
+}
 """Lists that go on over the following words that match; any list may be one word with commas."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from recast.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
 from recast.config.layer import Backend, Content, Gate, RecastConfig, StrideMode
 from recast.config.recipe import Recipe
+from recast.config.schedule import ScheduleConfig
 from recast.config.training import DistillConfig, OptimConfig, RegularizationConfig
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "RecastConfig",
     "Recipe",
     "RegularizationConfig",
+    "ScheduleConfig",
     "StrideMode",
 ]

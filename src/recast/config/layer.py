@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from recast.errors import RecastError, suggest
 
-Gate = Literal["linear", "sigmoid"]
+Gate = Literal["linear", "sigmoid", "bias"]
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
 Content = Literal["softmax", "linear"]
 StrideMode = Literal["keep", "remove", "dilate"]
@@ -19,7 +19,8 @@ class RecastConfig:
     """How a convolution becomes gated positional self-attention (GPSA)."""
 
     gate: Gate = "linear"
-    """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7)."""
+    """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
+    is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     alpha: float = 1.0
     """Locality strength α > 0 of the Gaussian heads at the start; 1/α is the attention span."""
     lambda_init: float = 1.0
@@ -28,6 +29,8 @@ class RecastConfig:
     """Linear gate only: share γ of content attention at the start; 0 is exact."""
     s_init: float = 0.0
     """Linear gate only: spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
+    bias_init: float = 20.0
+    """bias only: relative bias M of a head's tap at the start, 0 elsewhere; the rest gets e^-M of its weight."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: int | None = None
@@ -61,6 +64,10 @@ class RecastConfig:
             raise RecastError(
                 "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
             )
+        if self.gate == "bias":
+            self._check_bias()
+        elif self.bias_init != 20.0:
+            raise RecastError(f"bias_init belongs to gate='bias', got it with gate={self.gate!r}")
         if self.gate == "linear" and self.lambda_init != 1.0:
             raise RecastError("lambda_init belongs to gate='sigmoid'; gate='linear' takes gamma_init and s_init")
         if self.gate_range is not None:
@@ -69,3 +76,15 @@ class RecastConfig:
                 raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
             if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
                 raise RecastError(f"gamma_init and s_init must lie in gate_range {self.gate_range}")
+
+    def _check_bias(self) -> None:
+        """Raise for a positional part that C-MHSA does not have: its maps are one softmax of content and bias."""
+        if not (math.isfinite(self.bias_init) and self.bias_init > 0):
+            raise RecastError(f"bias_init must be a positive number (bias of a head's tap), got {self.bias_init}")
+        plain = RecastConfig()
+        others = ("alpha", "lambda_init", "gamma_init", "s_init", "gate_range", "content", "attend_padding", "backend")
+        if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:
+            raise RecastError(
+                f"{wrong[0]} does not belong to gate='bias', got {wrong[0]}={getattr(self, wrong[0])!r}; it "
+                "takes bias_init and head_dim"
+            )

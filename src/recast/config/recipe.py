@@ -7,6 +7,7 @@ from typing import Literal
 
 from recast.config.inputs import AugmentConfig, DataConfig, ModelConfig
 from recast.config.layer import RecastConfig
+from recast.config.schedule import ScheduleConfig
 from recast.config.training import DistillConfig, OptimConfig, RegularizationConfig
 from recast.errors import RecastError
 
@@ -24,6 +25,7 @@ class Recipe:
     trained."""
     budget: str = "tokens=1024"
     """Limits of a plan: tokens=N per layer; macs=, params=, memory= of the recast model (1.3x, 5G, 64MiB)."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     calibrate: int = 0
     """Sigmoid gate: solve W_out on this many training images right after the recast; 0: the paper's start."""
     recalibrate_bn: int = 0

@@ -17,7 +17,8 @@ class OptimConfig:
     base_batch: int | None = None
     """lr is for this many images an update and scales linearly with data.batch_size. None: lr is taken as it is."""
     gate_lr: float | None = None
-    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (the paper's)."""
+    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
+    the weights for λ where a schedule recasts during training (T-CNN*)."""
     weight_decay: float = 0.05
     """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
     layer_decay: float | None = None

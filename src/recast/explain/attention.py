@@ -13,36 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from recast.budget import DEFAULT_TOKENS
+from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError
 from recast.files import replaced
-from recast.functional import AttentionMaps, expand_heads
+from recast.functional import AttentionMaps, BiasedMaps, expand_heads
 from recast.gpsa import GPSA
 from recast.shapes import in_eval
-from recast.surgery import gpsa_layers
+from recast.surgery import gpsa_layers, recast_layers
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps]]:
-    """Record the maps of every GPSA layer during forward passes: `with record(model) as maps: model(x)`.
+def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps | BiasedMaps]]:
+    """Record the maps of every recast layer during forward passes: `with record(model) as maps: model(x)`.
 
     `maps[name]` holds S, G, C and their mix, each (1 or B, heads, queries, padded keys), of the layer's latest call;
-    without gradients. The maps are made in full whatever the layer's backend; above the default token budget a warning
-    says so.
+    without gradients. Of a C-MHSA layer it holds position, content and mix (`BiasedMaps`). The maps are made in full
+    whatever the layer's backend; above the default token budget a warning says so.
     """
-    maps: dict[str, AttentionMaps] = {}
+    maps: dict[str, AttentionMaps | BiasedMaps] = {}
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(layer: nn.Module, inputs: Any, _output: Any) -> None:
-            assert isinstance(layer, GPSA)
+            assert isinstance(layer, RecastLayer)
             rows, columns = layer.geometry.padded_size(*inputs[0].shape[-2:])
             if rows * columns > DEFAULT_TOKENS:
                 warnings.warn(f"{name}: recording maps over {rows * columns} tokens takes memory", stacklevel=2)
             with torch.no_grad():
-                maps[name] = layer.attention(inputs[0])
+                maps[name] = layer.maps(inputs[0]) if isinstance(layer, CMHSA) else layer.attention(inputs[0])
 
         return keep
 
-    handles = [layer.register_forward_hook(watch(name)) for name, layer in gpsa_layers(model).items()]
+    handles = [layer.register_forward_hook(watch(name)) for name, layer in recast_layers(model).items()]
     try:
         yield maps
     finally:

@@ -59,6 +59,8 @@ def fold_(
 ) -> list[Folded]:
     """Give every GPSA layer its smallest form, in place; returns what was done to each, in order.
 
+    C-MHSA layers have no gates that could close: they are left alone.
+
     Maps whose gate is within `tol` are removed, with their parameters (they stay closed in further training). A layer
     without maps becomes a convolution; in the others W_val is multiplied into W_out. With `tol=0` nothing changes but
     rounding. `kernel` (odd: 5, 7, …) also turns layers without content into convolutions of that kernel, which

@@ -18,8 +18,18 @@ written_out `reference`, the definition head by head, and `dense`, merged maps a
 fast        `split` and `merged`: the convolution and what its heads add to it, or everything in one
 streaming   the operator both rest on: no map is ever held whole, forward or backward
 choose      which of them is cheapest for a layer
+biased      another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
 
+from recast.functional.biased import (
+    BiasedMaps,
+    BiasedWeights,
+    bias_map,
+    biased,
+    biased_maps,
+    biased_reference,
+    offset_ranges,
+)
 from recast.functional.choose import choose_backend
 from recast.functional.fast import merged, split
 from recast.functional.maps import (
@@ -47,9 +57,15 @@ from recast.functional.written_out import dense, gather, reference
 
 __all__ = [
     "AttentionMaps",
+    "BiasedMaps",
+    "BiasedWeights",
     "Gates",
     "Weights",
     "attention_maps",
+    "bias_map",
+    "biased",
+    "biased_maps",
+    "biased_reference",
     "choose_backend",
     "content_map",
     "dense",
@@ -61,6 +77,7 @@ __all__ = [
     "linear_content_map",
     "linear_gates",
     "merged",
+    "offset_ranges",
     "project_out",
     "project_values",
     "reference",

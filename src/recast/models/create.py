@@ -12,6 +12,7 @@ from typing import Any
 import timm
 from torch import nn
 
+import recast.models.cmhsa_vit
 import recast.models.patchconvnet
 import recast.models.small  # noqa: F401
 from recast.errors import RecastError, suggest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from recast.config import Recipe
 from recast.errors import RecastError, suggest
 from recast.recipe import load_recipe, save_recipe
-from recast.recipes import cait, deit, deit3, patchconvnet, resmlp, rsb, tcnn
+from recast.recipes import cait, deit, deit3, patchconvnet, prs, resmlp, rsb, tcnn, tcnn_star
 from recast.recipes.digits import digits as _digits
 from recast.recipes.entry import Entry, RecipeFunction
 from recast.recipes.finetune import finetune as _finetune
@@ -28,7 +28,7 @@ _OWN: dict[str, RecipeFunction] = {
     "digits": _digits,
 }
 _ENTRIES: dict[str, list[Entry]] = {
-    paper.PAPER: paper.ENTRIES for paper in (tcnn, deit, deit3, cait, resmlp, patchconvnet, rsb)
+    paper.PAPER: paper.ENTRIES for paper in (tcnn, tcnn_star, prs, deit, deit3, cait, resmlp, patchconvnet, rsb)
 }
 
 RECIPES: dict[str, RecipeFunction] = _OWN | {

@@ -17,7 +17,7 @@ IMAGENET_IMAGES = 1_281_167
 IMAGENET_21K_IMAGES = 14_197_122
 """The whole of it (Fall 2011), 21,841 classes."""
 
-DATA_DIRS = {"imagenet": "IMAGENET", "folder": "IMAGENET21K"}
+DATA_DIRS = {"imagenet": "IMAGENET", "folder": "IMAGENET21K", "cifar100": "CIFAR100"}
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,20 @@ from typing import Any
 
 from recast.report import figures, formats, verdict
 from recast.report.figures import Curve
-from recast.report.read import ARMS, Run, number
+from recast.report.json_files import number
+from recast.report.read import ARMS, Run
 from recast.report.tables import PER_CORRUPTION
+from recast.report.words import words
 
-ARM_NAMES = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
+MOST_SWITCHES = 24
+"""With more dates than this the lines that mark them would hide the curves."""
 
 
 def training(run: Run) -> list[dict[str, Any]]:
+    """Accuracy and loss by epoch, with a line at every switch: a date's switch comes right after the row before it."""
+    names = words(run).arms
+    switches = [switch.epoch - 1 for switch in run.schedule.switches] if run.schedule else []
+    switches = switches if len(switches) <= MOST_SWITCHES else []
     parent = verdict.accuracy(run, "parent")
     arms = {"finetuned": run.control, "recast": run.metrics}
     arms = {arm: rows for arm, rows in arms.items() if rows}
@@ -24,22 +31,24 @@ def training(run: Run) -> list[dict[str, Any]]:
 
     def story(key: str, unit: str) -> str:
         return "; ".join(
-            f"{ARM_NAMES[arm]} from {formats.decimal(number(rows[0][key]), 2)}{unit} at epoch {rows[0]['epoch']} "
+            f"{names[arm]} from {formats.decimal(number(rows[0][key]), 2)}{unit} at epoch {rows[0]['epoch']} "
             f"to {formats.decimal(number(rows[-1][key]), 2)}{unit} at epoch {rows[-1]['epoch']}"
             for arm, rows in arms.items()
         )
 
     if run.epochs == 0:
         return []
+    before = f"{names['parent']}: {formats.decimal(parent, 2)} %."
     return [
         {
             "title": "Top-1 accuracy, %",
             "svg": figures.line_chart(
                 curves("val_top1"),
-                f"Top-1 accuracy by epoch. {story('val_top1', ' %')}. Parent: {formats.decimal(parent, 2)} %.",
+                f"Top-1 accuracy by epoch. {story('val_top1', ' %')}. {before}",
                 xlabel="epoch",
                 reference=parent,
                 whole_x=True,
+                switches=switches,
             ),
         },
         {
@@ -49,13 +58,14 @@ def training(run: Run) -> list[dict[str, Any]]:
                 f"Validation loss by epoch. {story('val_loss', '')}.",
                 xlabel="epoch",
                 whole_x=True,
+                switches=switches,
             ),
         },
     ]
 
 
 def adversarial(run: Run) -> list[dict[str, Any]]:
-    charts = []
+    charts, names = [], words(run).arms
     for suite, title in (("fgsm", "FGSM: top-1, % by ε in 1/255"), ("pgd", "PGD: top-1, % by ε in 1/255")):
         curves, ends = [], []
         for arm in ARMS:
@@ -69,7 +79,7 @@ def adversarial(run: Run) -> list[dict[str, Any]]:
             known = {epsilon: value for epsilon, value in sorted(measured.items()) if math.isfinite(value)}
             if len(known) > 1:
                 curves.append(Curve(list(known), list(known.values()), arm))
-                ends.append(f"{ARM_NAMES[arm]} {formats.decimal(known[max(known)])} % at ε = {max(known):g}/255")
+                ends.append(f"{names[arm]} {formats.decimal(known[max(known)])} % at ε = {max(known):g}/255")
         if curves:
             story = f"{title}. {'; '.join(ends)}."
             chart = figures.line_chart(curves, story, xlabel="ε in 1/255", ylim=(0, 102), xticks=curves[0].x)
@@ -78,7 +88,7 @@ def adversarial(run: Run) -> list[dict[str, Any]]:
 
 
 def corruptions(run: Run) -> list[dict[str, Any]]:
-    charts = []
+    charts, names = [], words(run).arms
     found = [(row, match) for row in run.rows if (match := PER_CORRUPTION.match(row.metric))]
     for suite, kind in dict.fromkeys((row.suite, match["kind"]) for row, match in found):
         curves = []
@@ -93,7 +103,7 @@ def corruptions(run: Run) -> list[dict[str, Any]]:
                 known = ({0: clean} if math.isfinite(clean) else {}) | dict(sorted(measured.items()))
                 curves.append(Curve(list(known), list(known.values()), arm))
         if curves:
-            worst = "; ".join(f"{ARM_NAMES[curve.arm]} {formats.decimal(curve.y[-1])} %" for curve in curves)
+            worst = "; ".join(f"{names[curve.arm]} {formats.decimal(curve.y[-1])} %" for curve in curves)
             svg = figures.line_chart(
                 curves,
                 f"Top-1 under {kind} by severity. At the strongest: {worst}.",

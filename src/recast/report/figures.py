@@ -1,65 +1,21 @@
-"""Line charts as inline SVG.
-
-matplotlib draws with place-holder colours that become CSS variables of the page, text stays text in the page's font and
-only ids that are referred to are kept, made the picture's own: one picture serves light and dark mode, and many share
-a page.
-"""
+"""Line charts: the arms over epochs or strengths, and the gates of every head."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Place-holders: no two alike, none a colour anybody would choose.
-INK, MUTED, RULE = "#010203", "#010204", "#010205"
-ARM_COLORS = {"parent": "#010206", "finetuned": "#010207", "recast": "#010208"}
-VARIABLES = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    RULE: "var(--rule)",
-    ARM_COLORS["parent"]: "var(--parent)",
-    ARM_COLORS["finetuned"]: "var(--finetuned)",
-    ARM_COLORS["recast"]: "var(--recast)",
-}
+from recast.report.svg import ARM_COLORS, INK, MUTED, inline_svg, new_figure, page_style
+
 ARM_MARKERS = {"parent": "D", "finetuned": "s", "recast": "o"}
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "recast",
-    "font.size": 8.5,
-    "axes.edgecolor": RULE,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.labelcolor": MUTED,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "ytick.major.size": 0,
-    "xtick.major.size": 3,
-    "text.color": INK,
-    "path.simplify": True,
-}
 POINTS = 200
 """Longer curves of an arm are thinned to this many points."""
 HEAD_POINTS = 80
@@ -87,15 +43,20 @@ def line_chart(
     whole_x: bool = False,
     ylim: tuple[float, float] | None = None,
     xticks: Sequence[float] | None = None,
+    switches: Sequence[float] = (),
     size: tuple[float, float] = (4.0, 2.4),
 ) -> Markup:
-    """Curves of the arms; `reference` is a dashed horizontal line in the parent's grey; inches for `size`."""
-    with _style():
+    """Curves of the arms; `reference` is a dashed horizontal line in the parent's grey; inches for `size`.
+
+    At each x of `switches` stands a light vertical line.
+    """
+    with page_style():
         figure, axes = _axes(size, right=0.97)
+        mark_switches(axes, switches)
         if math.isfinite(reference):
             axes.axhline(reference, color=ARM_COLORS["parent"], linewidth=1.4, dashes=(4, 3))
         for curve in curves:
-            x, y = _thin(curve.x, curve.y)
+            x, y = thin(curve.x, curve.y)
             axes.plot(
                 x,
                 y,
@@ -111,7 +72,7 @@ def line_chart(
         _finish(axes, xlabel, whole_x)
         if xticks is not None and len(xticks) <= 8:
             axes.set_xticks(xticks, [f"{tick:g}" for tick in xticks])
-        return _svg(figure, description)
+        return inline_svg(figure, description)
 
 
 def head_chart(
@@ -121,36 +82,37 @@ def head_chart(
     description: str,
     *,
     ylim: tuple[float, float],
+    xlim: tuple[float, float] | None = None,
     baseline: float = math.nan,
     size: tuple[float, float] = (3.5, 2.5),
 ) -> Markup:
     """Thin lines for the heads, (epochs, heads), a thick one for their mean (after T-CNN, Fig. 4 B and C).
 
-    The heads' labels stand at the end of their lines, moved apart where they would overlap.
+    The heads' labels stand at the end of their lines, moved apart where they would overlap. `xlim` gives layers that
+    became attention at different times one axis.
     """
-    with _style():
+    with page_style():
         figure, axes = _axes(size, right=0.86)
         if math.isfinite(baseline):
             axes.axhline(baseline, color=MUTED, linewidth=0.9, dashes=(2, 2))
         for index in range(heads.shape[1]):
-            x, y = _thin(epochs, heads[:, index], HEAD_POINTS)
+            x, y = thin(epochs, heads[:, index], HEAD_POINTS)
             axes.plot(x, y, color=ARM_COLORS["recast"], linewidth=0.9, alpha=0.75)
-        x, y = _thin(epochs, heads.mean(axis=1), HEAD_POINTS)
+        x, y = thin(epochs, heads.mean(axis=1), HEAD_POINTS)
         axes.plot(x, y, color=INK, linewidth=2.6, zorder=3)
         axes.set_ylim(*ylim)
+        if xlim is not None:
+            axes.set_xlim(*xlim)
         axes.margins(x=0.02)
         _finish(axes, "epoch", whole_x=True)
         _label_ends(axes, heads[-1], labels, height=size[1] * 72 * axes.get_position().height)
-        return _svg(figure, description)
+        return inline_svg(figure, description)
 
 
-@contextmanager
-def _style() -> Iterator[None]:
-    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        yield
+def mark_switches(axes: Axes, switches: Sequence[float]) -> None:
+    """A light vertical line at each of `switches`, where layers became attention."""
+    for edge in switches:
+        axes.axvline(edge, color=MUTED, linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
 
 
 def _label_ends(axes: Axes, last: np.ndarray, labels: Sequence[str], height: float) -> None:
@@ -192,8 +154,7 @@ def _spread(positions: Sequence[float], gap: float) -> list[float]:
 
 
 def _axes(size: tuple[float, float], right: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size)
-    FigureCanvasSVG(figure)
+    figure = new_figure(size)
     # Fixed margins: a layout engine costs more time than the whole drawing.
     left, bottom = 36 / (72 * size[0]), 34 / (72 * size[1])
     axes = figure.add_axes((left, bottom, right - left, 0.96 - bottom))
@@ -207,32 +168,9 @@ def _finish(axes: Axes, xlabel: str, whole_x: bool) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-def _thin(x: Sequence[float], y: Sequence[float] | np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
+def thin(x: Sequence[float], y: Sequence[float] | np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
     across, up = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if len(across) > points:
         keep = np.unique(np.linspace(0, len(across) - 1, points).round().astype(int))
         return across[keep], up[keep]
     return across, up
-
-
-def _svg(figure: Figure, description: str) -> Markup:
-    buffer = io.StringIO()
-    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    # A hundredth of a point is finer than any screen, and half the bytes.
-    text = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
-    prefix = f"f{hashlib.sha1((description + text).encode()).hexdigest()[:8]}-"
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", text)
-    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
-    for placeholder, variable in VARIABLES.items():
-        text = text.replace(placeholder, variable)
-    view = re.search(r'viewBox="[^"]+"', text)
-    assert view is not None
-    space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
-    opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
-    return Markup(opening + text[text.index(">") + 1 :].strip())

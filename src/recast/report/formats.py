@@ -33,6 +33,14 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{decimal(value, digits)}{NBSP}%" if math.isfinite(value) else MISSING
 
 
+def significant(value: float, digits: int = 2) -> str:
+    """A number of any size: 0.19, 0.00014, 9.1e−6."""
+    if not math.isfinite(value):
+        return MISSING
+    mantissa, e, exponent = f"{abs(value):.{digits}g}".partition("e")
+    return ("−" if value < 0 else "") + mantissa + (f"{e}{int(exponent)}".replace("-", "−") if e else "")
+
+
 def compact(value: float) -> str:
     """12,345,678 as 12.3 M."""
     if not math.isfinite(value):

@@ -10,7 +10,8 @@ import numpy as np
 from markupsafe import Markup
 
 from recast.report import figures, formats, maps
-from recast.report.read import Run, number
+from recast.report.json_files import number
+from recast.report.read import Run
 
 QUANTITIES = {
     "gamma": ("γ", "share of content attention", 0.0),
@@ -32,6 +33,9 @@ def head_charts(run: Run, budget: int) -> tuple[list[dict[str, Any]], int]:
         found = [layer[quantity][1].ravel() for layer in series.values() if quantity in layer]
         limits[quantity] = _limits(np.concatenate(found), quantity) if found else (0.0, 1.0)
     layers: list[dict[str, Any]] = []
+    # layers that became attention at different times share an axis too
+    room = 0.02 * run.epochs
+    xlim = (-room, run.epochs + room) if run.is_scheduled and run.epochs else None
     spent = 0
     for name in names:
         charts = []
@@ -43,7 +47,9 @@ def head_charts(run: Run, budget: int) -> tuple[list[dict[str, Any]], int]:
             story = f"{name}: {symbol} of {values.shape[1]} heads by epoch, {meaning}. At the end: {reading}."
             svg = Markup()
             if len(epochs) > 1:  # one epoch is no curve: the numbers say it
-                svg = figures.head_chart(epochs, values, labels, story, ylim=limits[quantity], baseline=baseline)
+                svg = figures.head_chart(
+                    epochs, values, labels, story, ylim=limits[quantity], xlim=xlim, baseline=baseline
+                )
             charts.append({"symbol": symbol, "meaning": meaning, "svg": svg, "reading": reading})
         spent += sum(len(chart["svg"]) for chart in charts)
         if layers and spent > budget:
@@ -53,7 +59,7 @@ def head_charts(run: Run, budget: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _series(recorded: Sequence[dict[str, Any]], name: str) -> dict[str, tuple[list[float], np.ndarray]]:
-    """quantity → (epochs, (epochs, heads)) of one layer; epochs before a progressive recast are absent."""
+    """quantity → (epochs, (epochs, heads)) of one layer; epochs before its switch are absent."""
     rows = [(number(row["epoch"]), row["layers"][name]) for row in recorded if name in row["layers"]]
     found: dict[str, tuple[list[float], np.ndarray]] = {}
     for quantity in QUANTITIES:

@@ -71,7 +71,10 @@ def head_labels(heads: int, kernel: tuple[int, int] | None) -> list[str]:
 
 
 def image_maps(attention: Attention, symbol: str, budget: int) -> list[ImageMaps]:
-    """The panels of as many images as fit in `budget` bytes of HTML (at least one)."""
+    """The panels of as many images as fit in `budget` bytes of HTML (at least one).
+
+    `symbol` is that of the share of content attention, which stands under each map; without one the tap does.
+    """
     scales = [_scale(layer.mix) for layer in attention.layers]
     queries = [_box(layer) for layer in attention.layers]
     panels: list[ImageMaps] = []
@@ -111,8 +114,9 @@ def _layer(layer: AttentionLayer, index: int, symbol: str, limit: float, signed:
         gate = formats.decimal(float(layer.gate[head]), 2)
         name = f"Head of tap {labels[head]}" if on_grid else f"Head {labels[head]}"
         peak = formats.decimal(float(values[row, column]), 2)
-        alt = f"{name}: {symbol} = {gate}; largest weight {peak} at row {row}, column {column} of {height} by {width}"
-        pictures.append(HeadMap(_map(values, limit, signed), alt, gate, labels[head]))
+        content = f"{symbol} = {gate}; " if symbol else ""
+        alt = f"{name}: {content}largest weight {peak} at row {row}, column {column} of {height} by {width}"
+        pictures.append(HeadMap(_map(values, limit, signed), alt, gate if symbol else labels[head], labels[head]))
     return LayerMaps(
         name=layer.name,
         columns=layer.kernel[1] if on_grid else math.ceil(math.sqrt(heads)),

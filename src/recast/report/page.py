@@ -12,7 +12,10 @@ from markupsafe import Markup
 
 from recast.report import charts, formats, maps, plan_tables, tables, verdict
 from recast.report.heads import head_charts
-from recast.report.read import ARMS, Run, number
+from recast.report.json_files import number
+from recast.report.read import ARMS, Run
+from recast.report.switches import switch_section
+from recast.report.words import joint_words, words
 
 MAP_BYTES = 1_600_000
 """Attention maps of one page; images beyond that are left out and counted."""
@@ -35,18 +38,20 @@ def render_page(runs: Sequence[Run]) -> str:
         verdict=verdict.joint_verdict(runs) if several else verdict.verdict(first),
         summary=lines,
         mean=mean,
-        arms=charts.ARM_NAMES,
+        arms=joint_words(runs).arms,
+        scheduled=any(run.is_scheduled for run in runs),
         runs=[_section(run, f"run{index + 1}", len(runs)) for index, run in enumerate(runs)],
     )
 
 
 def _section(run: Run, anchor: str, count: int) -> dict[str, Any]:
-    symbol = "γ" if run.gate == "linear" else "1−σ(λ)"
+    symbol = {"linear": "γ", "sigmoid": "1−σ(λ)"}.get(run.gate, "")
     panels = maps.image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
     layers, hidden = head_charts(run, HEAD_BYTES // count)
     return {
         "anchor": anchor,
         "run": run,
+        "words": words(run),
         "verdict": verdict.verdict(run),
         "tiles": _tiles(run),
         "groups": tables.three_arms(run),
@@ -56,6 +61,7 @@ def _section(run: Run, anchor: str, count: int) -> dict[str, Any]:
         "corruptions": charts.corruptions(run),
         "adversarial": charts.adversarial(run),
         "training": charts.training(run),
+        "switches": switch_section(run),
         "head_layers": layers,
         "hidden_layers": hidden,
         "symbol": symbol,
@@ -64,6 +70,7 @@ def _section(run: Run, anchor: str, count: int) -> dict[str, Any]:
         "plan": plan_tables.plan_lines(run),
         "totals": plan_tables.totals(run),
         "left": plan_tables.left_by_reason(run),
+        "plan_lead": _plan_lead(run),
         "left_count": len(run.plan["left"]),
         "plan_note": str(run.plan.get("note") or ""),
         "edits": [_describe(edit) for edit in run.plan.get("edits") or []],
@@ -78,21 +85,25 @@ def _tiles(run: Run) -> list[dict[str, str]]:
         same, images = verdict.agreement(run)
         relative = formats.error(number(run.verify["max_relative_error"]))
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
+        if run.is_scheduled:
+            detail = f"all layers at once, before training; {detail}"
         kept = f"{same:,} of{formats.NBSP}{images:,}"
         tiles.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
     tiles.append(
         _compared(
-            "Top-1 at the end" if run.epochs else "Top-1, untrained", {arm: verdict.accuracy(run, arm) for arm in ARMS}
+            run,
+            "Top-1 at the end" if run.epochs else "Top-1, untrained",
+            {arm: verdict.accuracy(run, arm) for arm in ARMS},
         )
     )
     corrupted = {arm: run.value(arm, "basic", "top1/mean") for arm in ARMS}
     if math.isfinite(corrupted["recast"]):
-        tiles.append(_compared("Top-1 on corrupted images", corrupted))
+        tiles.append(_compared(run, "Top-1 on corrupted images", corrupted))
     before, after = (number((run.plan.get("totals") or {}).get(when, {}).get("macs")) for when in ("before", "after"))
     if before > 0 and math.isfinite(after):
         tiles.append(
             {
-                "label": "Compute with every head open",
+                "label": "Compute as attention" if run.gate == "bias" else "Compute with every head open",
                 "value": f"{formats.signed(100 * (after - before) / before, 0)}{formats.NBSP}%",
                 "detail": f"{formats.compact(before)} → {formats.compact(after)} MACs per image",
             }
@@ -100,13 +111,14 @@ def _tiles(run: Run) -> list[dict[str, str]]:
     return tiles
 
 
-def _compared(label: str, values: dict[str, float]) -> dict[str, str]:
-    for arm, name in (("finetuned", "than the parent fine-tuned"), ("parent", "than the parent")):
+def _compared(run: Run, label: str, values: dict[str, float]) -> dict[str, str]:
+    names = words(run)
+    for arm, name in (("finetuned", names.control_short), ("parent", names.parent_short)):
         difference = values["recast"] - values[arm]
         if math.isfinite(difference):
             size = formats.points(abs(difference))
-            more = f"{size} points {'more' if difference > 0 else 'less'} {name}"
-            detail = more if abs(difference) >= 0.005 else f"the same as {name.removeprefix('than ')}"
+            more = f"{size} points {'more' if difference > 0 else 'less'} than {name}"
+            detail = more if abs(difference) >= 0.005 else f"the same as {name}"
             break
     else:
         detail = "nothing to compare with"
@@ -133,6 +145,16 @@ def _notes(run: Run) -> list[str]:
             "(a lower learning rate) the comparison would say more."
         )
     return notes
+
+
+def _plan_lead(run: Run) -> str:
+    planned, left = len(run.plan["steps"]), len(run.plan["left"])
+    done = len(run.schedule.switched) if run.schedule else planned
+    who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
+    what, how = "gated positional self-attention", " with every head open, as in training"
+    if run.gate == "bias":
+        what, how = "self-attention with a positional bias (C-MHSA)", ""
+    return f"{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from recast.report import formats
-from recast.report.read import Run, number
+from recast.report.json_files import number
+from recast.report.read import Run
 
 
 def plan_lines(run: Run) -> list[dict[str, Any]]:

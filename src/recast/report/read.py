@@ -2,6 +2,7 @@
 
     RUN/recipe.yaml plan.json metrics.jsonl            needed
     RUN/verify.json environment.json rows.csv attention.npz    what is missing is left out of the page
+    RUN/schedule.json                                  where layers became attention during training
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
 
 A file that is there must be whole: a truncated one is an error that names it.
@@ -13,7 +14,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ import numpy as np
 import yaml
 
 from recast.errors import RecastError
+from recast.report.json_files import mapping, read_json, read_text, require
+from recast.report.schedule_file import Schedule, parse_schedule
 from recast.rows import Row, read_rows
 
 T = TypeVar("T")
@@ -69,6 +72,8 @@ class Run:
     environment: dict[str, Any]
     rows: list[Row]
     attention: Attention | None
+    schedule: Schedule | None = None
+    """When layers became attention, of a run that is recast during training."""
 
     @property
     def name(self) -> str:
@@ -76,15 +81,30 @@ class Run:
 
     @property
     def model(self) -> str:
-        return str(_mapping(self.recipe.get("model")).get("name") or self.plan.get("model") or "model")
+        return str(mapping(self.recipe.get("model")).get("name") or self.plan.get("model") or "model")
 
     @property
     def dataset(self) -> str:
-        return str(_mapping(self.recipe.get("data")).get("name") or "data")
+        return str(mapping(self.recipe.get("data")).get("name") or "data")
 
     @property
     def gate(self) -> str:
-        return str(_mapping(self.recipe.get("recast")).get("gate") or "linear")
+        return str(mapping(self.recipe.get("recast")).get("gate") or "linear")
+
+    @property
+    def layer_kind(self) -> str:
+        """What the recast layers are, in a few words."""
+        return "C-MHSA" if self.gate == "bias" else f"{self.gate} gate"
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Layers become attention during training, not before it."""
+        return self.schedule is not None or self.schedule_name != "before"
+
+    @property
+    def schedule_name(self) -> str:
+        written = mapping(self.recipe.get("schedule")).get("name")
+        return self.schedule.name if self.schedule is not None else str(written or "before")
 
     @property
     def epochs(self) -> int:
@@ -97,11 +117,6 @@ class Run:
         return found[-1] if found else math.nan
 
 
-def number(value: object) -> float:
-    """A float, NaN for what is not a number."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
 def read_run(path: Path) -> Run:
     """Read a run folder.
 
@@ -110,7 +125,7 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
-    recipe_text = _text(path / "recipe.yaml")
+    recipe_text = read_text(path / "recipe.yaml")
     try:
         recipe = yaml.safe_load(recipe_text)
     except yaml.YAMLError as error:
@@ -128,9 +143,10 @@ def read_run(path: Path) -> Run:
         metrics=_metrics(path / "metrics.jsonl"),
         control=_metrics(control) if control.is_file() else [],
         verify=_optional(path / "verify.json", _verify),
-        environment=_optional(path / "environment.json", _json) or {},
+        environment=_optional(path / "environment.json", read_json) or {},
         rows=_optional(path / "rows.csv", read_rows) or [],
         attention=_optional(path / "attention.npz", _attention),
+        schedule=_optional(path / "schedule.json", lambda file: parse_schedule(read_json(file), str(file))),
     )
 
 
@@ -138,54 +154,24 @@ def _optional(path: Path, read: Callable[[Path], T]) -> T | None:
     return read(path) if path.is_file() else None
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecastError(f"{path} is missing: {path.parent} is not a complete run folder") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecastError(f"cannot read {path}: {error}") from None
-
-
-def _require(where: str, found: object, keys: Iterable[str]) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise RecastError(f"{where} must be a JSON object, got {type(found).__name__}")
-    missing = [key for key in keys if key not in found]
-    if missing:
-        raise RecastError(f"{where} lacks {', '.join(missing)}")
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise RecastError(f"{path} is truncated or not JSON: line {error.lineno}, {error.msg}") from None
-    return _require(str(path), found, ())
-
-
 def _plan(path: Path) -> dict[str, Any]:
-    plan = _require(str(path), _json(path), ("steps", "left"))
+    plan = require(str(path), read_json(path), ("steps", "left"))
     for step in plan["steps"]:
-        _require(f"a step of {path}", step, ("name", "before", "after"))
-        _require(f"the cost before {step['name']} in {path}", step["before"], ())
-        _require(f"the cost after {step['name']} in {path}", step["after"], ())
+        require(f"a step of {path}", step, ("name", "before", "after"))
+        require(f"the cost before {step['name']} in {path}", step["before"], ())
+        require(f"the cost after {step['name']} in {path}", step["after"], ())
     for left in plan["left"]:
-        _require(f"a layer left in {path}", left, ("name", "reason"))
+        require(f"a layer left in {path}", left, ("name", "reason"))
     return plan
 
 
 def _verify(path: Path) -> dict[str, Any]:
-    return _require(str(path), _json(path), ("images", "max_relative_error", "bitwise", "argmax_agreement"))
+    return require(str(path), read_json(path), ("images", "max_relative_error", "bitwise", "argmax_agreement"))
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     by_epoch: dict[int, dict[str, Any]] = {}
-    for index, line in enumerate(_text(path).splitlines(), start=1):
+    for index, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -194,7 +180,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
             raise RecastError(
                 f"{path} line {index} is truncated or not JSON: remove that line, or resume the run, and try again"
             ) from None
-        row = _require(f"{path} line {index}", found, ("epoch", "val_loss", "val_top1"))
+        row = require(f"{path} line {index}", found, ("epoch", "val_loss", "val_top1"))
         by_epoch[int(row["epoch"])] = row  # a resumed run may repeat an epoch: the later row counts
     if not by_epoch:
         raise RecastError(f"{path} is empty: expected one line per epoch, the first measured before training")

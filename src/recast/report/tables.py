@@ -242,12 +242,15 @@ def summary(runs: Sequence[Run]) -> tuple[list[dict[str, str]], dict[str, str] |
     lines = []
     for run in runs:
         values = {arm: accuracy(run, arm) for arm in ARMS}
+        seed = run.recipe.get("seed", formats.MISSING)
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
         lines.append(
             {
                 "name": run.name,
-                "what": f"{run.model} on {run.dataset}, {run.gate} gate",
-                "how": f"{start} start, {run.epochs} epochs, seed {run.recipe.get('seed', formats.MISSING)}",
+                "what": f"{run.model} on {run.dataset}, {run.layer_kind}",
+                "how": f"{start} {'recast' if run.is_scheduled else 'start'}, {run.epochs} epochs, seed {seed}",
+                "schedule": run.schedule_name.replace("_", " "),
+                "switches": _switched(run),
                 **{arm: formats.decimal(values[arm]) for arm in ARMS},
                 "to_parent": formats.signed(values["recast"] - values["parent"], 1),
                 "to_finetuned": formats.signed(values["recast"] - values["finetuned"], 1),
@@ -269,3 +272,11 @@ def summary(runs: Sequence[Run]) -> tuple[list[dict[str, str]], dict[str, str] |
             else formats.MISSING
         )
     return lines, mean
+
+
+def _switched(run: Run) -> str:
+    """In which epochs layers became attention, empty where none has."""
+    epochs = [switch.epoch for switch in run.schedule.switches] if run.schedule else []
+    if not epochs:
+        return ""
+    return f"epoch{formats.NBSP}{epochs[0]}" + (f" to {epochs[-1]}" if epochs[-1] != epochs[0] else "")

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from recast.report import formats
-from recast.report.read import Run, number
+from recast.report.json_files import number
+from recast.report.read import Run
+from recast.report.words import FROM_START, joint_words, words
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
@@ -50,6 +52,8 @@ def is_exact(run: Run) -> bool:
 
 def verdict(run: Run) -> str:
     """The sentence at the top of the page."""
+    if run.is_scheduled:
+        return f"{_became(run)}; {_end(run, subject='the network ')}."
     exact = is_exact(run)
     joint = " and" if exact else ";"
     return f"{_start(run)}{joint} {_end(run, subject='' if exact else 'it ')}."
@@ -72,6 +76,25 @@ def _start(run: Run) -> str:
     return f"The recast model does not start as its parent: {counts} predictions agree (max relative error {relative})"
 
 
+def _became(run: Run) -> str:
+    """Which layers became attention, and when: verify.json speaks of the network before training, of none of this."""
+    schedule = run.schedule
+    if schedule is None:
+        return "When layers became attention was not written down (no schedule.json)"
+    count, done = len(schedule.layers), len(schedule.switched)
+    epochs = [switch.epoch for switch in schedule.switches]
+    going_on = run.epochs < schedule.epochs
+    if not done:
+        of = "The one layer has not" if count == 1 else f"None of the {_plural(count, 'layer')} has"
+        return f"{of} become attention{' yet' if going_on else ''}"
+    who = f"{_plural(done, 'layer')} became" if done == count else f"{done} of {_plural(count, 'layer')} became"
+    if len(epochs) == 1:
+        together = "" if done == 1 else "together "
+        return f"{who} attention {together}at the start of epoch{formats.NBSP}{epochs[0]}"
+    singly = ", one after the other," if all(len(switch.layers) == 1 for switch in schedule.switches) else ""
+    return f"{who} attention{singly} from epoch{formats.NBSP}{epochs[0]} to epoch{formats.NBSP}{epochs[-1]}"
+
+
 def _end(run: Run, subject: str) -> str:
     recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
     if run.epochs == 0:
@@ -83,6 +106,9 @@ def _end(run: Run, subject: str) -> str:
     if not math.isfinite(recast):
         return f"{subject}was trained for {count}, but its accuracy was not measured"
     reached = f"after {count} {subject}reaches {formats.percent(recast)}"
+    names = words(run)
+    if not math.isfinite(finetuned) and names is FROM_START:
+        return f"{reached}; it was not trained as a convolution beside that, so nothing is compared"
     if not math.isfinite(finetuned):
         against = f", {_against(recast - parent, 'its parent')}" if math.isfinite(parent) else ""
         caution = "so more training alone may explain it" if recast > parent else "so there is no fair comparison"
@@ -91,10 +117,7 @@ def _end(run: Run, subject: str) -> str:
     images = test_images(run)
     counted = round(abs(difference) / 100 * images)
     in_images = f"{counted:,}{formats.NBSP}of{formats.NBSP}{images:,} images; " if counted else ""
-    return (
-        f"{reached}, {_against(difference, 'the parent fine-tuned the same way')} "
-        f"({in_images}one seed: a first look, not evidence)"
-    )
+    return f"{reached}, {_against(difference, names.control)} ({in_images}one seed: a first look, not evidence)"
 
 
 def _against(difference: float, other: str) -> str:
@@ -125,23 +148,34 @@ def seeds_apart(runs: Sequence[Run]) -> bool:
 
 def joint_verdict(runs: Sequence[Run]) -> str:
     """The sentence above several runs."""
-    exact = sum(is_exact(run) for run in runs)
-    how_many = f"All {len(runs)}" if exact == len(runs) else f"{exact} of {len(runs)}"
-    start = f"{how_many} recast models start with their parent’s exact predictions"
+    start, names = _joint_start(runs), joint_words(runs)
     differences = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
     known = [difference for difference in differences if math.isfinite(difference)]
     if not known:
-        return f"{start}; none was trained beside a parent fine-tuned the same way, so nothing is compared."
+        return f"{start}; none was trained beside {names.a_control}, so nothing is compared."
     if seeds_apart(runs) and len(known) == len(runs):
         mean, deviation = statistics.mean(known), statistics.stdev(known)
-        if abs(mean) < 0.005:
-            against = "level with the parent fine-tuned the same way"
-        else:
-            against = _against(mean, "the parent fine-tuned the same way")
+        against = f"level with {names.control}" if abs(mean) < 0.005 else _against(mean, names.control)
         spread = f"standard deviation {formats.points(deviation)}"
         return f"{start}; over {len(runs)} seeds they are on average {against} ({spread})."
     above, below = (sum(sign * difference >= 0.005 for difference in known) for sign in (1, -1))
     return (
-        f"{start}; of {_plural(len(known), 'run')} with a parent fine-tuned the same way, the recast model ends "
+        f"{start}; of {_plural(len(known), 'run')} with {names.a_control}, the recast model ends "
         f"above it in {above}, below it in {below} and level in {len(known) - above - below}."
     )
+
+
+def _joint_start(runs: Sequence[Run]) -> str:
+    """How the recast models began, those that are recast during training apart."""
+    before = [run for run in runs if not run.is_scheduled]
+    during = f"{len(runs) - len(before)} of {len(runs)} recast models became attention during training"
+    if not before:
+        return f"All {len(runs)} recast models became attention during training"
+    exact = sum(is_exact(run) for run in before)
+    how_many = f"All {len(before)}" if exact == len(before) else f"{exact} of {len(before)}"
+    if len(before) < len(runs):
+        others = f"{exact} of the other {len(before)} start with their"
+        if exact == len(before):
+            others = "the other starts with its" if exact == 1 else "the others start with their"
+        return f"{during}; {others} parent’s exact predictions"
+    return f"{how_many} recast models start with their parent’s exact predictions"

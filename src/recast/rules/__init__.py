@@ -1,4 +1,4 @@
-"""Which modules can be recast, and how: a rule reads a convolution and returns a GPSA layer with its weights.
+"""Which modules can be recast, and how: a rule reads a convolution and returns a layer of attention with its weights.
 
 Rules never change the module they read; the swap itself is `recast.surgery.recast_`. `registry` finds a module's rule,
 `convolutions` holds the rules, `refusal` says why a module has none.

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from recast.cmhsa import CMHSA, RecastLayer
 from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.geometry import Geometry, flip_transpose
@@ -77,13 +78,13 @@ def effective_weight(conv: nn.Module) -> Tensor:
 
 
 @recasts(nn.Conv2d)
-def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
+def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
     """W_out^h = the kernel's tap h, W_val = I, Δ_h = the tap's offset (d'Ascoli et al. 2021, Eq. 6)."""
     return _layer(conv, Geometry.of(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
 
 
 @recasts(nn.ConvTranspose2d)
-def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> GPSA:
+def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
     if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
         raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
@@ -92,7 +93,7 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> GPSA:
 
 
 @recasts(Conv2dSame)
-def _conv2d_same(conv: Conv2dSame, config: RecastConfig) -> GPSA:
+def _conv2d_same(conv: Conv2dSame, config: RecastConfig) -> RecastLayer:
     return _layer(conv, _same(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
 
 
@@ -100,7 +101,7 @@ def _conv2d_same(conv: Conv2dSame, config: RecastConfig) -> GPSA:
 @recasts(StdConv2dSame)
 @recasts(ScaledStdConv2d)
 @recasts(ScaledStdConv2dSame)
-def _standardised(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
+def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
     geometry = _same(conv) if pads_same(conv) else Geometry.of(conv)
     maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
     raw = effective_weight(conv)
@@ -141,12 +142,13 @@ def _layer(
     weight: Tensor,
     config: RecastConfig,
     makers: Iterable[nn.Module] = (),
-) -> GPSA:
+) -> RecastLayer:
     """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
 
     `makers` become parametrisations of W_out, in order; `weight` is then what they start from.
     """
-    layer = GPSA(
+    kind = CMHSA if config.gate == "bias" else GPSA
+    layer = kind(
         conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
         config=config, device=weight.device, dtype=weight.dtype,
     )  # fmt: skip
@@ -166,7 +168,7 @@ def _layer(
     return layer
 
 
-def _parametrise_(layer: GPSA, conv: nn.Module, makers: list[nn.Module]) -> None:
+def _parametrise_(layer: RecastLayer, conv: nn.Module, makers: list[nn.Module]) -> None:
     given = parametrization_of(conv) if makers else None
     if given is not None:
         # moved whole: an inverse would give other numbers with the same result, or refuse them

@@ -5,23 +5,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError
-from recast.gpsa import GPSA
 from recast.rules.convolutions import weight_hook
 from recast.rules.registry import find_rule, known_kinds
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a convolution-like module cannot be recast, or None if a rule takes it."""
+    """Why a convolution-like module cannot be recast, or None if a rule takes it.
+
+    A class may say so itself, in an attribute `not_recast`.
+    """
     kind = type(module).__name__
-    if isinstance(module, GPSA):
-        return "is already GPSA"
+    if isinstance(module, RecastLayer):
+        return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: recast the nn.Module that it was made from, and script that"
     if ".quantized" in type(module).__module__:
         return f"{kind} is quantised: recast the float model, and quantise that"
     if ".qat." in type(module).__module__:
         return f"{kind} is in training for quantisation: recast the float model, and prepare that"
+    if reason := getattr(module, "not_recast", None):
+        return str(reason)
     if find_rule(module) is None:
         return f"no rule for {kind} (rules exist for {', '.join(known_kinds())})"
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -36,7 +41,7 @@ def refusal(module: nn.Module) -> str | None:
 
 def is_convolution(module: nn.Module) -> bool:
     """Whether a module is some kind of convolution (a kernel size and a weight), or a layer that was one."""
-    if isinstance(module, nn.modules.conv._ConvNd | GPSA) or find_rule(module) is not None:
+    if isinstance(module, nn.modules.conv._ConvNd | RecastLayer) or find_rule(module) is not None:
         return True
     # not hasattr(module, "weight"): reading a parametrised weight computes it
     weighs = "weight" in module._parameters or hasattr(type(module), "weight")

@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 from torch import nn
 
+from recast.cmhsa import RecastLayer
 from recast.config import RecastConfig
-from recast.gpsa import GPSA
 
-Rule = Callable[[nn.Module, RecastConfig], GPSA]
+Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 
 _RULES: dict[type[nn.Module], Rule] = {}
 
 
-def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., GPSA]], Callable[..., GPSA]]:
-    """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> GPSA`.
+def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
+    """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
 
-    A rule reads the module only, and works on the meta device too: that is where a plan counts what a layer costs. It
-    raises `RecastError` with the reason for a module that it cannot take.
+    The layer is GPSA, or CMHSA for gate="bias". A rule reads the module only, and works on the meta device too: that is
+    where a plan counts what a layer costs. It raises `RecastError` with the reason for a module that it cannot take.
     """
 
-    def register(rule: Callable[..., GPSA]) -> Callable[..., GPSA]:
+    def register(rule: Callable[..., RecastLayer]) -> Callable[..., RecastLayer]:
         _RULES[kind] = rule
         return rule
 

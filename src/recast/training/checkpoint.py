@@ -25,8 +25,10 @@ from recast.errors import RecastError
 from recast.files import replaced
 from recast.models.weights import first_nonfinite, mismatch
 from recast.recipe import changes, recipe_from_dict, recipe_to_dict
+from recast.training.optim import make_optimizer
+from recast.training.switches import Switches
 
-VERSION = 2
+VERSION = 3
 
 MAY_CHANGE = (
     "device", "control", "data.workers", "data.data_dir", "model.checkpoint", "distill.teacher_checkpoint",
@@ -60,11 +62,22 @@ class State:
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
     position: Position
+    switches: Switches | None = None
+    """Which layers a schedule has recast so far; None without one."""
 
     @property
     def evaluated(self) -> nn.Module:
         """The weights that are measured and kept: the average where there is one."""
         return self.model if self.ema is None else self.ema.module
+
+
+def new_state(model: nn.Module, recipe: Recipe, device: torch.device, switches: Switches | None = None) -> State:
+    """Weights as they are, a fresh optimiser and average, nothing done yet."""
+    decay = recipe.regularization.ema_decay
+    ema = None if decay is None else ModelEmaV3(model, decay=decay)
+    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
+    optimizer = make_optimizer(model, recipe.optim, recipe.data.batch_size)
+    return State(model, optimizer, scaler, ema, Position(), switches)
 
 
 def states(folder: Path) -> list[Path]:
@@ -100,6 +113,8 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> P
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
+        "groups": _names_by_group(state),
+        "switches": None if state.switches is None else state.switches.to_dict(),
         "scaler": state.scaler.state_dict(),
     }
     try:
@@ -135,6 +150,9 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: 
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
+    if state.switches is not None and content["switches"] is not None:
+        state.switches.replay_(content["switches"], state.model, state.ema)
+        _regroup_(state, content["groups"])
     if reason := mismatch(state.model, content["model"]):
         raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
     try:
@@ -149,6 +167,19 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: 
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
     return path
+
+
+def _names_by_group(state: State) -> list[list[str]]:
+    names = {id(p): name for name, p in state.model.named_parameters()}
+    return [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups]
+
+
+def _regroup_(state: State, groups: list[list[str]]) -> None:
+    """Give the optimiser the groups that the switches left it with; their settings and state are loaded after this."""
+    if state.switches is None or not state.switches.done:
+        return
+    parameters, defaults = dict(state.model.named_parameters()), state.optimizer.defaults
+    state.optimizer.param_groups[:] = [{**defaults, "params": [parameters[name] for name in names]} for names in groups]
 
 
 def _newest_whole(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:

@@ -103,6 +103,13 @@ def wrapped(model: nn.Module, device: torch.device) -> nn.Module:
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
 
+def wrapped_again(before: nn.Module, model: nn.Module, device: torch.device) -> nn.Module:
+    """What `wrapped` gives for a network whose parameters changed; `before` is what it gave for the old ones."""
+    if isinstance(before, DistributedDataParallel):
+        before.reducer._remove_autograd_hooks()  # of parameters that stay: they must not report to two reducers
+    return wrapped(model, device)
+
+
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:
     """Gradients of the block stay in this process: for all parts of an accumulated batch but the last."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from timm.utils import ModelEmaV3
 from torch import nn
 
 from recast.config import Recipe
@@ -18,11 +17,13 @@ from recast.data import Data, loader
 from recast.data.loading import Loader, worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
-from recast.io import save
+from recast.files import write_text
+from recast.io import read_header, save
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_weights
-from recast.surgery import gpsa_layers, refresh_gates_
-from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
+from recast.steps import Plan
+from recast.surgery import recast_, recast_layers, refresh_gates_
+from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
 from recast.training.distributed import (
     EchoError,
     anybody,
@@ -36,19 +37,21 @@ from recast.training.distributed import (
     synchronise_batch_norm,
     union_over_processes,
     wrapped,
+    wrapped_again,
 )
 from recast.training.inputs import Inputs
+from recast.training.learned import decide, probe_halves
 from recast.training.metrics import MetricsLog, gates_and_spans, measure
 from recast.training.objective import Objectives
-from recast.training.optim import WarmupCosine, check_trainable, learning_rates, make_optimizer
+from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
 from recast.training.pending import Outcome, Pending
-from recast.training.progress import Display, waited
+from recast.training.progress import Display, timed, waited
+from recast.training.ranges import check_shares
 from recast.training.regularization import freeze_batch_norm, prepare_
 from recast.training.signals import Interrupted, Stop, Stopped, stop_signals
+from recast.training.switches import MEASURED, Switches
 from recast.training.trackers import Tracker, check_trackers, open_trackers, track
 from recast.training.update import Update
-
-T = TypeVar("T")
 
 
 def fit(
@@ -61,6 +64,7 @@ def fit(
     progress: bool = True,
     name: str | None = None,
     parent: nn.Module | None = None,
+    plan: Plan | None = None,
     on_step: Callable[[int, int, float], object] | None = None,
 ) -> list[dict[str, Any]]:
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
@@ -69,7 +73,9 @@ def fit(
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, and `weights.safetensors` at the end. The model is left with
     the weights that were saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that
     is finished is left alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent`
-    (it is not changed). `on_step(epoch, step, loss)` is called for every finished update, in every process, with the
+    (it is not changed). `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before
+    (on resume too), its layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it.
+    `on_step(epoch, step, loss)` is called for every finished update, in every process, with the
     mean loss of its whole batch. Started by torchrun, the processes share every batch.
 
     Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
@@ -79,10 +85,12 @@ def fit(
     check_trainable(recipe)
     with process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
         if rows := on_first(lambda: _finished(out, resume)):
+            if plan is not None and (made := read_header(out / "weights.safetensors")["plan"]) is not None:
+                recast_(model, Plan.from_json(made))
             load_weights_(model, read_weights(out / "weights.safetensors"), out / "weights.safetensors")
             refresh_gates_(model.eval())
             return rows
-        return _Fit(model, data, recipe, out, device, stop, progress, name, parent, on_step).run(resume)
+        return _Fit(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step).run(resume)
 
 
 def _finished(out: Path, resume: bool) -> list[dict[str, Any]]:
@@ -98,25 +106,27 @@ class _Fit:
 
     def __init__(
         self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Stop,
-        progress: bool, name: str | None, parent: nn.Module | None, on_step: Callable[[int, int, float], object] | None,
+        progress: bool, name: str | None, parent: nn.Module | None, plan: Plan | None,
+        on_step: Callable[[int, int, float], object] | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.recipe, self.out, self.device, self.stop = model, data, recipe, out, device, stop
         self.on_step = on_step
         check_shares(recipe)
         check_trackers(recipe)
+        switches = Switches.of(recipe, plan)
         prepare_(model.to(device), recipe)
         share_weights_(model)  # before anything is copied from it
         if recipe.sync_bn and process_count() > 1:
             model = self.model = synchronise_batch_norm(model, device)
         self.batches = len(self._loader(epoch=1, start=0))
-        self.schedule = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
-        self.state = new_state(model, recipe, device)
+        self.rates = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
+        self.state = new_state(model, recipe, device, switches)
         self.inputs = Inputs(data, recipe, device)
         self.objectives = Objectives(recipe, data, model, parent, self.batches, device)
-        network = wrapped(_compiled(model) if recipe.compile else model, device)
-        self.update = Update(self.state, network, recipe, self.inputs, self.objectives)
+        self.compiled = _compiled(model) if recipe.compile else model
+        self.update = Update(self.state, wrapped(self.compiled, device), recipe, self.inputs, self.objectives)
         self.pending, self.log = Pending(device), MetricsLog(out / "metrics.jsonl")
-        name = name or ("recast" if gpsa_layers(model) else "parent")
+        name = name or ("recast" if recast_layers(model) or switches else "parent")
         self.display = Display(name, recipe.epochs, self.batches, recipe.data.batch_size, progress and is_first())
         self.trackers: list[Tracker] = []
 
@@ -128,6 +138,8 @@ class _Fit:
             newest = on_first(lambda: restore_(state, recipe, out, images))
             if not is_first():
                 restore_(state, recipe, out, images, newest)
+            if state.switches is not None:
+                self._wrap_again()
         if is_first():
             out.mkdir(parents=True, exist_ok=True)
             self.log.keep_before(state.position.epoch)
@@ -162,7 +174,7 @@ class _Fit:
         return on_first(self.log.rows)
 
     def _note_warmup(self) -> None:
-        warmup, steps = self.schedule.warmup, self.schedule.steps
+        warmup, steps = self.rates.warmup, self.rates.steps
         if steps and 2 * warmup > steps:
             self.display.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
 
@@ -171,21 +183,22 @@ class _Fit:
 
     def _train_epoch(self) -> None:
         state, recipe, position = self.state, self.recipe, self.state.position
+        self._switch()
         self.model.train()
         if recipe.regularization.freeze_bn:
             freeze_batch_norm(self.model)
         self.display.start_epoch(position.epoch, position.step)
         source = self._loader(position.epoch, position.step)
-        for timed in _timed(source):
-            pixels, labels = timed.item
-            factor = self.schedule.factor((position.epoch - 1) * self.batches + position.step)
+        for item in timed(source):
+            pixels, labels = item.item
+            factor = self.rates.factor((position.epoch - 1) * self.batches + position.step)
             self.objectives.at((position.epoch - 1) * self.batches + position.step)
             loss = self.update(pixels, labels, factor)
             position.step += 1
             self.pending.add(position.step, loss, self.stop.requested)
             outcomes = self.pending.finished()
-            position.waited += timed.waited
-            position.seconds += time.perf_counter() - timed.asked
+            position.waited += item.waited
+            position.seconds += time.perf_counter() - item.asked
             for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)
@@ -201,6 +214,54 @@ class _Fit:
         if state.position.step != self.batches:
             raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
 
+    def _switch(self) -> None:
+        """Recast what is due before this epoch, and measure what it did to the network."""
+        state, position, switches = self.state, self.state.position, self.state.switches
+        if switches is None or position.step > 0:
+            return
+        if due := switches.due(position.epoch):
+            row = on_first(lambda: self.log.rows()[-1])
+            before = {key: row[key] for key in MEASURED}
+            switches.take_(position.epoch, before, state.model, state.optimizer, state.ema, self.recipe)
+            self._wrap_again()
+            self.display.note(f"epoch {position.epoch}: {', '.join(due)} → attention")
+        last = switches.done[-1] if switches.done else None
+        if last is not None and last.epoch == position.epoch and last.after is None:
+            last.after = dict(zip(MEASURED, self._measure([]), strict=True))
+        self._write_schedule()
+
+    def _wrap_again(self) -> None:
+        """Bind the averaging of gradients to the parameters there are now."""
+        self.update.network = wrapped_again(self.update.network, self.compiled, self.device)
+
+    def _write_schedule(self) -> None:
+        switches = self.state.switches
+        if switches is not None and is_first():
+            write_text(self.out / "schedule.json", json.dumps(switches.to_dict(), indent=1))
+
+    def _measure(self, left_out: list[str]) -> tuple[float, float]:
+        """Validation loss and top-1 of the weights that count."""
+        evaluated, config = self.state.evaluated, self.recipe.data
+        refresh_gates_(evaluated.eval())
+        share_buffers_(evaluated)
+        return measure(
+            evaluated, self.data, config.batch_size, self.device, config.workers, config.bad_image, self.stop, left_out
+        )
+
+    def _decide(self, train_loss: float) -> None:
+        """Let a learned schedule look at the epoch that is over."""
+        state, epoch, recipe = self.state, self.state.position.epoch, self.recipe
+        switches = state.switches
+        if switches is None or switches.schedule.name != "learned" or not 0 < epoch < recipe.epochs:
+            return
+        rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(epoch * self.batches)
+        state.switches = on_first(
+            lambda: decide(
+                switches, state.model, probe_halves(self.data, recipe, self.device), self.objectives.labels,
+                train_loss, epoch, rate * self.batches,
+            )
+        )  # fmt: skip
+
     def _look_at(self, outcomes: list[Outcome]) -> bool:
         """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
         position = self.state.position
@@ -215,16 +276,11 @@ class _Fit:
 
     def _end_epoch(self) -> None:
         """Measure, write the row, move on to the next epoch and save the state, in this order."""
-        state, recipe, data, started = self.state, self.recipe, self.data, time.perf_counter()
+        state, recipe, started = self.state, self.recipe, time.perf_counter()
         position, evaluated = state.position, state.evaluated
         trained = position.epoch > 0
-        refresh_gates_(evaluated.eval())
-        share_buffers_(evaluated)
         left_out: list[str] = []
-        loss, top1 = measure(
-            evaluated, data, recipe.data.batch_size, self.device, recipe.data.workers, recipe.data.bad_image, self.stop,
-            left_out,
-        )  # fmt: skip
+        loss, top1 = self._measure(left_out)
         if not torch.tensor(loss).isfinite():
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
@@ -246,6 +302,9 @@ class _Fit:
         if is_first():
             self.log.append(row)
             track(self.trackers, row)
+        if trained:
+            self._decide(position.loss_sum / self.batches)
+        self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
         self._save()
         self.display.row(row, recipe.data.workers)
@@ -271,45 +330,6 @@ class _Fit:
         )
 
 
-def check_shares(recipe: Recipe) -> None:
-    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
-    parts = process_count() * recipe.accumulate
-    size, left = divmod(recipe.data.batch_size, parts)
-    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
-    if left or not size:
-        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
-    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
-        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
-
-
-def new_state(model: nn.Module, recipe: Recipe, device: torch.device) -> State:
-    """Weights as they are, a fresh optimiser and average, nothing done yet."""
-    decay = recipe.regularization.ema_decay
-    ema = None if decay is None else ModelEmaV3(model, decay=decay)
-    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    return State(model, make_optimizer(model, recipe.optim, recipe.data.batch_size), scaler, ema, Position())
-
-
 def _compiled(model: nn.Module) -> nn.Module:
     compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]
     return compiled
-
-
-@dataclass(frozen=True)
-class _Timed:
-    item: Any
-    asked: float
-    """When the item was asked for."""
-    waited: float
-    """Seconds until it came."""
-
-
-def _timed(source: Iterable[T]) -> Iterator[_Timed]:
-    items = iter(source)
-    while True:
-        asked = time.perf_counter()
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        yield _Timed(item, asked, time.perf_counter() - asked)

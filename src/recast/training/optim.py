@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from recast.config import OptimConfig, Recipe
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
-from recast.parameters import param_groups
+from recast.parameters import LINEAR_GATE_LR_RATIO, param_groups
 from recast.surgery import gpsa_layers
 from recast.training.ranges import check_ranges
 
@@ -81,6 +81,11 @@ def optimizer_options(config: OptimConfig) -> dict[str, Any]:
 def peak_lr(config: OptimConfig, batch_size: int) -> float:
     """Peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
     return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
+
+
+def gate_rate(config: OptimConfig, batch_size: int) -> float:
+    """Peak rate of the linear gates: gate_lr, or 10 × that of the weights."""
+    return peak_lr(config, batch_size) * LINEAR_GATE_LR_RATIO if config.gate_lr is None else config.gate_lr
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:

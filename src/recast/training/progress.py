@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recast.training.checkpoint import Position
+
+T = TypeVar("T")
 
 MUCH_WAITING = 0.2
 """Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
@@ -83,3 +88,26 @@ class Display:
 def waited(position: Position) -> float:
     """Share of the epoch's time so far that was spent waiting for data."""
     return position.waited / position.seconds if position.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Timed(Generic[T]):
+    """Something that was waited for."""
+
+    item: T
+    asked: float
+    """When the item was asked for."""
+    waited: float
+    """Seconds until it came."""
+
+
+def timed(source: Iterable[T]) -> Iterator[Timed[T]]:
+    """The items of `source`, and how long each took to come."""
+    items = iter(source)
+    while True:
+        asked = time.perf_counter()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        yield Timed(item, asked, time.perf_counter() - asked)

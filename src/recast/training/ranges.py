@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from recast.config import Recipe
 from recast.errors import RecastError
+from recast.schedule import parse_dates
+from recast.training.distributed import process_count
 
 
 class Range(NamedTuple):
@@ -26,9 +28,10 @@ RANGES = (
         lambda x: 1 <= x < math.inf,
         ("data.batch_size", "data.img_size", "data.test_size", "data.num_train", "data.num_val", "model.num_classes",
          "model.input_size", "augment.repeats", "optim.base_batch", "distill.teacher_size", "accumulate", "save_steps",
-         "keep"),
+         "keep", "schedule.probe_images"),
     ),
-    Range("0 or more", lambda x: 0 <= x < math.inf, ("data.workers", "calibrate", "recalibrate_bn", "epochs")),
+    Range("0 or more", lambda x: 0 <= x < math.inf,
+          ("data.workers", "calibrate", "recalibrate_bn", "epochs", "schedule.conv_epochs")),
     Range(
         "0 or a positive number",
         lambda x: 0 <= x < math.inf,
@@ -64,8 +67,46 @@ def check_ranges(recipe: Recipe) -> None:
                 raise RecastError(f"{field} must {each}be {allowed.text}, got {value}")
     if recipe.augment.scale[0] > recipe.augment.scale[1]:
         raise RecastError(f"augment.scale must be (smallest, largest) share of the area, got {recipe.augment.scale}")
+    check_schedule(recipe)
     if recipe.distill.feature_epochs > recipe.epochs:
         raise RecastError(
             f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {recipe.distill.feature_epochs}: "
             "it is the first part of the training"
         )
+
+
+def check_schedule(recipe: Recipe) -> None:
+    """Raise RecastError for options that a schedule has no use for."""
+    config = recipe.schedule
+    for field, belongs in (("conv_epochs", "at_once"), ("dates", "listed")):
+        if getattr(config, field) and config.name != belongs:
+            raise RecastError(
+                f"schedule.{field} belongs to schedule={belongs}, got schedule={config.name}: leave it out"
+            )
+    if config.name == "listed":
+        parse_dates(config.dates)
+    if config.name == "before":
+        return
+    if config.name == "learned" and recipe.recast.stride != "keep":
+        raise RecastError(
+            f"schedule=learned measures gates where the function is exact, got stride={recipe.recast.stride}: take keep"
+        )
+    if recipe.is_plain:
+        raise RecastError(f"where none recasts nothing, so schedule={config.name} has no layers: leave one of them out")
+    unused = {"calibrate": recipe.calibrate, "recalibrate_bn": recipe.recalibrate_bn,
+              "distill.feature_epochs": recipe.distill.feature_epochs}  # fmt: skip
+    if used := [field for field, value in unused.items() if value]:
+        raise RecastError(
+            f"{used[0]} prepares a network that is recast before training, got schedule={config.name}: leave it out"
+        )
+
+
+def check_shares(recipe: Recipe) -> None:
+    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
+    parts = process_count() * recipe.accumulate
+    size, left = divmod(recipe.data.batch_size, parts)
+    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
+    if left or not size:
+        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
+    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
+        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")

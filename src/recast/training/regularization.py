@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import StochasticDepth
 
+from recast.cmhsa import RecastLayer
 from recast.config import Recipe
 from recast.errors import RecastError
-from recast.gpsa import GPSA
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
@@ -100,7 +100,7 @@ def layer_scales(model: nn.Module) -> dict[str, nn.Parameter]:
     found: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        if isinstance(module, GPSA):
+        if isinstance(module, RecastLayer):
             continue
         is_scale = "Scale" in type(module).__name__ and LAYER_SCALE.fullmatch(name.rpartition(".")[2])
         for key, parameter in own.items():

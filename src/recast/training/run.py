@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.calibration import calibrate_
-from recast.config import Recipe
+from recast.config import Recipe, ScheduleConfig
 from recast.data import Data, loader
 from recast.data.seeding import mix_seed, seeded
 from recast.errors import RecastError
@@ -22,14 +22,16 @@ from recast.io import save
 from recast.models.build import constructor
 from recast.planning import plan
 from recast.recipe import save_recipe
+from recast.schedule import Schedule
 from recast.steps import Plan
 from recast.surgery import applied_plan, recast_
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
 from recast.training.environment import recorded, write_json
-from recast.training.fit import check_shares, fit
+from recast.training.fit import fit
 from recast.training.metrics import normalise
 from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_used
+from recast.training.ranges import check_shares
 from recast.training.regularization import recalibrate_batch_norm_
 from recast.training.signals import Interrupted
 from recast.verification import Exactness, verify
@@ -37,7 +39,7 @@ from recast.verification import Exactness, verify
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
 
-WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json")
+WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json", "schedule.json")
 """What a run folder holds before its first state."""
 
 Say = Callable[[str], object]
@@ -54,8 +56,10 @@ def train(
 ) -> Path:
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
+    With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates.
+
     out/                recipe.yaml classes.json environment.json plan.json verify.json
-                        metrics.jsonl weights.safetensors resume/
+                        metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
     out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   only where nothing else holds the parent's weights: random ones, or a new head
 
@@ -142,8 +146,14 @@ def _train_arms(
     if planned is None:
         fit(parent, data, recipe, out, resume=resume, progress=progress, name="trained", parent=teacher)
         return
-    child = _child(parent, planned, data, recipe, out, device, say)
-    fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher)
+    if recipe.schedule.name == "before":
+        child = _child(parent, planned, data, recipe, out, device, say)
+        fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher)
+    else:
+        begun = _announced(parent, planned, data, recipe, out, device, say)
+        child = copy.deepcopy(parent)
+        fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher, plan=begun)
+        recipe = replace(recipe, schedule=ScheduleConfig())  # the control arm stays the network that it is
     if recipe.control:
         control = out / "finetuned"
         fit(parent, data, recipe, control, resume=resume, progress=progress, name="finetuned", parent=teacher)
@@ -168,6 +178,25 @@ def _child(
         recalibrate_batch_norm_(child, _plain_batches(data, recipe, device, recipe.recalibrate_bn))
     on_first(lambda: write_text(out / "plan.json", applied_plan(child).to_json()))
     return child
+
+
+def _announced(
+    parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Path, device: torch.device, say: Say
+) -> Plan:
+    """The plan of a run that recasts during training, with its dates told; the run's own where it goes on."""
+    if on_first(lambda: bool(states(out)) or (out / "weights.safetensors").exists()):
+        return Plan.from_json((out / "plan.json").read_text(encoding="utf-8"))
+    schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
+    parent.to(device)
+    if is_first():
+        with seeded(mix_seed("recast", recipe.seed)):
+            child = recast_(copy.deepcopy(parent), planned)
+        exactness = _verify(parent, child, data, recipe, device)
+        write_json(out / "verify.json", exactness.to_dict())
+        how = f"a recast now, against the network itself on {exactness.images} validation images: {exactness}"
+        say(f"{planned}\n{how}\n{schedule}\n")
+    on_first(lambda: write_text(out / "plan.json", planned.to_json()))
+    return planned
 
 
 def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> Exactness:

@@ -1,0 +1,25 @@
+"""When layers leave the convolution, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class ScheduleConfig:
+    """When convolutions become attention: before training, or during it with the same optimiser."""
+
+    name: Literal["before", "at_once", "progressive", "listed", "learned"] = "before"
+    """before: before training (T-CNN). at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer
+    after the other at equal distances, all through training (PRS). listed: on given dates. learned: when the gates
+    promise more than the convolutions gain."""
+    conv_epochs: int = 0
+    """at_once: epochs trained as convolutions; 0: attention from the start, with the whole learning-rate schedule."""
+    order: Literal["last_first", "first_first"] = "last_first"
+    """progressive: which layer is the first to become attention; PRS begins with the last."""
+    dates: list[str] = field(default_factory=list)
+    """listed: EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on,
+    counted from 1."""
+    probe_images: int = 256
+    """learned: training images that the gates' gradients are measured on after every epoch."""

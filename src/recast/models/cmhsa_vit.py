@@ -1,0 +1,259 @@
+"""The vision transformer of C-MHSA and PRS, born with convolutions: six blocks that recast turns into attention.
+
+    z_0  = PE(X)                       patches of P×P pixels, a linear map of each
+    z'_l = mixer(LN(z_{l−1})) + z_{l−1}        a K×K convolution; after the recast MHSA with a relative bias
+    z_l  = MLP(LN(z'_l)) + z'_l
+    y    = Linear(GAP(LN(z_L)))
+
+(Lee et al. 2022, Towards Flexible Inductive Bias via Progressive Reparameterization Scheduling, arXiv:2210.01370,
+Eq. 6-9, after Li et al. 2021, Can Vision Transformers Perform Convolution?, arXiv:2111.01353.) There is no class token
+and no table of positions: the mixers know where they are from the padding and, as attention, from their biases.
+
+Everything is NCHW, so that a mixer is a plain convolution: images need not be square, and any size will do until a
+layer is recast. `mixer`: "token", a K×K convolution of tokens (PRS Eq. 5: W^O = W^C), or "pixel", a K×K convolution of
+the patches' pixels (`PixelConv2d`), which explains the nine heads of CMHSA-5. For K = 3 both have nine.
+
+Not in the papers as far as they could be read, and chosen here: LN before the pooling (Eq. 9 has none, but the blocks'
+output is not normalised otherwise, and every published pre-norm ViT has it; `final_norm=False` leaves it out), an MLP
+four times as wide, GELU, dropout nowhere, and the widths of the networks for 32×32 images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
+from timm.models import (
+    PretrainedCfg,
+    build_model_with_cfg,
+    checkpoint_seq,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices  # of no public module
+from torch import Tensor, nn
+
+from recast.errors import RecastError, suggest
+from recast.models.pixel_conv import PixelConv2d
+
+__all__ = ["Block", "CMHSAViT", "PatchEmbed"]
+
+MIXERS = ("token", "pixel")
+INIT_STD = 0.02
+
+
+class PatchEmbed(nn.Conv2d):
+    """A linear map of every P×P patch: B×C×H×W to B×d×⌊H/P⌋×⌊W/P⌋."""
+
+    not_recast = "a patch embedding: its patches do not overlap, the attention is after it"
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
+        super().__init__(in_chans, dim, patch_size, stride=patch_size)
+
+
+def _start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
+    """A linear layer as vision transformers start it."""
+    trunc_normal_(layer.weight, std=INIT_STD)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Block(nn.Module):
+    """x + DropPath(mixer(LN(x))), then x + DropPath(MLP(LN(x))), on maps B×d×h×w."""
+
+    def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm2d(dim)
+        self.mixer = mixer
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = LayerNorm2d(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), use_conv=True)
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+        _start_small_(self.mlp.fc1)
+        _start_small_(self.mlp.fc2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path1(self.mixer(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class CMHSAViT(nn.Module):
+    """Patch embedding, `depth` blocks, LN, the mean over tokens, a linear head.
+
+    `mixer`, `kernel`: what mixes the tokens (see the module), K×K. `drop_path_rate`: stochastic depth, rising linearly
+    from 0 in the first block. `drop_rate`: dropout before the head. `global_pool`: "avg", or "" for the map.
+    `num_classes=0`: pooled features B×d instead of logits.
+    Raises RecastError for an unknown mixer or pooling, an even kernel, classes without pooling.
+    """
+
+    def __init__(
+        self,
+        patch_size: int = 16,
+        embed_dim: int = 768,
+        depth: int = 6,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        *,
+        mixer: str = "token",
+        kernel: int = 3,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        final_norm: bool = True,
+        global_pool: str = "avg",
+    ) -> None:
+        super().__init__()
+        if mixer not in MIXERS:
+            raise RecastError(f"mixer must be {' or '.join(MIXERS)}, got {mixer!r}.{suggest(mixer, MIXERS)}")
+        if kernel < 1 or kernel % 2 == 0:
+            raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.in_chans, self.patch_size = in_chans, patch_size
+        self.grad_checkpointing = False
+        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
+
+        def new_mixer() -> nn.Module:
+            if mixer == "pixel":
+                return PixelConv2d(embed_dim, embed_dim, kernel, patch_size)
+            return nn.Conv2d(embed_dim, embed_dim, kernel, padding=kernel // 2)
+
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
+        self.blocks = nn.Sequential(*(Block(embed_dim, new_mixer(), mlp_ratio, rate) for rate in rates))
+        self.feature_info = [
+            {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
+        ]
+        self.norm: nn.Module = LayerNorm2d(embed_dim) if final_norm else nn.Identity()
+        self.head_drop = nn.Dropout(drop_rate)
+        self.global_pool, self.num_classes = global_pool, num_classes
+        self.reset_classifier(num_classes, global_pool)
+
+    def get_classifier(self) -> nn.Module:
+        """The head: a linear layer, or the identity for features."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head of `num_classes` (0: none). `global_pool`: "avg" or ""; None leaves it as it is."""
+        pool = self.global_pool if global_pool is None else global_pool
+        if pool not in ("avg", ""):
+            raise RecastError(f"global_pool of a CMHSAViT must be 'avg' or '', got {pool!r}")
+        if not pool and num_classes:
+            raise RecastError(f"a head of {num_classes} classes needs pooling: pass global_pool='avg'")
+        self.global_pool, self.num_classes = pool, num_classes
+        head: nn.Module = nn.Identity()
+        if num_classes:
+            head = _start_small_(nn.Linear(self.embed_dim, num_classes))
+        self.head = head.to(self.patch_embed.weight)  # the device and dtype that the model has by now
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters with more than one dimension that must not decay: none before the recast."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Stem, blocks, norm and head in order, for layer-wise rates."""
+        return {"stem": r"^patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping what it computed."""
+        self.grad_checkpointing = enable
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: normalised by the last LN.
+
+        `intermediates_only`: the list alone, else the final map and the list. `stop_early`: later blocks are not run.
+        """
+        if output_fmt != "NCHW":
+            raise RecastError(f"a CMHSAViT's maps are NCHW, got output_fmt={output_fmt!r}")
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        maps = []
+        x = self.patch_embed(x)
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
+            if i in taken:
+                maps.append(self.norm(x) if norm else x)
+        return maps if intermediates_only else (self.norm(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the maps of `indices` do not need; returns their block numbers."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(taken)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """B×in_chans×H×W images to the last map, B×d×H/P×W/P, normalised."""
+        x = self.patch_embed(x)
+        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The last map to logits B×num_classes; `pre_logits`: to the mean over tokens B×d."""
+        x = x.mean((2, 3)) if self.global_pool else x
+        return x if pre_logits else self.head(self.head_drop(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def _cfg(size: int, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    return {
+        "input_size": (3, size, size),
+        "crop_pct": 0.875 if size == 224 else 1.0,
+        "interpolation": "bicubic",
+        "mean": mean,
+        "std": std,
+        "num_classes": num_classes,
+        "first_conv": "patch_embed",
+        "classifier": "head",
+    }
+
+
+IMAGENET: tuple[Any, ...] = (224, 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR100: tuple[Any, ...] = (32, 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+VARIANTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "3": (IMAGENET, {"kernel": 3}),
+    "3_pixel": (IMAGENET, {"kernel": 3, "mixer": "pixel"}),
+    "5": (IMAGENET, {"kernel": 5, "mixer": "pixel"}),
+    "3_cifar": (CIFAR100, {"kernel": 3, "patch_size": 4, "embed_dim": 192}),
+    "3_tiny": (CIFAR100, {"kernel": 3, "patch_size": 4, "embed_dim": 48}),
+    "5_tiny": (CIFAR100, {"kernel": 5, "patch_size": 4, "embed_dim": 48, "mixer": "pixel"}),
+}
+"""Name: size, classes, mean and standard deviation of its images, and what sets it apart. No weights are published."""
+default_cfgs: dict[str, PretrainedCfg] = generate_default_cfgs(
+    {f"cmhsa_vit_{variant}": _cfg(*data) for variant, (data, _) in VARIANTS.items()}
+)
+
+
+def _register(variant: str, options: dict[str, Any]) -> None:
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        model: nn.Module = build_model_with_cfg(
+            CMHSAViT,
+            entrypoint.__name__,
+            pretrained,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{**options, **kwargs},
+        )
+        return model
+
+    entrypoint.__name__ = entrypoint.__qualname__ = f"cmhsa_vit_{variant}"
+    mixer = f"a {options['kernel']}×{options['kernel']} convolution of {options.get('mixer', 'token')}s"
+    entrypoint.__doc__ = f"C-MHSA's vision transformer: width {options.get('embed_dim', 768)}, six blocks, {mixer}."
+    globals()[entrypoint.__name__] = register_model(entrypoint)
+
+
+for _name, (_data, _options) in VARIANTS.items():
+    _register(_name, _options)

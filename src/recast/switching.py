@@ -1,0 +1,236 @@
+"""`recast_during_training_`: layers leave the convolution in the middle of a training, and the optimiser goes on.
+
+A kernel and W_out are the same numbers, so what the optimiser knows of the kernel (momentum, first and second moments,
+number of steps) goes on as W_out's. What is new (queries, keys, positions, gates) starts without a history.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from recast.errors import RecastError
+from recast.geometry import flip_transpose
+from recast.parameters import LINEAR_GATE_LR_RATIO, parameter_kinds
+from recast.steps import Plan
+from recast.surgery import recast_
+
+PEAKS = ("peak_lr", "initial_lr")
+"""Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
+
+
+class Moved(NamedTuple):
+    """A parameter of a convolution and the one that it became; `relaid` re-indexes any tensor of its shape."""
+
+    old: nn.Parameter
+    new: nn.Parameter
+    relaid: Callable[[Tensor], Tensor]
+
+
+class Group(NamedTuple):
+    """Where a new parameter belongs: the name of its group, its peak rate and its weight decay."""
+
+    name: str
+    peak_lr: float
+    weight_decay: float
+
+
+def recast_during_training_(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    steps: Sequence[str] | None = None,
+    *,
+    averages: Iterable[nn.Module] = (),
+    gate_lr: float | None = None,
+) -> nn.Module:
+    """Recast steps of a plan (all by default) of a network that `optimizer` is training; returns the model.
+
+    The optimiser stays the same object. W_out and the bias take the places of the kernel and the bias in its groups,
+    with their state by the same permutation: with the linear gate at its start the next update is the convolution's.
+    New parameters join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these
+    groups' present rate; in an optimiser with other groups, the kernel's group or a group beside it with its settings.
+    Where the groups count their steps (LAMB), new parameters have groups of their own, whose count starts at 0. Nothing
+    else is touched: rates, other parameters, a GradScaler.
+
+    gate_lr: peak rate of the gates. None: 10 × the kernel's for γ and s; the kernel's own for the sigmoid's λ, as in
+    T-CNN*, "the same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
+    averages: running averages of the weights (the `.module` of timm's ModelEmaV3, torch's AveragedModel): recast too,
+    with the average's own kernels; new parameters start from the model's.
+
+    A model compiled by torch.compile is recast inside and compiled anew at its next call. DistributedDataParallel is
+    bound to the parameters that it was given: pass its `.module`, and wrap that again (`fit` does).
+
+    Raises RecastError as `recast_` does, before any change, and for a wrapped or sharded model. Warns where a kernel is
+    computed (weight standardisation, weight norm) and its moments cannot become W_out's: keep_parametrization keeps
+    them.
+    """
+    network, copies = _checked(model), [_checked(average) for average in averages]
+    names = [step.name for step in (plan if steps is None else plan.only(list(steps))).steps]
+    if "" in names:
+        raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
+    convolutions = {name: module for name, module in network.named_modules() if name in names}
+    homes = {name: _home(optimizer, conv) for name, conv in convolutions.items()}
+    recast_(network, plan, steps=names)
+    layers = {name: network.get_submodule(name) for name in names}
+    moved = {name: moved_parameters(convolutions[name], layer) for name, layer in layers.items()}
+    for name, layer in layers.items():
+        _hand_over_(optimizer, moved[name])
+        _forget_(optimizer, name, convolutions[name], moved[name])
+        kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in moved[name]}
+        for parameter in layer.parameters():
+            if parameter.requires_grad and id(parameter) not in taken:
+                _join_(optimizer, parameter, _group(kinds[id(parameter)], layer, homes[name], gate_lr), homes[name])
+    for average in copies:
+        recast_(average, plan, steps=names)
+        for name, layer in layers.items():
+            _start_average_(average.get_submodule(name), layer, {id(pair.new) for pair in moved[name]})
+    return model
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    """The network inside a compiled one. Raises RecastError for one that is bound to its parameters."""
+    network: nn.Module = model._orig_mod if isinstance(model, OptimizedModule) else model
+    if isinstance(network, DistributedDataParallel):
+        raise RecastError(
+            "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
+        )
+    if (
+        any(isinstance(p, DTensor) for p in network.parameters())
+        or type(network).__name__ == "FullyShardedDataParallel"
+    ):
+        raise RecastError(
+            "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
+            "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
+        )
+    return network
+
+
+@torch.no_grad()
+def moved_parameters(conv: nn.Module, layer: nn.Module) -> list[Moved]:
+    """Parameters of `conv` that live on in the layer that it became, with the same numbers in another order at most.
+
+    A pair counts only if the numbers are equal: a kernel that was computed from its parameter is not that parameter.
+    """
+    theirs = dict(layer.named_parameters())
+    pairs = []
+    for name, old in conv.named_parameters():
+        for where in _candidates(name, theirs):
+            new, relaid = theirs[where], _relaid(conv, name)
+            same = relaid(old)
+            if same.shape == new.shape and torch.equal(same, new):
+                pairs.append(Moved(old, new, relaid))
+                del theirs[where]
+                break
+    return pairs
+
+
+def _candidates(name: str, theirs: dict[str, nn.Parameter]) -> list[str]:
+    """Names that a convolution's parameter may have in the layer: its own, or inside a kept parametrisation."""
+    kept = [other for other in theirs if other.startswith("parametrizations.weight.")]
+    if name == "weight":
+        return [other for other in ("weight", "parametrizations.weight.original") if other in theirs]
+    if name == "gain":
+        return [other for other in kept if other.endswith(".gain")]
+    return [name] if name in theirs else []
+
+
+def _relaid(conv: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
+    """How a tensor of the kernel's shape is laid out in W_out."""
+    if name != "weight":
+        return lambda tensor: tensor
+    if isinstance(conv, nn.ConvTranspose2d):
+        return lambda tensor: flip_transpose(tensor, conv.groups)
+    own: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
+    return own if callable(own) else lambda tensor: tensor
+
+
+def _hand_over_(optimizer: Optimizer, moved: Iterable[Moved]) -> None:
+    """Put the new parameters in the places of the old ones, in their groups and in the optimiser's state."""
+    by_old = {id(pair.old): pair for pair in moved}
+    for group in optimizer.param_groups:
+        group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
+    for pair in by_old.values():
+        known = optimizer.state.pop(pair.old, None)
+        if not known:
+            continue
+        same = pair.old.shape == pair.new.shape
+        if any(isinstance(v, Tensor) and v.dim() and v.shape != pair.old.shape for v in known.values()) and not same:
+            continue  # factored moments (Adafactor) of a kernel that changes its shape: they start anew
+        optimizer.state[pair.new] = {key: _moved_state(value, pair) for key, value in known.items()}
+
+
+def _moved_state(value: Any, pair: Moved) -> Any:
+    is_moment = isinstance(value, Tensor) and value.dim() > 0 and value.shape == pair.old.shape
+    return pair.relaid(value) if is_moment else value
+
+
+def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[Moved]) -> None:
+    """Take parameters out that the network no longer has: those that a kernel was computed from."""
+    gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in moved}
+    lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
+    for parameter in lost:
+        optimizer.state.pop(parameter, None)
+    if lost:
+        warnings.warn(
+            f"{name} computes its kernel: W_out starts without its moments (keep_parametrization keeps them)",
+            stacklevel=3,
+        )
+
+
+def _home(optimizer: Optimizer, conv: nn.Module) -> dict[str, Any]:
+    """The group that trains a convolution's kernel; the first one for a frozen kernel."""
+    own = {id(p): p.numel() for p in conv.parameters()}
+    return max(optimizer.param_groups, key=lambda group: sum(own.get(id(p), 0) for p in group["params"]))
+
+
+def _peak(group: dict[str, Any]) -> float:
+    return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
+
+
+def _group(kind: str, layer: nn.Module, home: dict[str, Any], gate_lr: float | None) -> Group:
+    """Where a parameter of this kind belongs, beside the kernel's group `home`."""
+    _, slash, number = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
+    rate = _peak(home)
+    if kind in ("gates", "sigmoid_gates"):
+        own = rate * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
+        rate = own if gate_lr is None else gate_lr
+    return Group(f"{kind}{slash}{number}", rate, float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0)
+
+
+def _join_(optimizer: Optimizer, parameter: nn.Parameter, wanted: Group, home: dict[str, Any]) -> None:
+    """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
+    for group in optimizer.param_groups:
+        named = group["name"] == wanted.name if "name" in group else _alike(group, wanted)
+        if named and "step" not in group:  # a count of steps would be wrong for it
+            group["params"].append(parameter)
+            return
+    factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
+    settings = {key: copy.deepcopy(home[key]) for key in optimizer.defaults if key in home}
+    settings |= {key: wanted.peak_lr for key in PEAKS if key in home}
+    settings |= {"lr": wanted.peak_lr * factor, "weight_decay": wanted.weight_decay, "name": wanted.name}
+    optimizer.add_param_group({**settings, "params": [parameter]})
+
+
+def _alike(group: dict[str, Any], wanted: Group) -> bool:
+    return (_peak(group), float(group.get("weight_decay", 0.0))) == (wanted.peak_lr, wanted.weight_decay)
+
+
+@torch.no_grad()
+def _start_average_(average: nn.Module, layer: nn.Module, moved: set[int]) -> None:
+    """The average of what has had one value only is that value."""
+    averaged = dict(average.named_parameters())
+    for name, parameter in layer.named_parameters():
+        if id(parameter) not in moved:
+            averaged[name].copy_(parameter)

@@ -1,0 +1,122 @@
+"""The learned schedule: a layer becomes attention when its gates promise more than the convolutions gain.
+
+After every epoch e that is not the last, each layer i that is still a convolution is recast on a copy, exactly (linear
+gate, γ = s = 0), so that the copy computes what the network does, and the loss L on a few training images is
+differentiated with respect to its gates g = (γ, s), a gate of each kind for every head:
+
+    promised_i  = r · Σ_g min(|∂L₁/∂g|, |∂L₂/∂g|) · [same sign]        L₁, L₂: the loss on two halves of the images
+    delivered   = training loss of epoch e − 1  −  training loss of epoch e
+
+r = min(1, gates' rate × updates of an epoch) is how far a gate can move in an epoch, at most from the convolution to
+its whole content or Gaussian map: `promised` is the first-order fall of the loss in one epoch of open gates. What two
+halves of the images do not agree on is noise and does not count. Of the layers that promise more than the last epoch
+delivered, the one that promises most per added multiply-add becomes attention in the next epoch. This rule is this
+library's own; PRS leaves a learned schedule to the future (Lee et al. 2022, Sec. 7).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from recast.config import RecastConfig, Recipe
+from recast.data import Data, loader
+from recast.errors import RecastError
+from recast.shapes import in_eval
+from recast.steps import Plan
+from recast.surgery import gpsa_layers, recast_
+from recast.training.metrics import normalise
+from recast.training.switches import Probe, Switches
+
+PART = 64
+"""Images of one pass: content maps of every head are held for the gradient."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
+
+def decide(
+    switches: Switches, network: nn.Module, halves: Sequence[Sequence[Batch]], loss: Loss, train_loss: float,
+    epoch: int, reach: float,
+) -> Switches:  # fmt: skip
+    """The same switches with the measurement after `epoch`, and the date that follows from it.
+
+    network: the network as it is; only read. halves: two lists of (normalised images, labels). loss: mean over a batch.
+    reach: r, how far a gate can move in an epoch.
+    """
+    waiting = switches.schedule.waiting()
+    if not waiting:
+        return switches
+    known = [probe.train_loss for probe in switches.probes[-1:]]
+    delivered = known[0] - train_loss if known else None
+    slopes = [gate_slopes(network, switches.plan, waiting, half, loss) for half in halves]
+    promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
+    chosen = None if delivered is None else choose(promised, delivered, added_macs(switches.plan))
+    schedule = switches.schedule if chosen is None else switches.schedule.decided(chosen, epoch + 1)
+    probe = Probe(epoch, train_loss, delivered, promised, chosen)
+    return replace(switches, schedule=schedule, probes=[*switches.probes, probe])
+
+
+def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[Batch]]:
+    """`recipe.schedule.probe_images` training images without augmentation, in two halves."""
+    size = min(recipe.schedule.probe_images, len(data.train)) // 2
+    if size < 1:
+        raise RecastError(f"a learned schedule needs at least 2 training images, {data.name} has {len(data.train)}")
+    source = loader(data.train.plain(), size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image, drop_last=True)
+    halves = [(normalise(images.to(device), data), labels.to(device)) for images, labels in islice(source, 2)]
+    return [list(zip(images.split(PART), labels.split(PART), strict=True)) for images, labels in halves]
+
+
+def choose(promised: dict[str, float], delivered: float, cost: dict[str, int]) -> str | None:
+    """The layer that promises most per added multiply-add among those that promise more than was delivered."""
+    better = [layer for layer, value in promised.items() if value > delivered]
+    return max(better, key=lambda layer: promised[layer] / max(1, cost[layer])) if better else None
+
+
+def agreement(one: Tensor, other: Tensor) -> float:
+    """Σ min(|a|, |b|) over the entries whose signs agree."""
+    same = one * other > 0
+    return float((torch.minimum(one.abs(), other.abs()) * same).sum())
+
+
+def added_macs(plan: Plan) -> dict[str, int]:
+    """Multiply-adds per image that a step adds."""
+    return {step.name: step.after.macs - step.before.macs for step in plan.steps}
+
+
+def gate_slopes(
+    network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss
+) -> dict[str, Tensor]:
+    """∂L/∂(γ, s) of `layers`, (2·heads,) each, where the network computes what it does; L is the mean over the batches.
+
+    Raises RecastError for a plan whose stride goes: the network would not be the same function there.
+    """
+    if plan.config.stride != "keep":
+        raise RecastError("a learned schedule needs stride='keep': its gates are measured where the function is exact")
+    probe = copy.deepcopy(network)
+    exact = RecastConfig(head_dim=plan.config.head_dim)
+    done = getattr(probe, "recast_plan", None)
+    if isinstance(done, Plan):  # a plan goes on with its own settings: layers that are recast keep theirs
+        probe.recast_plan = replace(done, config=exact)  # type: ignore[assignment]
+    recast_(probe, replace(plan, config=exact), steps=layers)
+    found = gpsa_layers(probe)
+    gates = {name: (found[name].gamma, found[name].spread) for name in layers}
+    probe.requires_grad_(False)
+    for pair in gates.values():
+        for gate in pair:
+            gate.requires_grad_(True)
+    images = sum(len(labels) for _, labels in batches)
+    with in_eval(probe), torch.enable_grad():
+        for pixels, labels in batches:
+            outputs = probe(pixels)
+            (loss(outputs, labels) * (len(labels) / images)).backward()
+    return {name: torch.cat([_slope(gate) for gate in pair]) for name, pair in gates.items()}
+
+
+def _slope(gate: nn.Parameter) -> Tensor:
+    return torch.zeros_like(gate) if gate.grad is None else gate.grad.detach()

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.config import ModelConfig
+from recast.errors import RecastError
+from recast.models.build import build, input_defaults
+from recast.models.cmhsa_vit import CMHSAViT
+from recast.models.pixel_conv import PixelConv2d
+from recast.parameters import layer_numbers, param_groups
+from recast.training.regularization import set_drop_path_
+
+# name: width, patch, side, classes, mixer's kernel parameters and bias
+SIZES = {
+    "3": (768, 16, 224, 1000, 9 * 768 * 768 + 768),
+    "3_pixel": (768, 16, 224, 1000, 9 * 3 * 3 + 768),
+    "5": (768, 16, 224, 1000, 25 * 3 * 3 + 768),
+    "3_cifar": (192, 4, 32, 100, 9 * 192 * 192 + 192),
+    "3_tiny": (48, 4, 32, 100, 9 * 48 * 48 + 48),
+    "5_tiny": (48, 4, 32, 100, 25 * 3 * 3 + 48),
+}
+
+
+@cache
+def on_meta(name: str) -> CMHSAViT:
+    with torch.device("meta"):
+        return timm.create_model(f"cmhsa_vit_{name}").eval()
+
+
+def tiny(**options: Any) -> CMHSAViT:
+    return CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).double().eval()
+
+
+def images(height: int = 16, width: int = 24) -> Tensor:
+    return torch.randn(2, 3, height, width, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_and_macs(name: str) -> None:
+    width, patch, side, classes, mixer = SIZES[name]
+    model = on_meta(name)
+    mlp = 2 * 4 * width * width + 5 * width
+    block = 2 * 2 * width + mixer + mlp
+    embedding = 3 * patch**2 * width + width
+    assert sum(p.numel() for p in model.parameters()) == embedding + 6 * block + 2 * width + (width + 1) * classes
+    with FlopCounterMode(display=False) as flops:
+        model(torch.empty(1, 3, side, side, device="meta"))
+    tokens = (side // patch) ** 2
+    taps = mixer - width if isinstance(model.blocks[0].mixer, nn.Conv2d) else (mixer - width) * patch**2
+    macs = tokens * (3 * patch**2 * width + 6 * (taps + 8 * width * width)) + width * classes
+    assert flops.get_total_flops() == 2 * macs
+    assert input_defaults(model).img_size == side  # type: ignore[union-attr]
+
+
+def test_names() -> None:
+    assert set(timm.list_models("cmhsa_vit_*")) == {f"cmhsa_vit_{name}" for name in SIZES}
+    assert timm.list_models("cmhsa_vit_*", pretrained=True) == []
+    assert build(ModelConfig("cmhsa_vit_3_tiny"), num_classes=7)(torch.randn(1, 3, 32, 32)).shape == (1, 7)
+    assert isinstance(build(ModelConfig("cmhsa_vit_5_tiny")).blocks[0].mixer, PixelConv2d)  # type: ignore[union-attr, index]
+
+
+def norm(x: Tensor, layer: Any) -> Tensor:
+    return F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],), layer.weight, layer.bias, 1e-6).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_it_is_the_formula(final_norm: bool) -> None:
+    """PRS, Eq. 6-9, on maps; the last normalisation is ours."""
+    model, x = tiny(final_norm=final_norm), images()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    z = F.conv2d(x, model.patch_embed.weight, model.patch_embed.bias, stride=4)
+    for block in model.blocks:
+        z = z + F.conv2d(norm(z, block.norm1), block.mixer.weight, block.mixer.bias, padding=1)
+        tokens = norm(z, block.norm2).flatten(2).mT
+        w1, w2 = block.mlp.fc1, block.mlp.fc2
+        hidden = F.gelu(F.linear(tokens, w1.weight.flatten(1), w1.bias))
+        z = z + F.linear(hidden, w2.weight.flatten(1), w2.bias).mT.unflatten(2, z.shape[2:])
+    z = norm(z, model.norm) if final_norm else z
+    y = F.linear(z.flatten(2).mean(2), model.head.weight, model.head.bias)  # type: ignore[arg-type]
+    torch.testing.assert_close(model(x), y)
+
+
+@pytest.mark.parametrize("options", [{}, {"mixer": "pixel", "kernel": 5}])
+def test_images_of_any_size(options: dict[str, Any]) -> None:
+    model = tiny(**options)
+    assert model.forward_features(images(20, 32)).shape == (2, 16, 5, 8)
+    assert model(images(19, 33)).shape == (2, 5)  # what is left over at the edge is not seen, as in any ViT
+    assert model(images(4, 4)).shape == (2, 5)
+
+
+def test_classifier_and_pooling() -> None:
+    model, x = tiny(), images()
+    features = model.forward_features(x)
+    assert isinstance(model.get_classifier(), nn.Linear)
+    torch.testing.assert_close(model.forward_head(features, pre_logits=True), features.mean((2, 3)))
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 3)
+    assert model.head.weight.dtype == torch.float64  # type: ignore[union-attr]
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(x), features.mean((2, 3)))
+    model.reset_classifier(0, "")
+    assert torch.equal(model(x), features)
+    with pytest.raises(RecastError, match="a head of 4 classes needs pooling"):
+        model.reset_classifier(4)
+    with pytest.raises(RecastError, match="must be 'avg' or '', got 'max'"):
+        model.reset_classifier(4, "max")
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_maps_of_the_blocks(stop_early: bool) -> None:
+    model, x = tiny(depth=3), images()
+    expected = [model.patch_embed(x)]
+    for block in model.blocks:
+        expected.append(block(expected[-1]))
+    last, maps = model.forward_intermediates(x, [0, 1], stop_early=stop_early)
+    assert [torch.equal(a, b) for a, b in zip(maps, expected[1:3], strict=True)] == [True, True]
+    assert torch.equal(last, model.norm(expected[2 if stop_early else 3]))  # type: ignore[arg-type]
+    (normed,) = model.forward_intermediates(x, 1, norm=True, intermediates_only=True)
+    assert torch.equal(normed, model.forward_features(x))
+    with pytest.raises(RecastError, match="NCHW"):
+        model.forward_intermediates(x, output_fmt="NLC")
+    assert model.prune_intermediate_layers([0], prune_norm=True) == [0]
+    assert len(model.blocks) == 1
+    assert torch.equal(model(x), expected[1])
+
+
+def test_features_only() -> None:
+    options = {"patch_size": 4, "embed_dim": 48, "depth": 4}
+    model = timm.create_model("cmhsa_vit_3_tiny", features_only=True, out_indices=(0, -1), **options)
+    maps = model(torch.randn(1, 3, 32, 24))
+    assert [tuple(m.shape) for m in maps] == [(1, 48, 8, 6)] * 2
+    assert model.feature_info.reduction() == [4, 4]
+
+
+def test_stochastic_depth_has_two_places_a_block() -> None:
+    model = set_drop_path_(tiny(depth=3), 0.4)
+    rates = [[getattr(b.drop_path1, "drop_prob", 0), getattr(b.drop_path2, "drop_prob", 0)] for b in model.blocks]  # type: ignore[union-attr]
+    assert rates == [[0, 0], [0.2, 0.2], [0.4, 0.4]]
+    built = tiny(depth=3, drop_path_rate=0.4)
+    assert [isinstance(block.drop_path2, DropPath) for block in built.blocks] == [False, True, True]
+
+
+def test_layers_for_rates_and_decay() -> None:
+    numbers = layer_numbers(tiny(depth=3))
+    assert [numbers[f"blocks.{i}.mixer.weight"] for i in range(3)] == [1, 2, 3]
+    assert (numbers["patch_embed.weight"], numbers["norm.weight"], numbers["head.bias"]) == (
+        0,
+        3,
+        4,
+    )  # as in timm: the norm goes with the last block
+    groups = {group["name"]: len(group["params"]) for group in param_groups(tiny())}
+    assert groups == {"decay": 1 + 2 * 3 + 1, "no_decay": 1 + 2 * 7 + 2 + 1}
+
+
+def test_checkpointing_changes_nothing() -> None:
+    model, x = tiny().train(), images()
+    gradients = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixer": "pixels"}, "mixer must be token or pixel, got 'pixels'. Did you mean pixel?"),
+        ({"kernel": 4}, "kernel of a mixer must be odd, got 4"),
+        ({"mixer": "pixel", "embed_dim": 24}, "patches of 4×4 pixels need a multiple of 16 channels, got 24 and 24"),
+        ({"global_pool": "token"}, "global_pool of a CMHSAViT must be 'avg' or '', got 'token'"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError) as raised:
+        tiny(**options)
+    assert str(raised.value) == message

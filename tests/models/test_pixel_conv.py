@@ -1,0 +1,151 @@
+"""A convolution of pixels is a convolution of tokens: the kernel T, its heads, and what a recast makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast.cmhsa import CMHSA
+from recast.config import RecastConfig
+from recast.errors import RecastError
+from recast.gpsa import GPSA
+from recast.models.pixel_conv import PixelConv2d
+from recast.rules import find_rule, is_convolution, refusal
+
+# kernel, patch side, heads = (2⌈(K−1)/2P⌉ + 1)²
+HEADS = [(1, 4, 1), (3, 4, 9), (5, 4, 9), (9, 4, 9), (11, 4, 25), (3, 16, 9), (5, 16, 9), (5, 2, 9), (7, 2, 25)]
+
+
+def pixel_conv(kernel: int, patch: int, channels: tuple[int, int] = (3, 2), **options: Any) -> PixelConv2d:
+    return PixelConv2d(channels[0] * patch**2, channels[1] * patch**2, kernel, patch, **options).double()
+
+
+def tokens(conv: PixelConv2d, height: int = 5, width: int = 6) -> Tensor:
+    return torch.randn(2, conv.in_channels, height, width, dtype=torch.float64)
+
+
+def layer_of(conv: PixelConv2d, gate: Any, size: tuple[int, int], **config: Any) -> CMHSA | GPSA:
+    found = find_rule(conv)
+    assert found is not None
+    assert found[0] is PixelConv2d
+    layer = found[1](conv, RecastConfig(gate=gate, **config))
+    if isinstance(layer, CMHSA):
+        layer.set_size_(*size)
+    return layer
+
+
+def test_it_convolves_the_image() -> None:
+    """Cut an image into patches, and the layer does to them what the convolution does to the image."""
+    conv = pixel_conv(5, 4)
+    with torch.no_grad():
+        conv.bias.copy_(torch.tensor([0.3, -0.2]).repeat_interleave(16))  # type: ignore[union-attr]
+    image = torch.randn(2, 3, 12, 20, dtype=torch.float64)
+    expected = nn.functional.conv2d(image, conv.weight, torch.tensor([0.3, -0.2]).double(), padding=2)
+    y = nn.functional.pixel_shuffle(conv(nn.functional.pixel_unshuffle(image, 4)), 4)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)  # 0.3 in single precision
+
+
+@pytest.mark.parametrize(("kernel", "patch", "heads"), HEADS)
+def test_the_kernel_of_tokens_is_the_same_convolution(
+    kernel: int, patch: int, heads: int, error_of: Callable[..., float]
+) -> None:
+    conv = pixel_conv(kernel, patch)
+    T = conv.token_kernel(conv.weight)
+    m = conv.reach
+    assert T.shape == (2 * patch**2, 3 * patch**2, 2 * m + 1, 2 * m + 1)
+    assert T.shape[2] * T.shape[3] == heads
+    x = tokens(conv)
+    y, expected = nn.functional.conv2d(x, T, conv.bias, padding=m), conv(x)
+    assert error_of(y, expected) < 1e-10
+    if m:  # border and middle
+        assert error_of(y[..., m:-m, m:-m], expected[..., m:-m, m:-m]) < 1e-10
+
+
+def test_entries_of_the_kernel_of_tokens() -> None:
+    conv, size, r = pixel_conv(5, 2), 2, 2
+    T, m = conv.token_kernel(conv.weight), conv.reach
+    for c_out, c_in, u, v in [(1, 2, -1, 0), (0, 0, 0, 0), (1, 1, 1, -1), (0, 2, 0, 1)]:
+        for p_out, q_out, p, q in torch.cartesian_prod(*[torch.arange(size)] * 4).tolist():
+            a, b = u * size + p - p_out + r, v * size + q - q_out + r
+            inside = 0 <= a < 5 and 0 <= b < 5
+            entry = T[(c_out * size + p_out) * size + q_out, (c_in * size + p) * size + q, u + m, v + m]
+            assert entry.item() == (conv.weight[c_out, c_in, a, b].item() if inside else 0.0)
+
+
+def test_the_kernel_of_tokens_lays_out_any_tensor() -> None:
+    conv = pixel_conv(3, 4)
+    numbers = 1 + torch.arange(conv.weight.numel()).view(conv.weight.shape)
+    T = conv.token_kernel(numbers)
+    assert T.dtype == torch.long
+    found, counts = T.unique(return_counts=True)
+    assert found.tolist() == list(range(numbers.numel() + 1))
+    assert set(counts[1:].tolist()) == {16}  # every weight once for every pixel that is written
+    assert conv.token_kernel(torch.empty(numbers.shape, device="meta")).shape == T.shape
+    assert torch.equal(conv.token_kernel(2 * numbers), 2 * T)
+
+
+@pytest.mark.parametrize(("kernel", "ranks"), [(3, (48, 12, 3)), (5, (48, 24, 12))])
+def test_only_the_middle_head_is_of_full_rank(kernel: int, ranks: tuple[int, int, int]) -> None:
+    """P²C in the middle, r·P·C at the sides, r²·C in the corners; r = ⌊K/2⌋, P = 4, C = 3."""
+    conv = pixel_conv(kernel, 4, (3, 3))
+    found = torch.linalg.matrix_rank(conv.token_kernel(conv.weight.detach()).permute(2, 3, 0, 1))
+    middle, side, corner = ranks
+    assert found.tolist() == [[corner, side, corner], [side, middle, side], [corner, side, corner]]
+
+
+@pytest.mark.parametrize(("gate", "config"), [("bias", {"bias_init": 40.0}), ("linear", {})])
+@pytest.mark.parametrize(("kernel", "patch"), [(3, 4), (5, 4), (7, 2), (3, 16), (5, 16)])
+def test_the_layer_of_attention_is_the_convolution_of_pixels(
+    gate: str, config: dict[str, Any], kernel: int, patch: int, error_of: Callable[..., float]
+) -> None:
+    conv = pixel_conv(kernel, patch, (1, 1)).eval()
+    x = tokens(conv)
+    layer = layer_of(conv, gate, (5, 6), **config)
+    assert (layer.num_heads, layer.in_channels) == (conv.kernel_size[0] ** 2, patch**2)
+    y, expected, m = layer(x), conv(x), conv.reach
+    assert error_of(y, expected) < 1e-10
+    assert error_of(y[..., m:-m, m:-m], expected[..., m:-m, m:-m]) < 1e-10
+    back: Any = layer.to_conv()
+    assert torch.equal(back.weight, conv.token_kernel(conv.weight))
+    assert error_of(back(x), expected) < 1e-10
+
+
+def test_what_the_rule_keeps_and_refuses() -> None:
+    conv = pixel_conv(3, 2, bias=False).eval()
+    conv.weight.requires_grad_(False)
+    layer = layer_of(conv, "bias", (3, 3))
+    assert layer.bias is None
+    assert not layer.weight.requires_grad
+    assert not layer.training
+    assert layer_of(pixel_conv(3, 2), "bias", (3, 3)).weight.requires_grad
+    assert is_convolution(conv)
+    assert refusal(conv) is None
+    assert (conv.kernel_size, conv.in_channels, conv.out_channels, conv.groups) == ((3, 3), 12, 8, 1)
+    with pytest.raises(RecastError, match="keep_parametrization must be off"):
+        layer_of(conv, "linear", (3, 3), keep_parametrization=True)
+
+
+def test_a_plan_sees_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 2, stride=2), pixel_conv(5, 2, (3, 3)).float())
+    x = torch.randn(2, 3, 8, 10)
+    plan = recast.plan(model, x, RecastConfig(gate="bias"), where="1")
+    (step,) = plan.steps
+    assert (step.rule, step.geometry.num_heads, step.input, step.output) == ("PixelConv2d", 9, (12, 4, 5), (12, 4, 5))
+    assert step.before.parameters == 5 * 5 * 9 + 12
+    assert step.before.macs == 8 * 10 * 25 * 9  # at the pixels
+    before = recast.trace(model, plan, x)
+    result = recast.verify(before, recast.recast_(model, plan), x)
+    assert result.max_relative_error < 1e-5
+
+
+def test_mistakes() -> None:
+    with pytest.raises(RecastError, match="needs an odd kernel, got 4"):
+        PixelConv2d(12, 12, 4, 2)
+    with pytest.raises(RecastError, match="patches of 4×4 pixels need a multiple of 16 channels, got 16 and 12"):
+        PixelConv2d(16, 12, 3, 4)
+    assert "5×5 pixels of patches of 4×4 (3×3 tokens)" in repr(PixelConv2d(16, 16, 5, 4))

@@ -1,0 +1,197 @@
+"""The recipes that recast during training against the papers: PRS, C-MHSA and T-CNN*, written down here once more."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import recast
+import recast.models.cmhsa_vit
+import recast.models.small  # both register our names with timm
+from recast.config import RecastConfig, Recipe
+from recast.recipes import RECIPES, make_recipe
+from recast.schedule import Schedule
+from recast.steps import Plan
+
+SCALES = ("", "_gpu", "_small")
+
+
+def check(name: str, expected: dict[str, Any]) -> None:
+    found = flat(make_recipe(name))
+    assert {key: found[key] for key in expected} == expected, name
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """`{"optim.lr": …}`; `rate` is the peak rate that is used, whatever it is scaled from."""
+    optim = recipe.optim
+    values = {"rate": pytest.approx(optim.lr * (recipe.data.batch_size / (optim.base_batch or recipe.data.batch_size)))}
+    for name, group in vars(recipe).items():
+        values |= {f"{name}.{k}": v for k, v in vars(group).items()} if hasattr(group, "__dict__") else {name: group}
+    return values
+
+
+def planned(name: str) -> Plan:
+    """Of the recipe's network, on its images."""
+    recipe = make_recipe(name)
+    classes = 1000 if recipe.data.name == "imagenet" else 100
+    return _planned(recipe.model.name, classes, recipe.data.img_size or 32, recipe.recast, tuple(recipe.where))
+
+
+@cache
+def _planned(model: str, classes: int, side: int, config: RecastConfig, where: tuple[str, ...]) -> Plan:
+    with torch.device("meta"):
+        network = timm.create_model(model, num_classes=classes)
+        selected = where[0] if len(where) == 1 else where
+        return recast.plan(network, torch.zeros(1, 3, side, side), config, where=selected)
+
+
+def dates(name: str) -> list[int]:
+    """Of the layers in the network's order."""
+    recipe = make_recipe(name)
+    schedule = Schedule.of(recipe.schedule, planned(name), recipe.epochs)
+    assert schedule is not None
+    return [schedule.dates[layer] for layer in schedule.layers]
+
+
+DEIT = {
+    "augment.auto_augment": "rand-m9-mstd0.5-inc1",
+    "augment.mixup": 0.8,
+    "augment.cutmix": 1.0,
+    "augment.erasing": 0.25,
+    "regularization.label_smoothing": 0.1,
+    "optim.warmup_epochs": 5,
+    "data.batch_size": 1024,
+    "data.img_size": 224,
+    "model.pretrained": False,
+    "model.checkpoint": None,
+}
+
+# T-CNN, section 5: t1, t2 and top-1 of Table 2. SGD with momentum 0.9, batches of 1024, 5 epochs of warm-up.
+TABLE_2 = """
+tcnn_cnn      400   0  79.04
+tcnn_hybrid     0 400  79.95
+tcnn_star_100 100 300  80.44
+tcnn_star_200 200 200  80.28
+tcnn_star_300 300 100  79.28
+"""
+T_CNN_STAR = {name: (int(t1), int(t2), top1) for name, t1, t2, top1 in map(str.split, TABLE_2.strip().splitlines())}
+
+
+@pytest.mark.parametrize("name", T_CNN_STAR)
+def test_t_cnn_star(name: str) -> None:
+    t1, t2, top1 = T_CNN_STAR[name]
+    sgd = {"optim.opt": "sgd", "optim.momentum": 0.9, "model.name": "resnet50", "data.name": "imagenet"}
+    check(name, DEIT | sgd | {"epochs": t1 + t2, "regularization.drop_path": 0.0})
+    assert f"\nExpected: {top1} % top-1\n" in (RECIPES[name].__doc__ or "")
+    recipe = make_recipe(name)
+    if not t2:
+        assert recipe.is_plain
+        return
+    check(name, {"recast.gate": "sigmoid", "recast.alpha": 1.0, "recast.lambda_init": 1.0, "recast.stride": "remove"})
+    assert dates(name) == [t1 + 1] * 3, "the last stage, all at once"
+    # "we keep the same optimizer and learning rate": the gates have no rate of their own
+    assert recipe.optim.gate_lr == recipe.optim.lr
+
+
+# PRS, Table 3: 400 epochs on CIFAR-100, 6 layers of 9 heads, width 768
+TABLE_3 = {"prs_cmhsa3": "79.09", "cmhsa3": "76.72", "cmhsa5": "78.74"}
+
+
+@pytest.mark.parametrize("name", ["prs_cmhsa3", "prs_cmhsa5", "cmhsa3", "cmhsa5"])
+def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
+    check(name, DEIT | {"epochs": 400, "data.name": "cifar100", "data.num_train": None, "data.data_fraction": None})
+    check(name, {"optim.opt": "adamw", "rate": 1e-3, "optim.weight_decay": 0.05, "recast.gate": "bias"})
+    plan = planned(name)
+    assert [(step.geometry.kernel, step.input) for step in plan.steps] == [((3, 3), (768, 14, 14))] * 6
+    # Eq. 7: layer l is a convolution while t <= 400 (1 - l/7)
+    thresholds = [400 * (1 - Fraction(layer, 7)) for layer in range(1, 7)]
+    first = [next(t for t in range(1, 401) if t > threshold) for threshold in thresholds]
+    assert first == [343, 286, 229, 172, 115, 58]
+    assert dates(name) == (first if name.startswith("prs") else [201] * 6)
+    expected = f"{TABLE_3[name]} % top-1" if name in TABLE_3 else "none published"
+    assert f"\nExpected: {expected}\n" in (RECIPES[name].__doc__ or "")
+
+
+def test_c_mhsa_5_with_prs_is_not_the_paper_s() -> None:
+    assert "not in the paper" in (RECIPES["prs_cmhsa5"].__doc__ or "")
+
+
+@pytest.mark.parametrize(("as_conv", "as_attention"), [(300, 0), (250, 50), (150, 150), (50, 250)])
+def test_interpolation(as_conv: int, as_attention: int) -> None:
+    """Section 5.2: a tenth of ImageNet, C-MHSA-3, all layers at once."""
+    name = f"prs_interpolation_{as_conv}_{as_attention}"
+    check(name, DEIT | {"epochs": 300, "data.name": "imagenet", "data.data_fraction": 0.1, "rate": 1e-3})
+    check(name, {"model.name": "cmhsa_vit_3"})
+    if as_attention:
+        assert dates(name) == [as_conv + 1] * 6
+    assert make_recipe(name).is_plain == (not as_attention)
+
+
+SCHEDULED = [name for name in RECIPES if f"{name}_small" in RECIPES]
+
+
+def test_every_experiment_has_three_scales() -> None:
+    assert len(SCHEDULED) == 13
+    during = {name for name in RECIPES if make_recipe(name).schedule.name != "before"}
+    plain = {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in SCALES}
+    assert during | plain == {f"{name}{scale}" for name in SCHEDULED for scale in SCALES}
+
+
+@pytest.mark.parametrize("scale", ["_gpu", "_small"])
+def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str) -> None:
+    for name in SCHEDULED:
+        full, scaled = make_recipe(name), make_recipe(name + scale)
+        assert full.epochs * scaled.schedule.conv_epochs == scaled.epochs * full.schedule.conv_epochs, name
+        for part in ("name", "order"):
+            assert getattr(full.schedule, part) == getattr(scaled.schedule, part), name
+        assert (full.where, full.recast.gate, full.optim.opt) == (scaled.where, scaled.recast.gate, scaled.optim.opt)
+        assert (full.optim.gate_lr is None) == (scaled.optim.gate_lr is None), name
+        assert "scaled: " in (RECIPES[name + scale].__doc__ or ""), name
+        assert scaled.epochs > 2 * scaled.optim.warmup_epochs, name
+        if full.schedule.conv_epochs:  # the rate has peaked before the switch
+            assert scaled.schedule.conv_epochs >= scaled.optim.warmup_epochs, name
+
+
+def test_at_full_size_a_control_arm_is_trained_once() -> None:
+    """Beside PRS for every kernel; the others' is a recipe of its own."""
+    for scale in ("", "_gpu"):
+        trained = {name for name in SCHEDULED if make_recipe(name + scale).control}
+        assert trained == {"prs_cmhsa3", "prs_cmhsa5"}
+
+
+def test_one_gpu_computes_what_the_paper_does_in_parts() -> None:
+    for name in SCHEDULED:
+        full, gpu = make_recipe(name), make_recipe(f"{name}_gpu")
+        assert gpu.data.batch_size == full.data.batch_size, name
+        assert gpu.data.batch_size // gpu.accumulate <= 256, name
+        assert (gpu.amp, gpu.model, gpu.optim, gpu.augment) == ("bf16", full.model, full.optim, full.augment), name
+
+
+def test_small_ones_are_for_a_cpu_and_train_their_control_arm() -> None:
+    for name in SCHEDULED:
+        small = make_recipe(f"{name}_small")
+        assert (small.data.name, small.data.num_train, small.data.img_size) == ("cifar100", 5000, 32), name
+        assert (small.amp, small.data.batch_size, small.device) == ("off", 128, "auto"), name
+        assert small.control == (not small.is_plain), name
+        if small.schedule.name == "progressive":
+            assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5], "seven equal parts, as the paper's"
+
+
+@pytest.mark.parametrize(("name", "gmac", "gmac_recast"), [
+    ("tcnn_star_100", 4.089, 7.331), ("prs_cmhsa3", 11.907, 16.506), ("prs_cmhsa5", 5.732, 16.506),
+])  # fmt: skip
+def test_multiply_adds_that_the_costs_are_counted_from(name: str, gmac: float, gmac_recast: float) -> None:
+    plan = planned(name)
+    assert round(plan.before.macs / 1e9, 3) == gmac
+    assert round(plan.after.macs / 1e9, 3) == gmac_recast
+
+
+def test_cost_of_the_paper_s_t_cnn_star() -> None:
+    """100 epochs of 4.089 and 300 of 7.331 GMACs, 1,281,167 images, three passes of two operations."""
+    operations = 1_281_167 * 6e9 * (100 * 4.089 + 300 * 7.331)
+    assert f"\nCost: {operations / 1e18:.3g} EFLOP" in (RECIPES["tcnn_star_100"].__doc__ or "")
