@@ -5,21 +5,22 @@
 
 Needs $RECAST_DATA/cifar100/{train,test}.zip. The network is `cmhsa_vit_3_tiny` (six blocks, 48 channels) on images of
 24 × 24, so 6 × 6 tokens; 5,000 training images, 14 epochs. All arms start from the same random weights and see the same
-images in the same order: AdamW 3e-3, one epoch of warm-up, one cosine over the whole training, crop and flip, batches of
-50. They differ in when, and as what, the mixers leave the convolution:
+images in the same order: AdamW 3e-3, one epoch of warm-up, one cosine over the whole training, crop and flip, batches
+of 50. They differ in when, and as what, the mixers leave the convolution:
 
     conv               never: the control arm of `prs`
     start              before training, exactly (linear gate): attention from the start
     two-stage          all at once after half of the epochs, exactly
     prs                PRS, last layer first, exactly
-    prs-learned        one at a time, order and moments from the gates' gradients (`recast.training.learned`), exactly
+    prs-learned        PRS's dates, at each the layer whose gates promise most (`recast.training.learned`), exactly
+    learned            order and moments from the gates' gradients, at most one layer an epoch, exactly
     two-stage-cmhsa    as two-stage, with the papers' layer: softmax(QKᵀ/√D + B), M = 20
     prs-cmhsa          as prs, with the papers' layer
     prs-paper          as prs, with the soft start of T-CNN: sigmoid gate, α = λ = 1
 
 schedules.csv: arm, seed, metric, value. schedules_curves.csv: one row per epoch of every run.
-schedules_differences.csv: paired over seeds, with 95 % intervals (Student's t). Accuracy there is that of all 10,000 test
-images, the curves' that of 500. A run that is finished is left alone, one that was cut off goes on.
+schedules_differences.csv: paired over seeds, with 95 % intervals (Student's t). Accuracy there is that of all 10,000
+test images, the curves' that of 500. A run that is finished is left alone, one that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 CMHSA, PAPER = RecastConfig(gate="bias"), RecastConfig(gate="sigmoid")
 CONV = "conv"
 PAIRS = (
-    ("prs", "two-stage"), ("prs-cmhsa", "two-stage-cmhsa"), ("prs-learned", "prs"), ("prs-learned", "two-stage"),
+    ("prs", "two-stage"), ("prs-cmhsa", "two-stage-cmhsa"), ("prs-learned", "prs"), ("prs-learned", "two-stage"), ("learned", "prs"), ("learned", CONV),
     ("prs-paper", "prs"), ("prs-cmhsa", "prs"), ("prs", "start"), ("two-stage", "start"), ("prs", CONV),
     ("two-stage", CONV), ("start", CONV), ("prs-learned", CONV), ("prs-cmhsa", CONV), ("prs-paper", CONV),
 )  # fmt: skip
@@ -92,9 +93,10 @@ def arms(options: argparse.Namespace, seed: int) -> dict[str, Recipe]:
         "two-stage": replace(recipe, schedule=half),
         "prs-cmhsa": replace(recipe, schedule=progressive, recast=CMHSA),
         "two-stage-cmhsa": replace(recipe, schedule=half, recast=CMHSA),
-        "prs-learned": replace(recipe, schedule=ScheduleConfig("learned")),
+        "learned": replace(recipe, schedule=ScheduleConfig("learned")),
         "start": replace(recipe, schedule=ScheduleConfig("at_once")),
         "prs-paper": replace(recipe, schedule=progressive, recast=PAPER),
+        "prs-learned": replace(recipe, schedule=replace(progressive, order="learned")),
     }
 
 

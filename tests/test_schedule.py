@@ -93,6 +93,15 @@ def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
         later.decided("blocks.1.mixer", 5)
 
 
+def test_slots_wait_for_their_layers() -> None:
+    schedule = Schedule.progressive(blocks(3), 4, "learned")
+    assert (schedule.dates, schedule.slots, schedule.is_learned) == ({}, (2, 3, 4), True)
+    assert "(the gates decide)" in str(schedule)
+    schedule = schedule.decided("blocks.0.mixer", 2)
+    assert (schedule.due(2), schedule.slots) == (("blocks.0.mixer",), (3, 4))
+    assert Schedule.from_dict(schedule.to_dict()) == schedule
+
+
 def test_a_schedule_survives_its_dictionary() -> None:
     schedule = Schedule.learned(blocks(2)).decided("blocks.1.mixer", 4)
     assert Schedule.from_dict(schedule.to_dict()) == schedule
@@ -145,7 +154,7 @@ def test_schedules_of_recipes() -> None:
     [
         (ScheduleConfig("at_once", conv_epochs=10), "no epoch of attention is left"),
         (ScheduleConfig("listed", dates=["11:*"]), "after the last epoch, 10"),
-        (ScheduleConfig("progressive", order="middle"), "order must be last_first or first_first"),  # type: ignore[arg-type]
+        (ScheduleConfig("progressive", order="middle"), "order must be one of last_first, first_first, learned"),  # type: ignore[arg-type]
     ],
 )
 def test_recipes_whose_dates_lie_outside(config: ScheduleConfig, message: str) -> None:

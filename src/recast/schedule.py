@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from recast.config import ScheduleConfig
 from recast.errors import RecastError, suggest
 from recast.steps import Plan
 
-Order = Literal["last_first", "first_first"]
+Order = Literal["last_first", "first_first", "learned"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Schedule:
     """The plan's steps, in the network's order."""
     dates: Mapping[str, int] = field(default_factory=dict)
     """Layer → first epoch as attention, from 1. A layer without a date stays a convolution (so far)."""
+    slots: tuple[int, ...] = ()
+    """Dates that have no layer yet, ascending: training decides which (`order="learned"`)."""
 
     @classmethod
     def at_once(cls, plan: Plan, epoch: int) -> Schedule:
@@ -45,16 +47,21 @@ class Schedule:
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date
-        depends on rounding. `order="first_first"` begins with the first layer instead.
+        depends on rounding. `order="first_first"` begins with the first layer instead; with "learned" training decides
+        at each of these dates which layer it is (`decided`).
         """
-        if order not in ("last_first", "first_first"):
-            raise RecastError(f"order must be last_first or first_first, got {order!r}")
+        if order not in get_args(Order):
+            raise RecastError(f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
         if epochs < 1:
             raise RecastError(f"a progressive schedule needs at least one epoch, got {epochs}")
         layers = _layers(plan)
         last = len(layers) + 1
-        numbered = enumerate(layers if order == "last_first" else layers[::-1], start=1)
-        return cls("progressive", layers, {layer: epochs * (last - number) // last + 1 for number, layer in numbered})
+        dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
+        if order == "learned":
+            return cls("progressive", layers, slots=tuple(sorted(dates)))
+        return cls(
+            "progressive", layers, dict(zip(layers if order == "last_first" else layers[::-1], dates, strict=True))
+        )
 
     @classmethod
     def listed(cls, plan: Plan, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
@@ -112,10 +119,18 @@ class Schedule:
         return tuple(layer for layer in self.layers if self.dates.get(layer) == epoch)
 
     def decided(self, layer: str, epoch: int) -> Schedule:
-        """The same schedule with one more date."""
+        """The same schedule with one more date; it takes a slot of that epoch where there is one."""
         if layer not in self.layers or layer in self.dates:
             raise RecastError(f"{layer} is no step that waits for a date: {', '.join(self.waiting()) or 'none waits'}")
-        return replace(self, dates={**self.dates, layer: epoch})
+        slots = list(self.slots)
+        if epoch in slots:
+            slots.remove(epoch)
+        return replace(self, dates={**self.dates, layer: epoch}, slots=tuple(slots))
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether training has something to decide."""
+        return self.name == "learned" or bool(self.slots)
 
     def waiting(self) -> tuple[str, ...]:
         """Layers without a date."""
@@ -123,12 +138,12 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""
-        return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates)}
+        return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates), "slots": list(self.slots)}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Schedule:
         """The inverse of `to_dict`."""
-        return cls(found["name"], tuple(found["layers"]), dict(found["dates"]))
+        return cls(found["name"], tuple(found["layers"]), dict(found["dates"]), tuple(found["slots"]))
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""
@@ -139,7 +154,10 @@ class Schedule:
             f"  {layer:<{width}}  attention from epoch {date}" + (" (the start)" if date == 1 else "")
             for layer, date in sorted(self.dates.items(), key=lambda item: item[1])
         ]
-        lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
+        if self.slots:
+            lines += [f"  {'(the gates decide)':<{width}}  attention from epoch {date}" for date in self.slots]
+        else:
+            lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
         return "\n".join([f"schedule: {self.name}", *lines])
 
 

@@ -15,7 +15,7 @@ from small import digits_recipe, small_parent, small_recipe
 from test_resume import assert_same, without_seconds
 from torch import nn
 
-from recast import CMHSA, GPSA, Plan, RecastConfig, load, recast_
+from recast import CMHSA, GPSA, Plan, RecastConfig, Schedule, load, recast_
 from recast.config import DistillConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.data import Data
 from recast.errors import RecastError
@@ -176,10 +176,23 @@ def test_gate_slopes_are_the_gradients_of_the_recast_network() -> None:
 def test_what_a_layer_promises() -> None:
     one, other = torch.tensor([0.3, -0.2, 0.5]), torch.tensor([0.1, -0.4, -0.5])
     assert learned.agreement(one, other) == pytest.approx(0.3)
-    promised, cost = {"cheap": 0.2, "dear": 0.3, "small": 0.01}, {"cheap": 10, "dear": 100, "small": 1}
-    assert learned.choose(promised, 0.1, cost) == "cheap"
-    assert learned.choose(promised, 0.25, cost) == "dear"
-    assert learned.choose(promised, 0.4, cost) is None
+    promised, cost = {"small": 0.01, "dear": 0.3, "cheap": 0.2}, {"cheap": 10, "dear": 100, "small": 1}
+    assert learned.ranked(promised, cost) == ["cheap", "small", "dear"]
+
+
+def test_an_order_is_learned_at_the_dates_of_prs(data: Data, tmp_path: Path) -> None:
+    parent = small_parent()
+    recipe = scheduled(schedule=ScheduleConfig("progressive", order="learned", probe_images=16), epochs=2)
+    todo = planned(parent)
+    assert Schedule.progressive(todo, 2, "learned").slots == (1, 2)
+    fit(parent, data, recipe, tmp_path, progress=False, plan=todo)
+    found = schedule_of(tmp_path)
+    assert (sorted(found["dates"].values()), found["slots"]) == ([1, 2], [])
+    first, second = found["probes"]
+    cost = learned.added_macs(todo)
+    assert (first["epoch"], first["train_loss"], second["epoch"]) == (0, None, 1)
+    assert found["dates"][learned.ranked(first["promised"], cost)[0]] == 1
+    assert list(second["promised"]) == [second["chosen"]]
 
 
 def test_a_state_of_before_the_switch_holds_the_convolution(ctrl_c: CtrlC, data: Data, tmp_path: Path) -> None:
@@ -216,6 +229,7 @@ def test_plan_and_schedule_need_each_other(data: Data, tmp_path: Path) -> None:
         ({"schedule": ScheduleConfig("progressive", conv_epochs=3)}, "conv_epochs belongs to schedule=at_once"),
         ({"schedule": ScheduleConfig("before", dates=["1:*"])}, "dates belongs to schedule=listed"),
         ({"schedule": ScheduleConfig("listed")}, r"needs schedule\.dates"),
+        ({"schedule": ScheduleConfig("learned", order="first_first")}, "order belongs to schedule=progressive"),
         ({"schedule": ScheduleConfig("learned"), "recast": RecastConfig(stride="remove")}, "got stride=remove"),
         ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts nothing"),
         ({"schedule": PROGRESSIVE, "recalibrate_bn": 8}, "recalibrate_bn prepares a network"),

@@ -16,10 +16,11 @@ class ScheduleConfig:
     promise more than the convolutions gain."""
     conv_epochs: int = 0
     """at_once: epochs trained as convolutions; 0: attention from the start, with the whole learning-rate schedule."""
-    order: Literal["last_first", "first_first"] = "last_first"
-    """progressive: which layer is the first to become attention; PRS begins with the last."""
+    order: Literal["last_first", "first_first", "learned"] = "last_first"
+    """progressive: which layer is the first to become attention; PRS begins with the last. learned: at every date the
+    one whose gates promise most."""
     dates: list[str] = field(default_factory=list)
     """listed: EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on,
     counted from 1."""
     probe_images: int = 256
-    """learned: training images that the gates' gradients are measured on after every epoch."""
+    """learned: training images that the gates' gradients are measured on."""

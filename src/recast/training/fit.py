@@ -40,7 +40,7 @@ from recast.training.distributed import (
     wrapped_again,
 )
 from recast.training.inputs import Inputs
-from recast.training.learned import decide, probe_halves
+from recast.training.learned import decide, probe_halves, to_be_decided
 from recast.training.metrics import MetricsLog, gates_and_spans, measure
 from recast.training.objective import Objectives
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
@@ -248,11 +248,11 @@ class _Fit:
             evaluated, self.data, config.batch_size, self.device, config.workers, config.bad_image, self.stop, left_out
         )
 
-    def _decide(self, train_loss: float) -> None:
+    def _decide(self, train_loss: float | None) -> None:
         """Let a learned schedule look at the epoch that is over."""
         state, epoch, recipe = self.state, self.state.position.epoch, self.recipe
         switches = state.switches
-        if switches is None or switches.schedule.name != "learned" or not 0 < epoch < recipe.epochs:
+        if switches is None or not to_be_decided(switches.schedule, epoch, recipe.epochs):
             return
         rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(epoch * self.batches)
         state.switches = on_first(
@@ -302,8 +302,7 @@ class _Fit:
         if is_first():
             self.log.append(row)
             track(self.trackers, row)
-        if trained:
-            self._decide(position.loss_sum / self.batches)
+        self._decide(position.loss_sum / self.batches if trained else None)
         self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
         self._save()

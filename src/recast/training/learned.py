@@ -1,6 +1,6 @@
-"""The learned schedule: a layer becomes attention when its gates promise more than the convolutions gain.
+"""Learned schedules: a layer becomes attention when its gates promise more than the convolutions gain.
 
-After every epoch e that is not the last, each layer i that is still a convolution is recast on a copy, exactly (linear
+After an epoch e that is not the last, each layer i that is still a convolution is recast on a copy, exactly (linear
 gate, γ = s = 0), so that the copy computes what the network does, and the loss L on a few training images is
 differentiated with respect to its gates g = (γ, s), a gate of each kind for every head:
 
@@ -10,8 +10,10 @@ differentiated with respect to its gates g = (γ, s), a gate of each kind for ev
 r = min(1, gates' rate × updates of an epoch) is how far a gate can move in an epoch, at most from the convolution to
 its whole content or Gaussian map: `promised` is the first-order fall of the loss in one epoch of open gates. What two
 halves of the images do not agree on is noise and does not count. Of the layers that promise more than the last epoch
-delivered, the one that promises most per added multiply-add becomes attention in the next epoch. This rule is this
-library's own; PRS leaves a learned schedule to the future (Lee et al. 2022, Sec. 7).
+delivered, the one that promises most per added multiply-add becomes attention in the next epoch. With the dates of PRS
+and a learned order (`Schedule.progressive(order="learned")`) the one that promises most per added multiply-add becomes
+attention at each date, whatever was delivered. These rules are this library's own; PRS leaves a learned schedule to the
+future (Lee et al. 2022, Sec. 7).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from recast.config import RecastConfig, Recipe
 from recast.data import Data, loader
 from recast.errors import RecastError
+from recast.schedule import Schedule
 from recast.shapes import in_eval
 from recast.steps import Plan
 from recast.surgery import gpsa_layers, recast_
@@ -40,25 +43,36 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 
 
+def to_be_decided(schedule: Schedule, epoch: int, epochs: int) -> bool:
+    """Whether there is something to measure after `epoch` of `epochs`."""
+    if not schedule.waiting() or epoch >= epochs:
+        return False
+    return epoch > 0 if schedule.name == "learned" else epoch + 1 in schedule.slots
+
+
 def decide(
-    switches: Switches, network: nn.Module, halves: Sequence[Sequence[Batch]], loss: Loss, train_loss: float,
+    switches: Switches, network: nn.Module, halves: Sequence[Sequence[Batch]], loss: Loss, train_loss: float | None,
     epoch: int, reach: float,
 ) -> Switches:  # fmt: skip
-    """The same switches with the measurement after `epoch`, and the date that follows from it.
+    """The same switches with the measurement after `epoch`, and the dates that follow from it.
 
     network: the network as it is; only read. halves: two lists of (normalised images, labels). loss: mean over a batch.
-    reach: r, how far a gate can move in an epoch.
+    train_loss: of this epoch, None before the first. reach: r, how far a gate can move in an epoch.
     """
-    waiting = switches.schedule.waiting()
-    if not waiting:
-        return switches
-    known = [probe.train_loss for probe in switches.probes[-1:]]
-    delivered = known[0] - train_loss if known else None
+    schedule, waiting = switches.schedule, switches.schedule.waiting()
     slopes = [gate_slopes(network, switches.plan, waiting, half, loss) for half in halves]
     promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
-    chosen = None if delivered is None else choose(promised, delivered, added_macs(switches.plan))
-    schedule = switches.schedule if chosen is None else switches.schedule.decided(chosen, epoch + 1)
-    probe = Probe(epoch, train_loss, delivered, promised, chosen)
+    before = next((probe.train_loss for probe in switches.probes if probe.epoch == epoch - 1), None)
+    delivered = None if before is None or train_loss is None else before - train_loss
+    cost, open_slots = added_macs(switches.plan), schedule.slots.count(epoch + 1)
+    if open_slots:
+        chosen = ranked(promised, cost)[:open_slots]
+    else:
+        better = {} if delivered is None else {k: value for k, value in promised.items() if value > delivered}
+        chosen = ranked(better, cost)[:1]
+    for layer in chosen:
+        schedule = schedule.decided(layer, epoch + 1)
+    probe = Probe(epoch, train_loss, delivered, promised, ", ".join(chosen) or None)
     return replace(switches, schedule=schedule, probes=[*switches.probes, probe])
 
 
@@ -72,10 +86,9 @@ def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[
     return [list(zip(images.split(PART), labels.split(PART), strict=True)) for images, labels in halves]
 
 
-def choose(promised: dict[str, float], delivered: float, cost: dict[str, int]) -> str | None:
-    """The layer that promises most per added multiply-add among those that promise more than was delivered."""
-    better = [layer for layer, value in promised.items() if value > delivered]
-    return max(better, key=lambda layer: promised[layer] / max(1, cost[layer])) if better else None
+def ranked(promised: dict[str, float], cost: dict[str, int]) -> list[str]:
+    """The layers, those first that promise most per added multiply-add."""
+    return sorted(promised, key=lambda layer: promised[layer] / max(1, cost[layer]), reverse=True)
 
 
 def agreement(one: Tensor, other: Tensor) -> float:

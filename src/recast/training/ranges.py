@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from recast.config import Recipe
+from recast.config import Recipe, ScheduleConfig
 from recast.errors import RecastError
 from recast.schedule import parse_dates
 from recast.training.distributed import process_count
@@ -83,13 +83,15 @@ def check_schedule(recipe: Recipe) -> None:
             raise RecastError(
                 f"schedule.{field} belongs to schedule={belongs}, got schedule={config.name}: leave it out"
             )
+    if config.order != ScheduleConfig().order and config.name != "progressive":
+        raise RecastError(f"schedule.order belongs to schedule=progressive, got schedule={config.name}: leave it out")
     if config.name == "listed":
         parse_dates(config.dates)
     if config.name == "before":
         return
-    if config.name == "learned" and recipe.recast.stride != "keep":
+    if "learned" in (config.name, config.order) and recipe.recast.stride != "keep":
         raise RecastError(
-            f"schedule=learned measures gates where the function is exact, got stride={recipe.recast.stride}: take keep"
+            f"a learned schedule measures gates where the recast is exact, got stride={recipe.recast.stride}: take keep"
         )
     if recipe.is_plain:
         raise RecastError(f"where none recasts nothing, so schedule={config.name} has no layers: leave one of them out")

@@ -39,16 +39,16 @@ class Switch:
 
 @dataclass
 class Probe:
-    """What the learned schedule measured after an epoch (`recast.training.learned`)."""
+    """What a learned schedule measured after an epoch (`recast.training.learned`)."""
 
     epoch: int
-    train_loss: float
+    train_loss: float | None
     delivered: float | None
-    """By how much the training loss fell in this epoch; None in the first."""
+    """By how much the training loss fell in this epoch; None where the one before was not measured."""
     promised: dict[str, float]
     """Layer that is a convolution → fall of the loss that its gates promise for an epoch."""
     chosen: str | None
-    """The layer that becomes attention next."""
+    """The layer that becomes attention next, or several, with commas."""
 
 
 @dataclass
