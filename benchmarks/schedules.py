@@ -14,8 +14,9 @@ of 50. They differ in when, and as what, the mixers leave the convolution:
     prs                PRS, last layer first, exactly
     prs-learned        PRS's dates, at each the layer whose gates promise most (`recast.training.learned`), exactly
     learned            order and moments from the gates' gradients, at most one layer an epoch, exactly
-    two-stage-cmhsa    as two-stage, with the papers' layer: softmax(QKᵀ/√D + B), M = 20
+    two-stage-cmhsa    as two-stage, with the papers' layer: softmax(QKᵀ/√D + B), M = 10
     prs-cmhsa          as prs, with the papers' layer
+    two-stage-cmhsa-20, prs-cmhsa-20    the same with M = 20, where the layer is exact to 5e-7 and hardly learns
     prs-paper          as prs, with the soft start of T-CNN: sigmoid gate, α = λ = 1
 
 schedules.csv: arm, seed, metric, value. schedules_curves.csv: one row per epoch of every run.
@@ -56,12 +57,14 @@ from recast.models.build import build
 from recast.training.run import train
 
 RESULTS = Path(__file__).parents[1] / "results"
-CMHSA, PAPER = RecastConfig(gate="bias"), RecastConfig(gate="sigmoid")
+CMHSA, CMHSA_20 = RecastConfig(gate="bias", bias_init=10.0), RecastConfig(gate="bias")
+PAPER = RecastConfig(gate="sigmoid")
 CONV = "conv"
 PAIRS = (
-    ("prs", "two-stage"), ("prs-cmhsa", "two-stage-cmhsa"), ("prs-learned", "prs"), ("prs-learned", "two-stage"), ("learned", "prs"), ("learned", CONV),
-    ("prs-paper", "prs"), ("prs-cmhsa", "prs"), ("prs", "start"), ("two-stage", "start"), ("prs", CONV),
-    ("two-stage", CONV), ("start", CONV), ("prs-learned", CONV), ("prs-cmhsa", CONV), ("prs-paper", CONV),
+    ("prs", "two-stage"), ("prs-cmhsa", "two-stage-cmhsa"), ("prs-learned", "prs"), ("prs-learned", "two-stage"),
+    ("learned", "prs"), ("prs-paper", "prs"), ("prs-cmhsa", "prs"), ("prs", "start"), ("two-stage", "start"),
+    ("prs", CONV), ("two-stage", CONV), ("start", CONV), ("prs-learned", CONV), ("learned", CONV),
+    ("prs-cmhsa", CONV), ("two-stage-cmhsa", CONV), ("prs-cmhsa-20", CONV), ("prs-paper", CONV),
 )  # fmt: skip
 
 
@@ -91,12 +94,14 @@ def arms(options: argparse.Namespace, seed: int) -> dict[str, Recipe]:
     return {
         "prs": replace(recipe, schedule=progressive, control=True),
         "two-stage": replace(recipe, schedule=half),
+        "start": replace(recipe, schedule=ScheduleConfig("at_once")),
         "prs-cmhsa": replace(recipe, schedule=progressive, recast=CMHSA),
         "two-stage-cmhsa": replace(recipe, schedule=half, recast=CMHSA),
-        "learned": replace(recipe, schedule=ScheduleConfig("learned")),
-        "start": replace(recipe, schedule=ScheduleConfig("at_once")),
-        "prs-paper": replace(recipe, schedule=progressive, recast=PAPER),
         "prs-learned": replace(recipe, schedule=replace(progressive, order="learned")),
+        "prs-paper": replace(recipe, schedule=progressive, recast=PAPER),
+        "learned": replace(recipe, schedule=ScheduleConfig("learned")),
+        "prs-cmhsa-20": replace(recipe, schedule=progressive, recast=CMHSA_20),
+        "two-stage-cmhsa-20": replace(recipe, schedule=half, recast=CMHSA_20),
     }
 
 
