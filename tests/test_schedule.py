@@ -149,17 +149,9 @@ def test_schedules_of_recipes() -> None:
     assert learned.dates == {}
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (ScheduleConfig("at_once", conv_epochs=10), "no epoch of attention is left"),
-        (ScheduleConfig("listed", dates=["11:*"]), "after the last epoch, 10"),
-        (ScheduleConfig("progressive", order="middle"), "order must be one of last_first, first_first, learned"),  # type: ignore[arg-type]
-    ],
-)
-def test_recipes_whose_dates_lie_outside(config: ScheduleConfig, message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        Schedule.of(config, blocks(2), 10)
+def test_an_order_that_is_none() -> None:
+    with pytest.raises(RecastError, match="order must be one of last_first, first_first, learned"):
+        Schedule.progressive(blocks(2), 10, "middle")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x"])

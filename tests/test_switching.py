@@ -14,10 +14,13 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
+from torch.optim.swa_utils import AveragedModel
 
-from recast import GPSA, Plan, RecastConfig, RecastError, param_groups, plan, recast_during_training_
+from recast import GPSA, Plan, RecastConfig, RecastError, param_groups, plan, recast_, recast_during_training_
+from recast.models.pixel_conv import PixelConv2d
 from recast.switching import moved_parameters
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -320,6 +323,7 @@ def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
     recast_during_training_(model, optimizer, planned)
     pairs = moved_parameters(conv, model[0])
     assert [pair.old.shape != pair.new.shape for pair in pairs] == [True, False]
+    assert pairs[0].relaid is not None
     assert torch.equal(optimizer.state[pairs[0].new]["momentum_buffer"], pairs[0].relaid(momentum))
 
 
@@ -350,3 +354,144 @@ def test_mistakes_change_nothing() -> None:
     recast_during_training_(model, optimizer, planned, ["stem"])
     with pytest.raises(RecastError, match="already recast"):
         recast_during_training_(model, optimizer, planned, ["stem"])
+
+
+def test_a_convolution_of_pixels_goes_on_at_its_pace() -> None:
+    """Most of W_out over tokens are zeros that the kernel had not: their first updates are no larger than the rate."""
+    torch.manual_seed(0)
+    conv = PixelConv2d(16, 16, 3, 4)
+    model = nn.Sequential(conv)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model(torch.randn(8, 16, 4, 4, generator=generator)) - 1).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(300):
+        step()
+    planned = plan(model, torch.zeros(1, 16, 4, 4), RecastConfig(gate="bias"), where=["0"])
+    recast_during_training_(model, optimizer, planned)
+    weight: Any = model[0].weight
+    moment = optimizer.state[weight]["exp_avg"]
+    assert torch.equal(moment != 0, weight != 0)
+    assert int(optimizer.state[weight]["step"]) == 300
+    before = weight.detach().clone()
+    step()
+    moved = (weight.detach() - before).abs()[before == 0]
+    assert 0 < float(moved.max()) < 1.1e-3
+
+
+def test_an_optimiser_inside_another_keeps_its_moments() -> None:
+    child = network()
+    optimizer = timm.optim.create_optimizer_v2(param_groups(child, 1e-2), "lookahead_adamw")
+    train(child, optimizer, range(7))
+    recast_during_training_(child, optimizer, every(child))
+    inner: Any = optimizer
+    assert isinstance(child.stem, GPSA)
+    assert int(inner._base_optimizer.state[child.stem.weight]["step"]) == 7
+    train(child, optimizer, range(7, 15))
+    optimizer.state_dict()
+
+
+def test_factored_moments_of_another_layout_start_anew() -> None:
+    conv = nn.ConvTranspose2d(32, 32, 2, stride=2)  # rows and columns have the same shapes in both layouts
+    model = nn.Sequential(conv)
+    optimizer = timm.optim.create_optimizer_v2(model.parameters(), "adafactor", lr=1e-2)
+    model(torch.randn(2, 32, 4, 4)).square().mean().backward()
+    optimizer.step()
+    recast_during_training_(model, optimizer, plan(model, torch.zeros(1, 32, 4, 4), where=["0"]))
+    assert model[0].weight not in optimizer.state
+    assert model[0].bias in optimizer.state
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gates_of_a_layer_decay_with_it(frozen: bool) -> None:
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        return param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5)
+
+    model = timm.create_model("test_resnet")
+    todo = plan(model, torch.zeros(1, 3, 64, 64))
+    for step in todo.steps:
+        model.get_submodule(step.name).requires_grad_(not frozen)
+    optimizer = torch.optim.AdamW(groups(model))
+    recast_during_training_(model, optimizer, todo, gate_lr=0.1)
+    assert places(optimizer.param_groups, model) == places(groups(model), model)
+
+
+def places(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, tuple[str, float]]:
+    """Parameter → the name of its group and its rate."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)]: (group["name"], pytest.approx(group["lr"])) for group in groups for p in group["params"]}
+
+
+def test_room_is_made_in_the_layer_of_a_kernel_that_is_computed() -> None:
+    model = timm.create_model("test_resnet")
+    name = next(step.name for step in plan(model, torch.zeros(1, 3, 64, 64)).steps)
+    parametrizations.weight_norm(model.get_submodule(name))
+    todo = plan(model, torch.zeros(1, 3, 64, 64), where=[name])
+    before = {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5, plan=todo)}
+    recast_(model, todo)
+    assert {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5)} <= before
+
+
+def test_an_optimiser_that_trains_a_part_of_the_layer_is_refused() -> None:
+    for names in (["stem.weight"], ["head.weight", "head.bias"]):
+        model = network()
+        optimizer = torch.optim.SGD([dict(model.named_parameters())[name] for name in names], 0.1)
+        with pytest.raises(RecastError, match=r"does not train stem\.(weight|bias)"):
+            recast_during_training_(model, optimizer, every(model), ["stem"])
+        assert isinstance(model.stem, nn.Conv2d)
+    model = network()
+    with pytest.raises(RecastError, match="LBFGS takes one group"):
+        recast_during_training_(model, torch.optim.LBFGS(model.parameters()), every(model))
+    assert isinstance(model.stem, nn.Conv2d)
+
+
+def test_groups_that_know_names_learn_the_new_ones() -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.named_parameters(), 1e-2)
+    train(model, optimizer, range(2))
+    recast_during_training_(model, optimizer, every(model))
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        assert [names[id(p)] for p in group["params"]] == group["param_names"]
+    train(model, optimizer, range(2, 4))
+
+
+def test_averages_are_looked_at_before_anything_changes() -> None:
+    model = network()
+    optimizer, todo = torch.optim.SGD(model.parameters(), 0.1), every(model)
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.stem.weight[0, 0, 0, 0] = torch.nan
+    with pytest.raises(RecastError, match="NaN"):
+        recast_during_training_(model, optimizer, todo, averages=[broken])
+    assert isinstance(model.stem, nn.Conv2d)
+    average = AveragedModel(model)
+    recast_during_training_(model, optimizer, todo, averages=[average])
+    assert isinstance(average.module.stem, GPSA)
+    average.update_parameters(model)
+
+
+def test_nothing_due_changes_nothing() -> None:
+    model = timm.create_model("test_resnet")
+    todo = plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove"))
+    optimizer, images = torch.optim.SGD(model.parameters(), 0.1), torch.randn(1, 3, 64, 64)
+    shape = model.forward_features(images).shape
+    assert recast_during_training_(model, optimizer, todo, ()) is model
+    assert recast_(model, todo, steps=[]) is model
+    assert model.forward_features(images).shape == shape
+    assert not hasattr(model, "recast_plan")
+
+
+def test_gradients_that_are_there_move_too() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    images, labels = batch(0)
+    nn.functional.cross_entropy(model(images), labels).backward()
+    assert model.stem.weight.grad is not None
+    gradient = model.stem.weight.grad.clone()
+    recast_during_training_(model, optimizer, every(model), ["stem"])
+    assert torch.equal(model.stem.weight.grad, gradient)

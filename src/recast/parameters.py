@@ -58,7 +58,7 @@ def param_groups(
     if plan is not None:
         for step in plan.steps:
             for kind in ("decay", "no_decay", *GATES_OF[plan.config.gate]):
-                members.setdefault((kind, layers.get(f"{step.name}.weight", last)), [])
+                members.setdefault((kind, layer_of(step.name, layers, last)), [])
     rates = {
         "decay": lr,
         "no_decay": lr,
@@ -74,6 +74,11 @@ def param_groups(
         }
         for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]
+
+
+def layer_of(module: str, layers: dict[str, int], default: int) -> int:
+    """Number of the layer that the parameters of a module are in."""
+    return next((number for name, number in layers.items() if name.startswith(f"{module}.")), default)
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:

@@ -92,27 +92,16 @@ class Schedule:
 
     @classmethod
     def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
-        """The schedule that a recipe describes; None where layers are recast before training.
-
-        Raises RecastError for a date outside of the training.
-        """
+        """The schedule that a recipe describes; None where layers are recast before training."""
         if config.name == "before":
             return None
         if config.name == "at_once":
-            if config.conv_epochs >= epochs > 0:
-                raise RecastError(
-                    f"schedule.conv_epochs is {config.conv_epochs} of {epochs} epochs: no epoch of attention is left; "
-                    "take fewer, or where none for the convolutional network alone"
-                )
             return cls.at_once(plan, config.conv_epochs + 1)
         if config.name == "progressive":
             return cls.progressive(plan, epochs, config.order)
         if config.name == "learned":
             return cls.learned(plan)
-        schedule = cls.listed(plan, parse_dates(config.dates))
-        if late := [f"{layer} ({date})" for layer, date in schedule.dates.items() if date > epochs]:
-            raise RecastError(f"schedule.dates lie after the last epoch, {epochs}: {', '.join(late)}")
-        return schedule
+        return cls.listed(plan, parse_dates(config.dates))
 
     def due(self, epoch: int) -> tuple[str, ...]:
         """Layers that become attention before `epoch` (from 1) begins, in the network's order."""

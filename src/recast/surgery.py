@@ -46,12 +46,11 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer is already
     recast, or weights are not finite.
     """
+    if steps is not None and not steps:
+        return model
     chosen = plan if steps is None else plan.only(list(steps))
     done = getattr(model, "recast_plan", None)
-    if isinstance(done, Plan):
-        _check_continues(done, plan, chosen)
-    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
-    layers = {step.name: _layer(modules[step.name], plan, step, continued=done is not None) for step in chosen.steps}
+    modules, layers = check_recast(model, plan, chosen)
 
     waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
     if done is None:
@@ -67,6 +66,19 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             replace_module_(model, norm, what_remains(norm))
     model.recast_plan = _applied(plan, chosen, done)  # type: ignore[assignment]
     return model
+
+
+def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """The convolutions of the `chosen` steps of `plan` and the layers that they become; `model` is only read.
+
+    Raises `RecastError` for whatever `recast_` would refuse.
+    """
+    done = getattr(model, "recast_plan", None)
+    if isinstance(done, Plan):
+        _check_continues(done, plan, chosen)
+    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
+    layers = {step.name: _layer(modules[step.name], plan, step, continued=done is not None) for step in chosen.steps}
+    return modules, layers
 
 
 def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
@@ -85,7 +97,7 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
-    """What a replay needs: the steps taken so far, and the new geometry of those that wait as edits."""
+    """What a replay needs: the steps taken so far, and the new geometry of those that wait as edits; their costs."""
     steps = chosen.steps if done is None else done.steps + chosen.steps
     taken = {step.name for step in steps}
     waiting = tuple(
@@ -93,7 +105,8 @@ def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
         for step in plan.steps
         if step.name not in taken and step.geometry != step.parent_geometry
     )
-    return replace(plan, steps=steps, edits=plan.edits + waiting)
+    after = sum((step.before - step.after for step in plan.steps if step.name not in taken), plan.after)
+    return replace(plan, steps=steps, edits=plan.edits + waiting, after=after)
 
 
 def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:

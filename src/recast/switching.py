@@ -17,23 +17,25 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
 from recast.geometry import flip_transpose
-from recast.parameters import LINEAR_GATE_LR_RATIO, parameter_kinds
+from recast.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.steps import Plan
-from recast.surgery import recast_
+from recast.surgery import check_recast, recast_
 
 PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
 
 
 class Moved(NamedTuple):
-    """A parameter of a convolution and the one that it became; `relaid` re-indexes any tensor of its shape."""
+    """A parameter of a convolution and the one that it became."""
 
     old: nn.Parameter
     new: nn.Parameter
-    relaid: Callable[[Tensor], Tensor]
+    relaid: Callable[[Tensor], Tensor] | None
+    """Lays out any tensor of the old one's shape as the new one is; None: they are laid out alike."""
 
 
 class Group(NamedTuple):
@@ -64,22 +66,30 @@ def recast_during_training_(
 
     gate_lr: peak rate of the gates. None: 10 × the kernel's for γ and s; the kernel's own for the sigmoid's λ, as in
     T-CNN*, "the same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
-    averages: running averages of the weights (the `.module` of timm's ModelEmaV3, torch's AveragedModel): recast too,
-    with the average's own kernels; new parameters start from the model's.
+    averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel): recast too, with the
+    average's own kernels; new parameters start from the model's.
 
     A model compiled by torch.compile is recast inside and compiled anew at its next call. DistributedDataParallel is
     bound to the parameters that it was given: pass its `.module`, and wrap that again (`fit` does).
 
-    Raises RecastError as `recast_` does, before any change, and for a wrapped or sharded model. Warns where a kernel is
-    computed (weight standardisation, weight norm) and its moments cannot become W_out's: keep_parametrization keeps
-    them.
+    Raises RecastError as `recast_` does, before any change, and for a wrapped or sharded model, or an optimiser that
+    trains only a part of the layer. Warns where a kernel is computed (weight standardisation, weight norm) and its
+    moments cannot become W_out's: keep_parametrization keeps them. Where W_out has another layout (transposed
+    convolutions, convolutions of pixels), factored moments (Adafactor) start anew.
     """
     network, copies = _checked(model), [_checked(average) for average in averages]
-    names = [step.name for step in (plan if steps is None else plan.only(list(steps))).steps]
+    optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
+    chosen = plan if steps is None else plan.only(list(steps))
+    names = [step.name for step in chosen.steps]
+    if not names:
+        return model
     if "" in names:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
+    for each in (network, *copies):
+        check_recast(each, plan, chosen)
     convolutions = {name: module for name, module in network.named_modules() if name in names}
-    homes = {name: _home(optimizer, conv) for name, conv in convolutions.items()}
+    homes = {name: _home(optimizer, network, name, conv) for name, conv in convolutions.items()}
+
     recast_(network, plan, steps=names)
     layers = {name: network.get_submodule(name) for name in names}
     moved = {name: moved_parameters(convolutions[name], layer) for name, layer in layers.items()}
@@ -87,9 +97,10 @@ def recast_during_training_(
         _hand_over_(optimizer, moved[name])
         _forget_(optimizer, name, convolutions[name], moved[name])
         kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in moved[name]}
-        for parameter in layer.parameters():
+        for own, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in taken:
-                _join_(optimizer, parameter, _group(kinds[id(parameter)], layer, homes[name], gate_lr), homes[name])
+                wanted = _group(kinds[id(parameter)], optimizer, homes[name], gate_lr)
+                _join_(optimizer, f"{name}.{own}", parameter, wanted, homes[name])
     for average in copies:
         recast_(average, plan, steps=names)
         for name, layer in layers.items():
@@ -98,8 +109,9 @@ def recast_during_training_(
 
 
 def _checked(model: nn.Module) -> nn.Module:
-    """The network inside a compiled one. Raises RecastError for one that is bound to its parameters."""
+    """The network inside a compiled or averaged one. Raises RecastError for one that is bound to its parameters."""
     network: nn.Module = model._orig_mod if isinstance(model, OptimizedModule) else model
+    network = network.module if isinstance(network, AveragedModel) else network
     if isinstance(network, DistributedDataParallel):
         raise RecastError(
             "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
@@ -126,7 +138,7 @@ def moved_parameters(conv: nn.Module, layer: nn.Module) -> list[Moved]:
     for name, old in conv.named_parameters():
         for where in _candidates(name, theirs):
             new, relaid = theirs[where], _relaid(conv, name)
-            same = relaid(old)
+            same = old if relaid is None else relaid(old)
             if same.shape == new.shape and torch.equal(same, new):
                 pairs.append(Moved(old, new, relaid))
                 del theirs[where]
@@ -144,14 +156,14 @@ def _candidates(name: str, theirs: dict[str, nn.Parameter]) -> list[str]:
     return [name] if name in theirs else []
 
 
-def _relaid(conv: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
-    """How a tensor of the kernel's shape is laid out in W_out."""
+def _relaid(conv: nn.Module, name: str) -> Callable[[Tensor], Tensor] | None:
+    """How a tensor of the kernel's shape is laid out in W_out; None: as it is."""
     if name != "weight":
-        return lambda tensor: tensor
+        return None
     if isinstance(conv, nn.ConvTranspose2d):
         return lambda tensor: flip_transpose(tensor, conv.groups)
     own: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
-    return own if callable(own) else lambda tensor: tensor
+    return own if callable(own) else None
 
 
 def _hand_over_(optimizer: Optimizer, moved: Iterable[Moved]) -> None:
@@ -160,18 +172,34 @@ def _hand_over_(optimizer: Optimizer, moved: Iterable[Moved]) -> None:
     for group in optimizer.param_groups:
         group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
     for pair in by_old.values():
+        if pair.old.grad is not None:
+            pair.new.grad = pair.old.grad if pair.relaid is None else pair.relaid(pair.old.grad)
         known = optimizer.state.pop(pair.old, None)
-        if not known:
-            continue
-        same = pair.old.shape == pair.new.shape
-        if any(isinstance(v, Tensor) and v.dim() and v.shape != pair.old.shape for v in known.values()) and not same:
-            continue  # factored moments (Adafactor) of a kernel that changes its shape: they start anew
-        optimizer.state[pair.new] = {key: _moved_state(value, pair) for key, value in known.items()}
+        if known and (state := _moved_state(known, pair)) is not None:
+            optimizer.state[pair.new] = state
 
 
-def _moved_state(value: Any, pair: Moved) -> Any:
-    is_moment = isinstance(value, Tensor) and value.dim() > 0 and value.shape == pair.old.shape
-    return pair.relaid(value) if is_moment else value
+@torch.no_grad()
+def _moved_state(known: dict[str, Any], pair: Moved) -> dict[str, Any] | None:
+    """What an optimiser knows of a parameter, for the one that it became; None: it cannot be laid out anew.
+
+    Moments are laid out as the kernel. Factored ones (Adafactor's rows and columns) belong to one layout. Where W_out
+    has entries that the kernel had not (the zeros of a convolution of pixels over tokens), second moments are the mean
+    of the others: with a count of steps and a second moment of 0, the first updates would be several times the rate.
+    """
+    if pair.relaid is None:
+        return dict(known)
+    state = {}
+    for key, value in known.items():
+        if isinstance(value, Tensor) and value.dim() and value.shape == pair.old.shape:
+            state[key] = pair.relaid(value)
+            if "sq" in key:  # exp_avg_sq, square_avg, max_exp_avg_sq
+                state[key] = torch.where(pair.relaid(torch.ones_like(value)) == 0, value.mean(), state[key])
+        elif (isinstance(value, Tensor) and value.dim()) or isinstance(value, list | tuple | dict):
+            return None
+        else:
+            state[key] = value
+    return state
 
 
 def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[Moved]) -> None:
@@ -179,7 +207,10 @@ def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[M
     gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in moved}
     lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        kept = [id(p) not in gone for p in group["params"]]
+        for key in ("params", "param_names"):
+            if key in group:
+                group[key] = [item for item, stays in zip(group[key], kept, strict=True) if stays]
     for parameter in lost:
         optimizer.state.pop(parameter, None)
     if lost:
@@ -189,38 +220,63 @@ def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[M
         )
 
 
-def _home(optimizer: Optimizer, conv: nn.Module) -> dict[str, Any]:
-    """The group that trains a convolution's kernel; the first one for a frozen kernel."""
-    own = {id(p): p.numel() for p in conv.parameters()}
-    return max(optimizer.param_groups, key=lambda group: sum(own.get(id(p), 0) for p in group["params"]))
+def _home(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> dict[str, Any]:
+    """The group that trains a convolution's kernel; for a frozen one that of its layer, or the first.
+
+    Raises RecastError for an optimiser that cannot take it: it trains not all of the layer, or takes one group only.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RecastError("LBFGS takes one group of parameters, a recast layer needs more: use another optimiser")
+    groups = optimizer.param_groups
+    held = {id(p): group for group in groups for p in group["params"]}
+    trained = {own: p for own, p in conv.named_parameters() if p.requires_grad}
+    if missing := [own for own, p in trained.items() if id(p) not in held]:
+        raise RecastError(
+            f"the optimiser does not train {name}.{missing[0]}: pass the one that trains all of the layer "
+            "(or freeze what nobody trains, requires_grad=False)"
+        )
+    if trained:
+        return held[id(max(trained.values(), key=torch.Tensor.numel))]
+    if "/" in str(groups[0].get("name", "")):  # a group for every layer: layer decay
+        number = layer_of(name, layer_numbers(network), 0)
+        return next((group for group in groups if str(group["name"]).endswith(f"/{number}")), groups[0])
+    return groups[0]
 
 
 def _peak(group: dict[str, Any]) -> float:
     return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
 
 
-def _group(kind: str, layer: nn.Module, home: dict[str, Any], gate_lr: float | None) -> Group:
+def _group(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: float | None) -> Group:
     """Where a parameter of this kind belongs, beside the kernel's group `home`."""
-    _, slash, number = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
+    own, slash, number = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
     rate = _peak(home)
     if kind in ("gates", "sigmoid_gates"):
-        own = rate * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
-        rate = own if gate_lr is None else gate_lr
+        if gate_lr is None:
+            rate *= LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0
+        else:  # the head's rate is the one that is not decayed
+            base = max(_peak(g) for g in optimizer.param_groups if str(g.get("name", own)).partition("/")[0] == own)
+            rate = gate_lr * (rate / base if slash and base else 1.0)
     return Group(f"{kind}{slash}{number}", rate, float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0)
 
 
-def _join_(optimizer: Optimizer, parameter: nn.Parameter, wanted: Group, home: dict[str, Any]) -> None:
+def _join_(
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, wanted: Group, home: dict[str, Any]
+) -> None:  # fmt: skip
     """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
     for group in optimizer.param_groups:
-        named = group["name"] == wanted.name if "name" in group else _alike(group, wanted)
-        if named and "step" not in group:  # a count of steps would be wrong for it
+        fits = group["name"] == wanted.name if "name" in group else _alike(group, wanted)
+        if fits and "step" not in group:  # a count of steps would be wrong for it
             group["params"].append(parameter)
+            if "param_names" in group:
+                group["param_names"].append(name)
             return
     factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
     settings = {key: copy.deepcopy(home[key]) for key in optimizer.defaults if key in home}
     settings |= {key: wanted.peak_lr for key in PEAKS if key in home}
     settings |= {"lr": wanted.peak_lr * factor, "weight_decay": wanted.weight_decay, "name": wanted.name}
-    optimizer.add_param_group({**settings, "params": [parameter]})
+    own: Any = (name, parameter) if "param_names" in home else parameter
+    optimizer.add_param_group({**settings, "params": [own]})
 
 
 def _alike(group: dict[str, Any], wanted: Group) -> bool:

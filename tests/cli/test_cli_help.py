@@ -37,9 +37,9 @@ def test_help_of_a_recipe_shows_its_values(cli: Callable[..., Any]) -> None:
     general, tcnn = cli("train", "--help").out, cli("train", "tcnn", "--help").out
     # whatever the width of the terminal: words, not lines
     general, tcnn = (" ".join(text.split()) for text in (general, tcnn))
-    assert "--gate {linear,sigmoid} linear:" in general
-    assert "Eq. 7) [linear]" in general
-    assert "Eq. 7) [sigmoid]" in tcnn
+    assert "--gate {linear,sigmoid,bias} linear:" in general
+    assert "(C-MHSA, PRS) [linear]" in general
+    assert "(C-MHSA, PRS) [sigmoid]" in tcnn
 
 
 def test_the_usage_names_every_command(cli: Callable[..., Any]) -> None:

@@ -136,12 +136,12 @@ def test_a_learned_schedule_follows_its_measurements(data: Data, tmp_path: Path)
     fit(parent, data, recipe, tmp_path, progress=False, plan=planned(parent))
     found = schedule_of(tmp_path)
     assert found["probes"][0]["delivered"] is None
-    assert found["probes"][0]["chosen"] is None
+    assert found["probes"][0]["chosen"] == []
     assert found["dates"]
     for probe in found["probes"]:
-        if probe["chosen"] is not None:
-            assert found["dates"][probe["chosen"]] == probe["epoch"] + 1
-            assert probe["promised"][probe["chosen"]] > probe["delivered"]
+        for layer in probe["chosen"]:
+            assert found["dates"][layer] == probe["epoch"] + 1
+            assert probe["promised"][layer] > probe["delivered"]
     assert {name: date for switch in found["switches"] for name in switch["layers"] for date in [switch["epoch"]]} == (
         found["dates"]
     )
@@ -192,7 +192,7 @@ def test_an_order_is_learned_at_the_dates_of_prs(data: Data, tmp_path: Path) -> 
     cost = learned.added_macs(todo)
     assert (first["epoch"], first["train_loss"], second["epoch"]) == (0, None, 1)
     assert found["dates"][learned.ranked(first["promised"], cost)[0]] == 1
-    assert list(second["promised"]) == [second["chosen"]]
+    assert list(second["promised"]) == second["chosen"]
 
 
 def test_a_state_of_before_the_switch_holds_the_convolution(ctrl_c: CtrlC, data: Data, tmp_path: Path) -> None:
@@ -229,6 +229,10 @@ def test_plan_and_schedule_need_each_other(data: Data, tmp_path: Path) -> None:
         ({"schedule": ScheduleConfig("progressive", conv_epochs=3)}, "conv_epochs belongs to schedule=at_once"),
         ({"schedule": ScheduleConfig("before", dates=["1:*"])}, "dates belongs to schedule=listed"),
         ({"schedule": ScheduleConfig("listed")}, r"needs schedule\.dates"),
+        ({"schedule": ScheduleConfig("listed", dates=["4:*"])}, "epochs 1 to 3, got 4"),
+        ({"schedule": ScheduleConfig("listed", dates=["0:*"])}, "epochs 1 to 3, got 0"),
+        ({"schedule": ScheduleConfig("at_once", conv_epochs=3)}, "no epoch of attention is left"),
+        ({"schedule": ScheduleConfig("at_once"), "epochs": 0}, "no epoch of attention is left"),
         ({"schedule": ScheduleConfig("learned", order="first_first")}, "order belongs to schedule=progressive"),
         ({"schedule": ScheduleConfig("learned"), "recast": RecastConfig(stride="remove")}, "got stride=remove"),
         ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts nothing"),

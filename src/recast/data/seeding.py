@@ -50,3 +50,11 @@ def seeded(seed: int) -> Iterator[None]:
     with restored() as reseed:
         reseed(seed)
         yield
+
+
+@contextmanager
+def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
+    """As `seeded`, and the generator of `device` too: layers that are made on a GPU draw there."""
+    with seeded(seed), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

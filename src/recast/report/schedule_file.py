@@ -47,7 +47,7 @@ class Probe:
     """NaN after the first epoch, which has none to compare with."""
     promised: dict[str, float]
     """Per layer that is still a convolution: what its gates promise."""
-    chosen: str | None
+    chosen: list[str]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _probe(found: object, where: str) -> Probe:
         epoch=_whole(probe["epoch"], f"epoch of {where}"),
         delivered=number(probe["delivered"]),
         promised={layer: number(value) for layer, value in promised.items()},
-        chosen=None if probe["chosen"] is None else str(probe["chosen"]),
+        chosen=_list(probe, "chosen", where),
     )
 
 

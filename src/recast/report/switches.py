@@ -19,6 +19,8 @@ from recast.report.words import words
 RULES = {
     "at_once": "All layers at one date (at once).",
     "progressive": "One layer after the other, at equal distances (progressive).",
+    "progressive, learned": "One layer after the other, at equal distances (progressive); at each date the one whose "
+    "gates promise the largest fall of the training loss per added multiply-add.",
     "listed": "On dates that the recipe lists (listed).",
     "learned": "When a layer’s gates promise a larger fall of the training loss than the last epoch delivered; of "
     "several such layers the one that promises most per added multiply-add (learned).",
@@ -74,7 +76,7 @@ def switch_section(run: Run) -> Section | None:
     svg = timeline(schedule, panels, run.epochs, _story(run, schedule)) if schedule.layers else Markup()
     compared = [probe for probe in schedule.probes if math.isfinite(probe.delivered)]
     return Section(
-        rule=RULES.get(schedule.name, f"Schedule: {schedule.name}."),
+        rule=RULES.get(_kind(schedule), f"Schedule: {schedule.name}."),
         unfinished=unfinished,
         svg=svg,
         lines=[_line(run, switch) for switch in schedule.switches],
@@ -146,6 +148,11 @@ def _story(run: Run, schedule: Schedule) -> str:
     return f"Time line of {schedule.epochs} epochs. Layers as attention: {dates}.{''.join(ends)}"
 
 
+def _kind(schedule: Schedule) -> str:
+    """The schedule's name; one that took its order from measurements is another kind."""
+    return f"{schedule.name}, learned" if schedule.probes and schedule.name != "learned" else schedule.name
+
+
 def _probe_story(schedule: Schedule) -> str:
     known = [probe for probe in schedule.probes if math.isfinite(probe.delivered)]
     first, last = (f"{formats.significant(known[at].delivered)} in epoch {known[at].epoch}" for at in (0, -1))
@@ -157,9 +164,9 @@ def _reading(schedule: Schedule) -> str:
     if not schedule.probes:
         return ""
     taken = [
-        f"after epoch {probe.epoch} {probe.chosen} ({_both(probe, probe.chosen)})"
+        f"after epoch {probe.epoch} {layer} ({_both(probe, layer)})"
         for probe in schedule.probes
-        if probe.chosen is not None
+        for layer in probe.chosen
     ]
     if taken:
         return f"Taken: {_listed(taken)}."

@@ -149,8 +149,8 @@ def probe_chart(probes: Sequence[Probe], description: str) -> Markup:
         x, y = thin(epochs, [probe.delivered for probe in probes])
         axes.plot(x, y, color=INK, linewidth=2.2, marker="s" if len(x) <= 30 else None, markersize=3.6)
         for probe in probes:
-            if probe.chosen is not None:
-                ring = probe.promised.get(probe.chosen, math.nan)
+            for layer in probe.chosen:
+                ring = probe.promised.get(layer, math.nan)
                 axes.plot(
                     [probe.epoch], [ring], "o", markersize=8, markerfacecolor="none",
                     markeredgecolor=INK, markeredgewidth=1.4, zorder=4,

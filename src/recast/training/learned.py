@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from recast.config import RecastConfig, Recipe
 from recast.data import Data, loader
+from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.schedule import Schedule
 from recast.shapes import in_eval
@@ -72,7 +73,7 @@ def decide(
         chosen = ranked(better, cost)[:1]
     for layer in chosen:
         schedule = schedule.decided(layer, epoch + 1)
-    probe = Probe(epoch, train_loss, delivered, promised, ", ".join(chosen) or None)
+    probe = Probe(epoch, train_loss, delivered, promised, chosen)
     return replace(switches, schedule=schedule, probes=[*switches.probes, probe])
 
 
@@ -116,7 +117,8 @@ def gate_slopes(
     done = getattr(probe, "recast_plan", None)
     if isinstance(done, Plan):  # a plan goes on with its own settings: layers that are recast keep theirs
         probe.recast_plan = replace(done, config=exact)  # type: ignore[assignment]
-    recast_(probe, replace(plan, config=exact), steps=layers)
+    with seeded(0):  # W_qry is random, and with W_key = 0 of no effect
+        recast_(probe, replace(plan, config=exact), steps=layers)
     found = gpsa_layers(probe)
     gates = {name: (found[name].gamma, found[name].spread) for name in layers}
     probe.requires_grad_(False)

@@ -85,8 +85,15 @@ def check_schedule(recipe: Recipe) -> None:
             )
     if config.order != ScheduleConfig().order and config.name != "progressive":
         raise RecastError(f"schedule.order belongs to schedule=progressive, got schedule={config.name}: leave it out")
+    if config.name == "at_once" and config.conv_epochs >= recipe.epochs:
+        raise RecastError(
+            f"schedule.conv_epochs is {config.conv_epochs} of {recipe.epochs} epochs: no epoch of attention is left; "
+            "take fewer, or where none for the convolutional network alone"
+        )
     if config.name == "listed":
-        parse_dates(config.dates)
+        late = [f"{epoch}" for epoch in parse_dates(config.dates) if not 1 <= epoch <= recipe.epochs]
+        if late:
+            raise RecastError(f"schedule.dates must lie in the training, epochs 1 to {recipe.epochs}, got {late[0]}")
     if config.name == "before":
         return
     if "learned" in (config.name, config.order) and recipe.recast.stride != "keep":

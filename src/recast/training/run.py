@@ -23,7 +23,7 @@ from recast.models.build import constructor
 from recast.planning import plan
 from recast.recipe import save_recipe
 from recast.schedule import Schedule
-from recast.steps import Plan
+from recast.steps import Left, Plan
 from recast.surgery import applied_plan, recast_
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
@@ -153,6 +153,7 @@ def _train_arms(
         begun = _announced(parent, planned, data, recipe, out, device, say)
         child = copy.deepcopy(parent)
         fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher, plan=begun)
+        on_first(lambda: write_text(out / "plan.json", as_it_ended(begun, child).to_json()))
         recipe = replace(recipe, schedule=ScheduleConfig())  # the control arm stays the network that it is
     if recipe.control:
         control = out / "finetuned"
@@ -197,6 +198,15 @@ def _announced(
         say(f"{planned}\n{how}\n{schedule}\n")
     on_first(lambda: write_text(out / "plan.json", planned.to_json()))
     return planned
+
+
+def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
+    """The plan with the steps that were taken; what never left the convolution is among the layers that were left."""
+    done = getattr(child, "recast_plan", None)
+    ended = done if isinstance(done, Plan) else replace(planned, steps=(), edits=(), after=planned.before)
+    taken = {step.name for step in ended.steps}
+    stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
+    return replace(ended, left=planned.left + stayed)
 
 
 def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> Exactness:

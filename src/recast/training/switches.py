@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.config import Recipe
-from recast.data.seeding import mix_seed, seeded
+from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
 from recast.schedule import Schedule
 from recast.steps import Plan
@@ -47,8 +47,8 @@ class Probe:
     """By how much the training loss fell in this epoch; None where the one before was not measured."""
     promised: dict[str, float]
     """Layer that is a convolution → fall of the loss that its gates promise for an epoch."""
-    chosen: str | None
-    """The layer that becomes attention next, or several, with commas."""
+    chosen: list[str]
+    """The layers that become attention next."""
 
 
 @dataclass
@@ -89,7 +89,8 @@ class Switches:
         """Swap what is due before `epoch`; what is random in the new layers follows from (seed, epoch)."""
         layers = self.due(epoch)
         averages = [] if ema is None else [ema.module]
-        with seeded(mix_seed("switch", recipe.seed, epoch)):
+        device = next(model.parameters()).device
+        with seeded_on(device, mix_seed("switch", recipe.seed, epoch)):
             recast_during_training_(
                 model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr
             )  # fmt: skip

@@ -84,7 +84,7 @@ def schedule(
         if chosen is not None:
             promised[chosen] = 0.5 / epoch + 0.02
         probe = {"epoch": epoch, "train_loss": 2.0 / epoch, "delivered": delivered, "promised": promised}
-        probes.append(probe | {"chosen": chosen})
+        probes.append(probe | {"chosen": [] if chosen is None else [chosen]})
     return {"version": 1, "name": name, "layers": names, "dates": dates, "epochs": epochs} | {
         "switches": switches,
         "probes": probes,

@@ -50,7 +50,7 @@ def test_reads_what_was_written(make_scheduled: MakeRun) -> None:
     assert first.before.top1 == run.metrics[first.epoch - 1]["val_top1"]
     assert first.after.loss - first.before.loss == pytest.approx(0.12)
     assert math.isnan(run.schedule.probes[0].delivered)
-    assert run.schedule.probes[2].chosen == "blocks.4.mixer"
+    assert run.schedule.probes[2].chosen == ["blocks.4.mixer"]
 
 
 def test_a_run_recast_before_training_has_none(make_run: MakeRun) -> None:
@@ -72,7 +72,7 @@ def test_a_truncated_schedule_is_named(make_scheduled: MakeRun) -> None:
         ({"layers": "blocks.0"}, r"layers of .*schedule\.json must be a list, got str"),
         ({"dates": {"blocks.0.mixer": 2.5}}, r"the date of blocks\.0\.mixer in .* must be a whole number, got 2\.5"),
         ({"switches": [{"epoch": 3}]}, r"a switch of .*schedule\.json lacks layers, before, after"),
-        ({"probes": [{"epoch": 1, "promised": {}, "chosen": None}]}, r"a probe of .*schedule\.json lacks delivered"),
+        ({"probes": [{"epoch": 1, "promised": {}, "chosen": []}]}, r"a probe of .*schedule\.json lacks delivered"),
         ({"epochs": "many"}, "must be a whole number, got 'many'"),
     ],
 )
