@@ -205,7 +205,7 @@ def test_learned_shows_what_was_promised(make_scheduled: MakeRun) -> None:
 
 def test_small_promises_are_drawn_on_a_logarithmic_scale() -> None:
     def probes(promise: float) -> list[Probe]:
-        return [Probe(epoch, 0.3 / epoch - 0.05, {"a": promise, "b": promise / 3}, None) for epoch in range(1, 9)]
+        return [Probe(epoch, 0.3 / epoch - 0.05, {"a": promise, "b": promise / 3}, []) for epoch in range(1, 9)]
 
     assert "logarithmic scale" not in timeline.probe_chart(probes(0.1), "d")
     small = timeline.probe_chart(probes(1e-4), "d")
