@@ -122,7 +122,7 @@ def test_it_is_printed_in_the_order_of_its_dates() -> None:
     ("dates", "message"),
     [
         ({0: ["blocks.0.mixer"]}, "epochs count from 1, got 0"),
-        ({1: ["blocks.0.mixr"]}, "no step of the plan.*Did you mean blocks.0.mixer"),
+        ({1: ["blocks.0.mixr"]}, "not among the layers to recast.*Did you mean blocks.0.mixer"),
         ({1: ["blocks.*"], 2: ["blocks.1.mixer"]}, "two dates, epoch 1 and 2"),
     ],
 )

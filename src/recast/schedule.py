@@ -77,8 +77,8 @@ class Schedule:
                 named = [layer for layer in layers if fnmatchcase(layer, pattern)]
                 if not named:
                     raise RecastError(
-                        f"the schedule names {pattern!r}, which is no step of the plan: it has {', '.join(layers)}."
-                        f"{suggest(pattern, layers)}"
+                        f"the schedule names {pattern!r}, which is not among the layers to recast (where): "
+                        f"{', '.join(layers)}.{suggest(pattern, layers)}"
                     )
                 for layer in named:
                     if found.setdefault(layer, epoch) != epoch:

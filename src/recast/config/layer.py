@@ -31,7 +31,7 @@ class RecastConfig:
     """Linear gate only: spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
     bias_init: float = 20.0
     """bias only: relative bias M of a head's tap at the start; other pixels have 0, so e^-M of its weight. 20: exact to
-    5e-7, but its attention hardly learns. 10 to 15 is for training."""
+    7e-7, but its attention hardly learns. 10 to 15 is for training."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: int | None = None

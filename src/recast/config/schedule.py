@@ -23,4 +23,4 @@ class ScheduleConfig:
     """listed: EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on,
     counted from 1."""
     probe_images: int = 256
-    """learned: training images that the gates' gradients are measured on."""
+    """learned: training images that the gradients of a linear gate are measured on, whatever the layers' own gate."""

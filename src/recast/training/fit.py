@@ -147,6 +147,8 @@ class _Fit:
         try:
             with self.display:
                 self._note_warmup()
+                if state.position.step or state.position.epoch:
+                    self.display.note(f"goes on at epoch {state.position.epoch}, step {state.position.step}")
                 if state.position.epoch == 0:
                     self._end_epoch()
                 with worker_errors():

@@ -88,7 +88,7 @@ def check_schedule(recipe: Recipe) -> None:
     if config.name == "at_once" and config.conv_epochs >= recipe.epochs:
         raise RecastError(
             f"schedule.conv_epochs is {config.conv_epochs} of {recipe.epochs} epochs: no epoch of attention is left; "
-            "take fewer, or where none for the convolutional network alone"
+            "take fewer, or --where none for the convolutional network alone"
         )
     if config.name == "listed":
         late = [f"{epoch}" for epoch in parse_dates(config.dates) if not 1 <= epoch <= recipe.epochs]

@@ -39,6 +39,9 @@ from recast.verification import Exactness, verify
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
 
+ASLEEP = 16.0
+"""Above this relative bias too little of the gradient reaches C-MHSA's attention (results/cmhsa_training.csv)."""
+
 WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json", "schedule.json")
 """What a run folder holds before its first state."""
 
@@ -85,6 +88,12 @@ def train(
                 f"{len(prepared.data.bad_images)} images cannot be read and are left out: {named}", stacklevel=2
             )
         planned = None if recipe.is_plain else _plan(prepared)
+        if is_first() and recipe.recast.gate == "bias" and recipe.recast.bias_init > ASLEEP:
+            warnings.warn(
+                f"C-MHSA starts at a bias of {recipe.recast.bias_init:g}, where its attention hardly learns: "
+                "--bias-init 10 to 15 is for training",
+                stacklevel=2,
+            )
         prepared = _open_folder(prepared, out, resume, house=prepared.homeless and planned is not None)
         try:
             with recorded(out, device, command):
@@ -194,7 +203,7 @@ def _announced(
             child = recast_(copy.deepcopy(parent), planned)
         exactness = _verify(parent, child, data, recipe, device)
         write_json(out / "verify.json", exactness.to_dict())
-        how = f"a recast now, against the network itself on {exactness.images} validation images: {exactness}"
+        how = f"recast as it is now, it would differ on {exactness.images} validation images by: {exactness}"
         say(f"{planned}\n{how}\n{schedule}\n")
     on_first(lambda: write_text(out / "plan.json", planned.to_json()))
     return planned
