@@ -19,7 +19,7 @@ LAYERS = [
     {"convolution", "taps", "heads", "gpsa", "cmhsa"},
     {"rules"},
     {"cost", "shapes", "selection", "strides", "steps", "table", "budget", "layer_costs", "planning"},
-    {"folding", "surgery", "parameters", "schedule", "switching"},
+    {"folding", "surgery", "parameters", "schedule", "moved", "switching"},
     {"verification", "calibration", "io", "data", "models"},
     {"evaluation", "explain", "zoo"},
     {"training"},

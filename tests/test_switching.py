@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from recast import GPSA, Plan, RecastConfig, RecastError, param_groups, plan, recast_, recast_during_training_
 from recast.models.pixel_conv import PixelConv2d
-from recast.switching import moved_parameters
+from recast.moved import moved_parameters
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
