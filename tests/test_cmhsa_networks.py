@@ -224,7 +224,8 @@ def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
 
     data = DataConfig("digits", img_size=16, num_train=40, num_val=20, batch_size=20)
     recipe = Recipe(ModelConfig("digits_resnet"), data, recast=BIAS, where=["layer3.1.conv1"], epochs=1, device="cpu")
-    folder = train(recipe, tmp_path / "mine", progress=False)
+    with pytest.warns(UserWarning, match="its attention hardly learns: --bias-init 10 to 15"):
+        folder = train(recipe, tmp_path / "mine", progress=False)
     verified = json.loads((folder / "verify.json").read_text(encoding="utf-8"))
     assert 0 < verified["max_relative_error"] < 1e-5
     rows = {(row.model, row.metric): row.value for row in evaluate_run(folder, ["clean"], device="cpu", progress=False)}
