@@ -124,24 +124,27 @@ def collect(options: argparse.Namespace) -> None:
             for metric, value in found.items():
                 rows.append([arm, seed, metric, round(value, 5)])
                 values[arm, metric][seed] = value
-    _write("arms.csv", ["arm", "seed", "metric", "value"], rows)
+    write_table("arms.csv", ["arm", "seed", "metric", "value"], rows)
     differences = []
     for one, other in PAIRS:
         for metric in ("clean top1", "basic top1/mean"):
             a, b = values[one, metric], values[other, metric]
-            paired = [a[seed] - b[seed] for seed in a if seed in b]
-            if len(paired) in T_95:
-                half = T_95[len(paired)] * statistics.stdev(paired) / math.sqrt(len(paired))
-                mean = statistics.fmean(paired)
-                verdict = "no difference shown" if abs(mean) <= half else "higher" if mean > 0 else "lower"
-                differences.append(
-                    [one, other, metric, len(paired), *(round(v, 3) for v in (mean, mean - half, mean + half)), verdict]
-                )
-    _write(
+            if len({*a} & {*b}) in T_95:
+                differences.append([one, other, metric, *paired_difference(a, b)])
+    write_table(
         "arms_differences.csv",
         ["arm", "against", "metric", "seeds", "difference", "low_95", "high_95", "verdict"],
         differences,
     )
+
+
+def paired_difference(a: dict[int, float], b: dict[int, float]) -> list[Any]:
+    """Seeds, mean of a − b over the seeds that both have, its 95 % interval, and what that allows to say."""
+    paired = [a[seed] - b[seed] for seed in a if seed in b]
+    half = T_95[len(paired)] * statistics.stdev(paired) / math.sqrt(len(paired))
+    mean = statistics.fmean(paired)
+    verdict = "no difference shown" if abs(mean) <= half else "higher" if mean > 0 else "lower"
+    return [len(paired), *(round(v, 3) for v in (mean, mean - half, mean + half)), verdict]
 
 
 def collect_sweep(options: argparse.Namespace) -> None:
@@ -161,7 +164,7 @@ def collect_sweep(options: argparse.Namespace) -> None:
                     *(round(v, 4) for v in gates.values()),
                 ]
             )
-    _write(
+    write_table(
         "gate_rates.csv",
         ["gate_lr", "val_top1", "val_loss", "train_loss", "content_mean", "content_min", "content_max", "spread_mean"],
         rows,
@@ -183,7 +186,8 @@ def _gates(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _write(name: str, header: list[str], rows: Iterable[list[Any]]) -> None:
+def write_table(name: str, header: list[str], rows: Iterable[list[Any]]) -> None:
+    """A tidy CSV in results/."""
     with (RESULTS / name).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

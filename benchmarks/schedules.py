@@ -27,19 +27,15 @@ test images, the curves' that of 500. A run that is finished is left alone, one 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
 import os
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from arms import T_95
+from arms import paired_difference, write_table
 
 from recast.config import (
     AugmentConfig,
@@ -153,13 +149,13 @@ def collect(options: argparse.Namespace) -> None:
                 attention = sum(date <= row["epoch"] for date in dates.values())
                 loss = None if row["train_loss"] is None else round(row["train_loss"], 4)
                 curves.append([arm, seed, row["epoch"], attention, loss, round(row["val_loss"], 4), row["val_top1"]])
-    _write("schedules.csv", ["arm", "seed", "metric", "value"], rows)
-    _write(
+    write_table("schedules.csv", ["arm", "seed", "metric", "value"], rows)
+    write_table(
         "schedules_curves.csv",
         ["arm", "seed", "epoch", "attention_layers", "train_loss", "val_loss_500", "val_top1_500"],
         curves,
     )
-    _write(
+    write_table(
         "schedules_differences.csv",
         ["arm", "against", "metric", "seeds", "difference", "low_95", "high_95", "verdict"],
         differences(values),
@@ -172,22 +168,9 @@ def differences(values: dict[tuple[str, str], dict[int, float]]) -> list[list[An
     for one, other in PAIRS:
         for metric in ("top1", "loss"):
             a, b = values[one, metric], values[other, metric]
-            paired = [a[seed] - b[seed] for seed in a if seed in b]
-            if len(paired) < 3:  # of two seeds an interval says next to nothing
-                continue
-            mean, half = statistics.fmean(paired), T_95[len(paired)] * statistics.stdev(paired) / math.sqrt(len(paired))
-            verdict = "no difference shown" if abs(mean) <= half else "higher" if mean > 0 else "lower"
-            bounds = [round(value, 3) for value in (mean, mean - half, mean + half)]
-            found.append([one, other, metric, len(paired), *bounds, verdict])
+            if len({*a} & {*b}) >= 3:  # of two seeds an interval says next to nothing
+                found.append([one, other, metric, *paired_difference(a, b)])
     return found
-
-
-def _write(name: str, header: list[str], rows: Iterable[list[Any]]) -> None:
-    with (RESULTS / name).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    print(RESULTS / name)
 
 
 def main() -> None:

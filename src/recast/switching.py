@@ -76,8 +76,8 @@ def recast_during_training_(
         return model
     if "" in names:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
-    for each in (network, *copies):
-        check_recast(each, plan, chosen)
+    for average in copies:  # `recast_` looks at the network itself before its first change
+        check_recast(average, plan, chosen)
     convolutions = {name: module for name, module in network.named_modules() if name in names}
     homes = {name: _home(optimizer, network, name, conv) for name, conv in convolutions.items()}
 

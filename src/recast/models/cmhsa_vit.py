@@ -27,7 +27,6 @@ from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
 from timm.models import (
     PretrainedCfg,
     build_model_with_cfg,
-    checkpoint_seq,
     generate_default_cfgs,
     register_model,
 )
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.models.pixel_conv import PixelConv2d
+from recast.models.trunk import Trunk
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
-class CMHSAViT(nn.Module):
+class CMHSAViT(Trunk):
     """Patch embedding, `depth` blocks, LN, the mean over tokens, a linear head.
 
     `mixer`, `kernel`: what mixes the tokens (see the module), K×K. `drop_path_rate`: stochastic depth, rising linearly
@@ -154,33 +154,11 @@ class CMHSAViT(nn.Module):
         """Stem, blocks, norm and head in order, for layer-wise rates."""
         return {"stem": r"^patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping what it computed."""
-        self.grad_checkpointing = enable
+    def embed(self, x: Tensor) -> Tensor:
+        return self.patch_embed(x)
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: normalised by the last LN.
-
-        `intermediates_only`: the list alone, else the final map and the list. `stop_early`: later blocks are not run.
-        """
-        if output_fmt != "NCHW":
-            raise RecastError(f"a CMHSAViT's maps are NCHW, got output_fmt={output_fmt!r}")
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        maps = []
-        x = self.patch_embed(x)
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
-            if i in taken:
-                maps.append(self.norm(x) if norm else x)
-        return maps if intermediates_only else (self.norm(x), maps)
+    def normed(self, x: Tensor) -> Tensor:
+        return self.norm(x)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -193,12 +171,6 @@ class CMHSAViT(nn.Module):
         if prune_head:
             self.reset_classifier(0, "")
         return list(taken)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """B×in_chans×H×W images to the last map, B×d×H/P×W/P, normalised."""
-        x = self.patch_embed(x)
-        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
-        return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The last map to logits B×num_classes; `pre_logits`: to the mean over tokens B×d."""

@@ -19,7 +19,6 @@ from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite, trun
 from timm.models import (
     PretrainedCfg,
     build_model_with_cfg,
-    checkpoint_seq,
     generate_default_cfgs,
     register_model,
 )
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError, suggest
 from recast.models.patchconvnet_weights import TOKENS, from_official, to_per_class
 from recast.models.pooling import INIT_STD, AttentionPool
+from recast.models.trunk import Trunk
 
 __all__ = ["Block", "ClassHead", "PatchConvNet", "checkpoint_filter_fn"]
 
@@ -77,7 +77,7 @@ class ClassHead(nn.Linear):
         return torch.einsum("bcd,cd->bc", input, self.weight) + self.bias
 
 
-class PatchConvNet(nn.Module):
+class PatchConvNet(Trunk):
     """Stem, `depth` blocks, attention pooling, a linear head.
 
     `per_class`: one token a class instead of a single one (`AttentionPool`), and logit j from class j's vector only.
@@ -169,33 +169,8 @@ class PatchConvNet(nn.Module):
         """Stem, blocks, pooling and head in order, for layer-wise rates."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)", "pool": r"^pool"}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping what it computed."""
-        self.grad_checkpointing = enable
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The maps after blocks: the last `indices` (all if None), or those listed. There is no `norm` to apply.
-
-        `intermediates_only`: the list alone, else the last map and the list. `stop_early`: later blocks are not run.
-        """
-        if output_fmt != "NCHW":
-            raise RecastError(f"a PatchConvNet's maps are NCHW, got output_fmt={output_fmt!r}")
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        maps = []
-        x = self.stem(x)
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
-            if i in taken:
-                maps.append(x)
-        return maps if intermediates_only else (x, maps)
+    def embed(self, x: Tensor) -> Tensor:
+        return self.stem(x)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -207,11 +182,6 @@ class PatchConvNet(nn.Module):
         if prune_head or shorter:
             self.reset_classifier(0, "")
         return list(taken)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """B×in_chans×H×W images to the trunk's last map, B×d×H/16×W/16."""
-        x = self.stem(x)
-        return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The trunk's map to logits B×C; `pre_logits`: to the pooled features B×d, or B×C×d with one token a class."""
