@@ -8,16 +8,34 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.rows import Row, read_rows, write_rows
+from recast.rows import Difference, Row, read_differences, read_rows, write_differences, write_rows
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
-OTHERS = [replace(ROW, metric="loss", value=0.1), replace(ROW, model="pärent", value=float("inf"), n=7)]
+OTHERS = [
+    replace(ROW, metric="loss", value=0.1),
+    replace(ROW, model="pärent", value=float("inf"), n=7, low=-0.5, high=1e-300),
+]
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
     assert read_rows(tmp_path / "rows.csv") == [ROW, *OTHERS]
-    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith("run,model,suite,dataset,metric,value,n\n")
+    assert (
+        (tmp_path / "rows.csv")
+        .read_text(encoding="utf-8")
+        .startswith("run,model,suite,dataset,metric,value,n,low,high\n")
+    )
+
+
+def test_differences_are_kept_by_pair(tmp_path: Path) -> None:
+    path = tmp_path / "differences.csv"
+    first = Difference("r", "recast", "parent", "clean", "digits", "top1", 1 / 3, -0.1, 0.7, 50)
+    write_differences(path, [first, replace(first, against="finetuned")])
+    write_differences(path, [replace(first, value=2.0)])
+    assert read_differences(path) == [replace(first, value=2.0), replace(first, against="finetuned")]
+    path.write_text(path.read_text(encoding="utf-8").replace("0.7", "", 1), encoding="utf-8")
+    with pytest.raises(RecastError, match="line 2: value, low and high must be numbers"):
+        read_differences(path)
 
 
 def test_same_key_is_replaced_in_place_and_the_rest_kept(tmp_path: Path) -> None:
@@ -33,9 +51,15 @@ def test_same_key_is_replaced_in_place_and_the_rest_kept(tmp_path: Path) -> None
     [
         ("", "must start with the columns run,model"),
         ("a,b\n1,2\n", "must start with the columns .* got 'a,b'"),
-        ("run,model,suite,dataset,metric,value,n\nr,m,s,d\n", "line 2: expected 7 cells"),
-        ("run,model,suite,dataset,metric,value,n\nr,m,s,d,t,high,3\n", "line 2: value must be a number"),
-        ("run,model,suite,dataset,metric,value,n\nr,m,s,d,t,1.5,3.5\n", "n an integer, got value='1.5' n='3.5'"),
+        ("run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d\n", "line 2: expected 9 cells"),
+        (
+            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,high,3,,\n",
+            "line 2: value, low and high must be numbers",
+        ),
+        (
+            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,1.5,3.5,,\n",
+            "n an integer, got value='1.5' .* n='3.5'",
+        ),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, message: str) -> None:

@@ -1,9 +1,14 @@
-"""Which device a run uses."""
+"""Which device a run uses, and what a number that was made on it depends on."""
 
 from __future__ import annotations
 
+import os
+import platform
+
+import timm
 import torch
 
+import recast
 from recast.errors import RecastError
 
 
@@ -22,3 +27,16 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
             f"device {str(name)!r} cannot be used here ({reason}): use device=cpu or device=auto"
         ) from None
     return device
+
+
+def surroundings(device: torch.device) -> dict[str, str | int | None]:
+    """Versions and machine, as they stand beside results."""
+    return {
+        "recast": recast.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
+        "cpu_count": os.cpu_count(),
+    }

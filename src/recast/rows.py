@@ -1,4 +1,4 @@
-"""Results as data: one row per (run, model, suite, dataset, metric), kept in a CSV file. Imports no torch."""
+"""Results as data, kept in CSV files: a row per measured number, a row per difference. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from recast.errors import RecastError
 from recast.files import replaced
@@ -26,14 +27,37 @@ class Row:
     value: float
     n: int
     """Images behind the number."""
+    low: float | None = None
+    """The 95 % interval of the value over images, from `low` to `high`. None: there is none."""
+    high: float | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What the number is of: a second row with the same key replaces the first."""
         return self.run, self.model, self.suite, self.dataset, self.metric
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+@dataclass(frozen=True)
+class Difference:
+    """value = what `model` has more than `against`, measured on the same images, with its paired 95 % interval."""
+
+    run: str
+    model: str
+    against: str
+    suite: str
+    dataset: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.run, self.model, self.against, self.suite, self.dataset, self.metric
+
+
+Line = TypeVar("Line", Row, Difference)
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
@@ -42,37 +66,68 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     The file is written to a temporary name and renamed, so a reader sees the old rows or all the new ones. An existing
     file that is not a table of rows is left alone: RecastError (see `read_rows`).
     """
-    path = Path(path)
-    merged = {row.key: row for row in read_rows(path)} if path.exists() else {}
-    merged.update((row.key, row) for row in rows)
-    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(astuple(row) for row in merged.values())
+    _merge(Path(path), Row, rows)
+
+
+def write_differences(path: str | Path, differences: Iterable[Difference]) -> None:
+    """The same for differences."""
+    _merge(Path(path), Difference, differences)
 
 
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a CSV file. Raises RecastError with file and line when it is missing or not a table of rows."""
-    path = Path(path)
+    return _read(Path(path), Row)
+
+
+def read_differences(path: str | Path) -> list[Difference]:
+    """The differences of a CSV file. Raises as `read_rows` does."""
+    return _read(Path(path), Difference)
+
+
+def _merge(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
+    merged = {line.key: line for line in _read(path, kind)} if path.exists() else {}
+    merged.update((line.key, line) for line in lines)
+    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_columns(kind))
+        writer.writerows(astuple(line) for line in merged.values())
+
+
+def _columns(kind: type[Row] | type[Difference]) -> list[str]:
+    return [column.name for column in fields(kind)]
+
+
+def _read(path: Path, kind: type[Line]) -> list[Line]:
+    columns = _columns(kind)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
             header = next(reader, None)
-            if header != list(COLUMNS):
+            if header != columns:
                 found = ",".join(header or [])
-                raise RecastError(f"{path} must start with the columns {','.join(COLUMNS)}, got {found!r}")
-            return [_parse(cells, f"{path} line {reader.line_num}") for cells in reader if cells]
+                raise RecastError(
+                    f"{path} must start with the columns {','.join(columns)}, got {found!r}: move it away, and "
+                    "recast evaluate writes a new one"
+                )
+            return [_parse(kind, columns, cells, f"{path} line {reader.line_num}") for cells in reader if cells]
     except FileNotFoundError:
         raise RecastError(f"no such file of results: {path}. Write one with `recast evaluate`") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecastError(f"cannot read {path}: {error}") from None
 
 
-def _parse(cells: list[str], where: str) -> Row:
-    if len(cells) != len(COLUMNS):
-        raise RecastError(f"{where}: expected {len(COLUMNS)} cells ({','.join(COLUMNS)}), got {len(cells)}")
-    run, model, suite, dataset, metric, value, n = cells
+def _parse(kind: type[Line], columns: list[str], cells: list[str], where: str) -> Line:
+    if len(cells) != len(columns):
+        raise RecastError(f"{where}: expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}")
+    texts = dict(zip(columns, cells, strict=True))
+    values: dict[str, object] = dict(texts)
     try:
-        return Row(run, model, suite, dataset, metric, float(value), int(n))
+        for name in ("value", "low", "high"):
+            values[name] = float(texts[name]) if texts[name] or name == "value" or kind is Difference else None
+        values["n"] = int(texts["n"])
     except ValueError:
-        raise RecastError(f"{where}: value must be a number and n an integer, got {value=} {n=}") from None
+        raise RecastError(
+            f"{where}: value, low and high must be numbers and n an integer, "
+            f"got value={texts['value']!r} low={texts['low']!r} high={texts['high']!r} n={texts['n']!r}"
+        ) from None
+    return kind(**values)  # type: ignore[arg-type]

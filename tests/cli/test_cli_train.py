@@ -181,7 +181,7 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
 
 
 def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
-    few = ("--num-val", "20", "--suite", "clean,fgsm", "--eps", "0")
+    few = ("--num-samples", "20", "--suite", "clean,fgsm", "--eps", "0")
     done = cli("evaluate", shared / "run", *few, "--json")
     rows = {(row["model"], row["suite"], row["metric"]): row["value"] for row in json.loads(done.out)}
     assert done.code == 0
@@ -194,7 +194,7 @@ def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None
 
 
 def test_evaluate_prints_the_arms(shared: Path, cli: Cli) -> None:
-    done = cli("evaluate", shared / "run", "--suite", "clean", "--num-val", "20")
+    done = cli("evaluate", shared / "run", "--suite", "clean", "--num-samples", "20")
     assert done.code == 0
     assert done.err == ""
     assert "fine-tuned" in done.out
@@ -209,7 +209,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     shutil.copytree(shared / "run", run)
     assert "no run folder" in refused("evaluate", tmp_path)
     assert "unknown suite 'claen'" in refused("evaluate", run, "--suite", "claen")
-    assert "num_val must be between 1 and" in refused("evaluate", run, "--num-val", "0")
+    assert "num_samples must be between 1 and" in refused("evaluate", run, "--num-samples", "0")
     assert "eps must be numbers of 0 or more" in refused("evaluate", run, "--eps", "-1")
     assert "batch_size must be at least 1" in refused("evaluate", run, "--batch-size", "0")
     (run / "finetuned" / "weights.safetensors").unlink()

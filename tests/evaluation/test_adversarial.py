@@ -10,7 +10,7 @@ from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation import evaluate
 from recast.evaluation.adversarial import fgsm, pgd
-from recast.evaluation.bench import PixelModel
+from recast.evaluation.bench import Options, PixelModel
 
 ATTACKS = {"fgsm": fgsm, "pgd": pgd}
 
@@ -67,8 +67,8 @@ def test_random_start_is_seeded_and_inside(victim: PixelModel, batch: tuple[Tens
     images, labels = batch
 
     def attack(seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return pgd(victim, images, labels, 4.0, generator=generator, steps=2, step_size=1.0)
+        noise = 2 * torch.rand(images.shape, generator=torch.Generator().manual_seed(seed)) - 1
+        return pgd(victim, images, labels, 4.0, noise=noise, steps=2, step_size=1.0)
 
     assert attack(0).equal(attack(0))
     assert not attack(0).equal(attack(1))
@@ -92,7 +92,14 @@ def test_gradient_does_not_depend_on_the_batch(victim: PixelModel, batch: tuple[
 
 
 def test_rows_of_the_suites(trained: nn.Module, digits: Data) -> None:
-    rows = evaluate({"m": trained}, ["clean", "fgsm", "pgd"], digits, eps=(0, 1.0, 16), batch_size=32, progress=False)
+    rows = evaluate(
+        {"m": trained},
+        ["clean", "fgsm", "pgd"],
+        digits,
+        options=Options(eps=(0, 1.0, 16)),
+        batch_size=32,
+        progress=False,
+    )
     values = {f"{row.suite}/{row.metric}": row.value for row in rows}
     assert values["fgsm/top1@0"] == values["pgd/top1@0"] == values["clean/top1"] > 80
     assert values["pgd/top1@16"] <= values["fgsm/top1@16"] < values["clean/top1"]

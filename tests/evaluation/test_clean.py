@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation import evaluate
-from recast.evaluation.bench import PixelModel, count_correct
+from recast.evaluation.bench import Options, PixelModel, is_correct
 
 
 class Constant(nn.Module):
@@ -36,13 +36,13 @@ def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
 def test_top5_needs_six_classes(gray: Data) -> None:
     data = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
     rows = evaluate({"m": Constant(torch.arange(5.0))}, ["clean"], data, progress=False)
-    assert [row.metric for row in rows] == ["top1", "loss"]
+    assert [row.metric for row in rows] == ["top1", "loss", "ece"]
 
 
-def test_count_correct() -> None:
+def test_is_correct() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    assert count_correct(logits, torch.tensor([1, 1])) == 1
-    assert count_correct(logits, torch.tensor([1, 1]), k=2) == 2
+    assert is_correct(logits, torch.tensor([1, 1])).tolist() == [1, 0]
+    assert is_correct(logits, torch.tensor([1, 1]), k=2).tolist() == [1, 1]
 
 
 def test_pixel_model_normalises() -> None:
@@ -63,3 +63,43 @@ def test_pixel_model_normalises() -> None:
 def test_outputs_that_mean_nothing_are_refused(gray: Data, model: nn.Module, message: str) -> None:
     with pytest.raises(RecastError, match=message):
         evaluate({"m": model}, ["clean"], gray, progress=False)
+
+
+def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data) -> None:
+    rows = evaluate(trained, "clean", digits, batch_size=20, progress=False)
+    (found,) = (row.value for row in rows if row.metric == "ece")
+    images, labels = digits.val.batch(range(len(digits.val)))
+    with torch.no_grad():
+        confidence, prediction = PixelModel(trained, digits.mean, digits.std)(images).softmax(1).max(1)
+    expected = 0.0
+    for number in range(15):
+        inside = (confidence > number / 15) & (confidence <= (number + 1) / 15)
+        if inside.any():
+            gap = (prediction == labels)[inside].float().mean() - confidence[inside].mean()
+            expected += 100 * inside.float().mean().item() * abs(gap.item())
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found > 0
+
+
+def test_two_suites_share_the_forward_pass(digits: Data) -> None:
+    calls = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3 * 16 * 16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return self.linear(x.flatten(1))
+
+    evaluate(
+        Counting(),
+        ["clean", "fgsm", "pgd"],
+        digits,
+        options=Options(eps=(0, 4), steps=2),
+        batch_size=50,
+        progress=False,
+    )
+    # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
+    assert len(calls) == 5

@@ -90,7 +90,9 @@ def test_rows(trained: nn.Module, digits: Data) -> None:
     values = {row.metric: row.value for row in rows if row.model == "a"}
     assert values == {row.metric: row.value for row in rows if row.model == "b"}
     single = {metric: value for metric, value in values.items() if metric.count("/") == 2}
+    by_severity = {severity: single.pop(f"top1/mean/{severity}") for severity in SEVERITIES}
     assert set(single) == {f"top1/{kind}/{severity}" for kind in CORRUPTIONS for severity in SEVERITIES}
+    assert by_severity[5] == pytest.approx(sum(single[f"top1/{kind}/5"] for kind in CORRUPTIONS) / 5)
     assert values["top1/mean"] == pytest.approx(sum(single.values()) / 25)
     assert values["top1/mean"] < values["top1"]
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from recast.data import Data
 from recast.evaluation import evaluate
-from recast.evaluation.cost import count_macs, count_parameters, time_models
+from recast.evaluation.cost import count_macs, count_parameters, peak_memory, time_models
 
 
 class Attention(nn.Module):
@@ -52,7 +52,17 @@ def test_models_take_turns() -> None:
 def test_rows(trained: nn.Module, digits: Data) -> None:
     rows = evaluate({"m": trained}, ["cost"], digits, progress=False)
     values = {row.metric: row.value for row in rows}
-    assert set(values) == {"parameters", "macs", "images_per_second"}
+    assert set(values) == {"parameters", "macs", "images_per_second", "peak_memory"}
     assert values["parameters"] == sum(p.numel() for p in trained.parameters())
     assert values["macs"] == 256 * 27 * 8 + 64 * 72 * 16 + 640
     assert values["images_per_second"] > 0
+    assert values["peak_memory"] >= 32 * (8 * 256 + 8 * 256) * 4  # a pointwise layer: what comes in and what goes out
+
+
+def test_peak_memory_by_hand() -> None:
+    images = torch.rand(2, 3, 8, 8)
+    size = images.numel() * 4
+    assert peak_memory(nn.ReLU(), images) == size
+    assert peak_memory(nn.ReLU(inplace=True), images.clone()) == 0
+    assert peak_memory(nn.Sequential(nn.ReLU(), nn.GELU(), nn.ReLU()), images) == 2 * size  # the first is freed
+    assert peak_memory(nn.Sequential(nn.Flatten(), nn.Linear(192, 1000)), images) == 2 * 1000 * 4  # views are free

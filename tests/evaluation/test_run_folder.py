@@ -10,6 +10,7 @@ import torch
 from recast.config import DataConfig, ModelConfig, Recipe
 from recast.data import Data, load_data
 from recast.errors import RecastError
+from recast.evaluation.bench import Options
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.gpsa import GPSA
 from recast.rows import read_rows
@@ -43,7 +44,7 @@ def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
 def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
     import json
 
-    rows = {(row.model, row.metric): row for row in evaluate_run(run, ["clean"], device="cpu", progress=False)}
+    rows = {(row.model, row.metric): row for row in evaluate_run(run, ["clean"], device="cpu", progress=False).rows}
     for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
         last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
         first = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -54,9 +55,9 @@ def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
     assert sorted(map(str, read_rows(run / "rows.csv"))) == sorted(map(str, rows.values()))
 
 
-def test_num_val_takes_that_many_images(copied: Path) -> None:
-    rows = evaluate_run(copied, ["clean"], num_val=10, device="cpu", progress=False)
-    assert {row.n for row in rows} == {10}
+def test_num_samples_takes_that_many_images(copied: Path) -> None:
+    found = evaluate_run(copied, ["clean"], options=Options(num_samples=10), device="cpu", progress=False)
+    assert {row.n for row in found.rows} == {10}
     assert open_run(copied).data.val.labels.shape == (30,)
 
 
@@ -67,7 +68,7 @@ def test_the_normalisation_is_the_runs_own(copied: Path) -> None:
         text[:start] + "  mean: [0.1, 0.2, 0.3]\n  std: [1, 2, 3]\n" + text[text.index("  batch_size:") :],
         encoding="utf-8",
     )
-    data = open_run(copied, num_val=10).data
+    data = open_run(copied).data
     assert (data.mean, data.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 
@@ -113,7 +114,11 @@ def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
-    for words in ({"suites": ["clene"]}, {"suites": ["clean"], "eps": [-1]}, {"suites": ["clean"], "device": "nope"}):
+    for words in (
+        {"suites": ["clene"]},
+        {"suites": ["clean"], "options": Options(eps=(-1,))},
+        {"suites": ["clean"], "device": "nope"},
+    ):
         with pytest.raises(RecastError):
             evaluate_run(copied, progress=False, **words)  # type: ignore[arg-type]
     assert sorted(path.name for path in copied.iterdir()) == before

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation import SUITES, Row, evaluate
+from recast.evaluation import evaluate
+from recast.evaluation.bench import Options
 
 
 class Spy(nn.Module):
@@ -36,9 +37,12 @@ def test_all_models_see_the_same_pixels(digits: Data) -> None:
 
 
 def test_rows_do_not_depend_on_the_batch_size(trained: nn.Module, digits: Data) -> None:
-    def rows(batch_size: int) -> list[Row]:
+    def rows(batch_size: int) -> list[tuple[object, ...]]:
         found = evaluate({"m": trained}, ["clean", "basic"], digits, batch_size=batch_size, progress=False)
-        return [replace(row, value=round(row.value, 5)) for row in found]
+        return [
+            (row.model, row.metric, *(pytest.approx(x, abs=1e-5) for x in (row.value, row.low, row.high)))
+            for row in found
+        ]
 
     assert rows(7) == rows(50)
 
@@ -59,18 +63,17 @@ def test_training_flags_are_restored_each(digits: Data, fail: bool) -> None:
 
 def test_rows_come_by_suite_then_model(trained: nn.Module, digits: Data) -> None:
     models = {"parent": trained, "recast": trained}
-    rows = evaluate(models, ["fgsm", "clean", "clean"], digits, eps=(1, 1), progress=False)
+    rows = evaluate(models, ["fgsm", "clean", "clean"], digits, options=Options(eps=(1, 1)), progress=False)
     assert [(row.suite, row.model, row.metric) for row in rows] == [
-        ("fgsm", "parent", "top1@1"),
-        ("fgsm", "recast", "top1@1"),
-        *[("clean", model, metric) for model in models for metric in ("top1", "top5", "loss")],
+        *[("fgsm", model, metric) for model in models for metric in ("top1@1", "no_gradient")],
+        *[("clean", model, metric) for model in models for metric in ("top1", "top5", "loss", "ece")],
     ]
 
 
 def test_progress_bar_goes_to_stderr_and_ends(
     trained: nn.Module, digits: Data, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate({"m": trained}, list(SUITES), digits, eps=(1,), batch_size=50)
+    evaluate({"m": trained}, ["clean", "pgd", "cost"], digits, options=Options(eps=(1,)), batch_size=50)
     captured = capsys.readouterr()
     assert captured.out == ""
 
@@ -78,11 +81,15 @@ def test_progress_bar_goes_to_stderr_and_ends(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"suites": ["clean", "pdg"]}, "unknown suite 'pdg': expected clean, fgsm, pgd, basic, cost. Did you mean pgd"),
+        ({"suites": ["clean", "pdg"]}, r"unknown suite 'pdg': expected clean, fgsm, pgd, basic,.*\. Did you mean pgd"),
+        ({"options": Options(steps=0)}, "steps must be at least 1, got 0"),
+        ({"options": Options(restarts=0)}, "restarts must be at least 1, got 0"),
+        ({"options": Options(step_size=0.0)}, "step_size must be a number above 0"),
+        ({"options": Options(num_samples=51)}, "num_samples must be between 1 and 50"),
         ({"suites": []}, "nothing to evaluate"),
         ({"models": {}}, "nothing to evaluate"),
-        ({"eps": (1.0, -1.0)}, "eps must be numbers of 0 or more"),
-        ({"eps": (float("nan"),)}, "eps must be numbers of 0 or more"),
+        ({"options": Options(eps=(1.0, -1.0))}, "eps must be numbers of 0 or more"),
+        ({"options": Options(eps=(float("nan"),))}, "eps must be numbers of 0 or more"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"device": "gpu"}, "device 'gpu' cannot be used"),
     ],

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from recast.rows import Row
+from recast.rows import Difference, Row
 from recast.table import render
 
 ARMS = ("parent", "finetuned", "recast")
-PERCENT = ("top1", "top5")
+PERCENT = ("top1", "top5", "ece", "mce", "low@", "high@", "no_gradient")
 
 
-def arms_table(rows: Sequence[Row]) -> str:
+def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> str:
     """One line per metric: the arms, and what recast is above parent and above the parent fine-tuned the same way.
 
-    Of a corruption suite only the mean is shown; the rest is in rows.csv.
+    Behind a difference stands half the width of its 95 % interval. Of a corruption suite only means over the kinds are
+    shown; the rest is in rows.csv.
     """
+    margins = {(d.suite, d.metric, d.against): (d.high - d.low) / 2 for d in differences if d.model == "recast"}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row.metric.count("/") < 2:
@@ -31,7 +33,11 @@ def arms_table(rows: Sequence[Row]) -> str:
         cells = [_number(of.get(arm), percent) for arm in ARMS]
         for other in ("parent", "finetuned"):
             both = "recast" in of and other in of
-            cells.append(_difference(of["recast"], of[other], percent) if both else "")
+            difference = _difference(of["recast"], of[other], percent) if both else ""
+            margin = margins.get((suite, metric, other))
+            cells.append(
+                f"{difference} ± {margin:.2f}" if difference and percent and margin is not None else difference
+            )
         table.add_row(f"{suite} {metric}", *cells)
     return render(table)
 

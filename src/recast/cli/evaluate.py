@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from jsonargparse import Namespace
+
 from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
 
 EXAMPLES = """  recast evaluate runs/mine
-  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --num-val 1000
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
+  recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
+  recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
+SUITE_HELP = {
+    "clean": "top-1, top-5, loss, expected calibration error",
+    "fgsm, pgd": "white-box L∞ attacks, ε in 1/255 of a [0, 1] pixel",
+    "basic": "five corruptions of our own × 5 severities, from 8×8 pixels on",
+    "cost": "parameters, MACs, images/s (models take turns), peak memory",
+}
 DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost"]
 
 
@@ -22,50 +32,84 @@ def run(argv: Sequence[str]) -> int:
     parser = new_parser(
         "evaluate",
         "RUN… [options]",
-        "Measure parent, fine-tuned parent and recast model of each run on the same validation images.\n"
-        "Suites: clean, fgsm, pgd (ε in 1/255 of a [0, 1] pixel), basic (five corruptions × 5 severities), cost.",
+        "Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.\n"
+        "What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it\n"
+        "stopped. Suites:\n\n" + "\n".join(f"  {name:16} {text}" for name, text in SUITE_HELP.items()),
         EXAMPLES,
     )
     parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
     parser.add_argument("--suite", type=list[str], default=DEFAULT_SUITES, help="which suites, with commas")
+    parser.add_argument("--num_samples", type=int | None, default=None, help="use this many images, class-balanced")
     parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
-    parser.add_argument("--num_val", type=int | None, default=None, help="use this many validation images")
+    parser.add_argument("--steps", type=int, default=5, help="steps of PGD")
+    parser.add_argument("--step_size", type=float | None, default=None, help="of PGD in 1/255; None: 2.5·ε/steps")
+    parser.add_argument("--restarts", type=int, default=1, help="starts of PGD, from the second on random ones")
+    parser.add_argument("--random_start", type=bool, default=False, help="start PGD at a random point of the ball")
+    parser.add_argument("--sizes", type=list[str], default=[], help="test sizes: 160 or 128x192 (height x width)")
+    parser.add_argument("--neighbours", type=list[int], default=[1, 5, 10, 20], help="k of the knn suite")
+    parser.add_argument("--sets", type=str | None, default=None, help="folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names")
+    parser.add_argument("--seed", type=int, default=0, help="of corruptions, random starts and intervals")
     parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
+    parser.add_argument("--workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--again", type=bool, default=False, help="measure anew what is in RUN/scores")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
     options = parse(parser, argv)
+    return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
 
+
+def _evaluate(options: Namespace, command: str) -> int:
+    from recast.evaluation.bench import Options
     from recast.evaluation.run_folder import check_run, evaluate_run
 
     for folder in options.runs:  # all of them before the first is measured
         check_run(folder)
-    found = []
+    told = Options(
+        eps=tuple(options.eps),
+        steps=options.steps,
+        step_size=options.step_size,
+        restarts=options.restarts,
+        random_start=options.random_start,
+        sizes=tuple(options.sizes),
+        neighbours=tuple(options.neighbours),
+        sets=Path(options.sets).expanduser() if options.sets else None,
+        num_samples=options.num_samples,
+        seed=options.seed,
+    )
+    rows, missing = [], {}
     for folder in options.runs:
         try:
-            rows = evaluate_run(
+            found = evaluate_run(
                 folder,
                 options.suite,
-                num_val=options.num_val,
                 batch_size=options.batch_size,
                 device=options.device,
-                eps=options.eps,
+                options=told,
+                workers=options.workers,
+                again=options.again,
+                command=command,
                 progress=sys.stderr.isatty(),
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted: nothing of {folder} was written; run the command again") from None
-        found += rows
+            raise KeyboardInterrupt(
+                "interrupted: what was scored is kept; the same command goes on from there"
+            ) from None
+        rows += found.rows
+        missing |= {str(error): error for error in found.missing}
         if not options.json:
-            print(f"{folder}\n{arms_table(rows)}")
-        if {row.model for row in rows} == {"parent", "recast"}:
+            print(f"{folder}\n{arms_table(found.rows, found.differences)}" if found.rows else str(folder))
+            for table in found.tables.values():
+                print(f"  {Path(folder) / 'analysis' / table.name}.csv: {len(table.rows)} rows")
+        if {row.model for row in found.rows} == {"parent", "recast"}:
             print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
     if options.json:
-        print_json([asdict(row) for row in found])
-    else:
-        planned = [folder for folder in options.runs if (Path(folder) / "plan.json").is_file()]
-        if not planned:
-            return 0  # nothing was recast: there is nothing more to report
+        print_json([asdict(row) for row in rows])
+    for error in missing.values():
+        print(f"recast evaluate: error: {error}", file=sys.stderr)
+    planned = [folder for folder in options.runs if (Path(folder) / "plan.json").is_file()]
+    if planned and rows and not options.json:  # of a run that recast nothing there is nothing more to report
         print(f"next: recast report {shlex.join(planned)}" + (" --out FILE.html" if options.runs[1:] else ""))
-    return 0
+    return 2 if missing else 0
 
 
 def _why_two_arms(folder: Path) -> str:

@@ -26,6 +26,8 @@ GREEDY = {
     "where": r".*",
     "dates": r"\d+:.*",
     "eps": r"-?[\d.,]+",
+    "sizes": r"\d+(x\d+)?",
+    "neighbours": r"\d+",
     "gate_range": r"-?[\d.,]+",
     "mean": r"[\d.,]+",
     "std": r"[\d.,]+",

@@ -91,13 +91,13 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     recipe = replace(recipe, seed=seed, model=replace(recipe.model, checkpoint=str(weights)))
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on the 500 held-out digits")
-    rows = evaluate_run(out, SUITES, progress=sys.stderr.isatty())
-    say(arms_table(rows))
+    results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
+    say(arms_table(results.rows, results.differences))
     say("\n── 5/5  report")
     report = write_report([out]).resolve()
     seconds = time.time() - started
     say(f"{seconds:.0f} s in all. The report: {report}")
     if as_json:
-        found = [asdict(row) for row in rows]
+        found = [asdict(row) for row in results.rows]
         print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": found})
     return 0

@@ -8,24 +8,24 @@ Goodfellow et al. 2015 (arXiv:1412.6572); Madry et al. 2018 (arXiv:1706.06083). 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from recast.data.loading import mix_seed
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, Measurement, PixelModel, count_correct
-
-PGD_STEPS = 5
+from recast.evaluation.bench import Batch, Bench, Options, Score, is_correct, loss_gradient
 
 
-def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """One step of size ε (in 1/255). `model` takes pixels (B, C, H, W) in [0, 1] and should be in eval mode."""
+def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float, *, gradient: Tensor | None = None) -> Tensor:
+    """One step of size ε (in 1/255). `model` takes pixels (B, C, H, W) in [0, 1] and should be in eval mode.
+
+    gradient: ∇ₓ at the images, where it is known already.
+    """
     if eps == 0:
         return images
-    return _ascend(images, _loss_gradient(model, images, labels), eps / 255)
+    return _ascend(images, loss_gradient(model, images, labels) if gradient is None else gradient, eps / 255)
 
 
 def pgd(
@@ -34,13 +34,15 @@ def pgd(
     labels: Tensor,
     eps: float,
     *,
-    steps: int = PGD_STEPS,
+    steps: int = Options.steps,
     step_size: float | None = None,
-    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    gradient: Tensor | None = None,
 ) -> Tensor:
     """Projected gradient ascent in the ε-ball; ε and `step_size` are in 1/255, step_size None is 2.5·ε/steps.
 
-    generator: a CPU generator starts the attack at a uniformly random point of the ball; None starts at the image.
+    noise: (B, C, H, W) in [-1, 1], the start in the ball in units of ε; None starts at the images, where `gradient` is
+    ∇ₓ if it is known already.
     """
     if steps < 1:
         raise RecastError(f"pgd needs at least 1 step, got steps={steps}")
@@ -48,46 +50,60 @@ def pgd(
         return images
     radius, step = eps / 255, (2.5 * eps / steps if step_size is None else step_size) / 255
     low, high = (images - radius).clamp(min=0), (images + radius).clamp(max=1)
-    attacked = images
-    if generator is not None:
-        noise = 2 * torch.rand(images.shape, generator=generator) - 1
-        attacked = torch.clamp(images + radius * noise.to(images), low, high)
-    for _ in range(steps):
-        attacked = torch.clamp(_ascend(attacked, _loss_gradient(model, attacked, labels), step), low, high)
+    attacked = images if noise is None else torch.clamp(images + radius * noise, low, high)
+    for number in range(steps):
+        known = gradient if number == 0 and noise is None else None
+        uphill = loss_gradient(model, attacked, labels) if known is None else known
+        attacked = torch.clamp(_ascend(attacked, uphill, step), low, high)
     return attacked
-
-
-def _loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """∇ₓ of the summed cross-entropy: no image's gradient depends on its batch, none is left in the parameters."""
-    with torch.enable_grad():
-        pixels = images.detach().clone().requires_grad_()
-        loss = F.cross_entropy(model(pixels).float(), labels, reduction="sum")
-        return torch.autograd.grad(loss, pixels)[0]
 
 
 def _ascend(images: Tensor, gradient: Tensor, step: float) -> Tensor:
     return (images + step * gradient.sign()).clamp(0, 1)
 
 
-def measure_fgsm(bench: Bench) -> Iterator[Measurement]:
-    """top1@ε for every ε."""
-    return _measure(bench, fgsm)
+def score_fgsm(bench: Bench, batch: Batch) -> Iterator[Score]:
+    """top1@ε for every ε; no_gradient: where ∇ₓ is zero, an attack finds no way and robustness is not shown."""
+    for name, model in bench.models.items():
+        gradient = batch.gradient(name)
+        for eps in bench.options.eps:
+            attacked = fgsm(model, batch.images, batch.labels, eps, gradient=gradient)
+            yield Score(name, f"top1@{eps:g}", _survived(bench, batch, name, attacked))
+        yield Score(name, "no_gradient", (gradient.flatten(1) == 0).all(1).float())
 
 
-def measure_pgd(bench: Bench) -> Iterator[Measurement]:
-    """top1@ε for every ε."""
-    return _measure(bench, pgd)
+def score_pgd(bench: Bench, batch: Batch) -> Iterator[Score]:
+    """top1@ε for every ε: correct under every restart."""
+    options = bench.options
+    for name, model in bench.models.items():
+        for eps in options.eps:
+            survived = torch.ones(len(batch), device=batch.images.device)
+            for start in range(options.restarts):
+                is_random = options.random_start or start > 0
+                attacked = pgd(
+                    model,
+                    batch.images,
+                    batch.labels,
+                    eps,
+                    steps=options.steps,
+                    step_size=options.step_size,
+                    noise=_noise(batch, start, options.seed) if is_random else None,
+                    gradient=None if is_random else batch.gradient(name),
+                )
+                survived *= _survived(bench, batch, name, attacked)
+            yield Score(name, f"top1@{eps:g}", survived)
 
 
-def _measure(bench: Bench, attack: Callable[[PixelModel, Tensor, Tensor, float], Tensor]) -> Iterator[Measurement]:
-    correct: Counter[tuple[str, float]] = Counter()
-    for _, images, labels in bench.batches():
-        for name, model in bench.models.items():
-            for eps in bench.eps:
-                attacked = attack(model, images, labels, eps)
-                correct[name, eps] += count_correct(bench.logits(name, attacked), labels)
-                bench.advance(len(labels))
-    n = len(bench.data.val)
-    for name in bench.models:
-        for eps in bench.eps:
-            yield Measurement(name, f"top1@{eps:g}", 100 * correct[name, eps] / n, n)
+def _survived(bench: Bench, batch: Batch, name: str, attacked: Tensor) -> Tensor:
+    """(B,) 1 where the prediction is still right; images that were left as they are have the clean logits."""
+    logits = batch.logits(name) if attacked is batch.images else bench.logits(name, attacked)
+    return is_correct(logits, batch.labels)
+
+
+def _noise(batch: Batch, start: int, seed: int) -> Tensor:
+    """Uniform in [-1, 1], the same for an image whatever else is in its batch."""
+    drawn = [
+        torch.rand(batch.images.shape[1:], generator=torch.Generator().manual_seed(mix_seed("pgd", seed, start, index)))
+        for index in batch.indices
+    ]
+    return (2 * torch.stack(drawn) - 1).to(batch.images)

@@ -1,17 +1,21 @@
-"""Models and images, ready to be measured: every suite takes a `Bench` and yields measurements."""
+"""What a suite gets: the models as functions of pixels, the images, and what it was told to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from recast.data import Data, loader
+from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
+from recast.explain.tables import Table
 
 
 class PixelModel(nn.Module):
@@ -35,8 +39,60 @@ class PixelModel(nn.Module):
         return self.model(normalised.to(parameter.dtype))
 
 
+class MissingData(RecastError):
+    """A data set that a suite needs is not there; the message says how to get it. The other suites go on."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the suites can be told."""
+
+    eps: tuple[float, ...] = (1.0, 4.0)
+    """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
+    steps: int = 5
+    """Steps of PGD."""
+    step_size: float | None = None
+    """Step size of PGD in 1/255. None: 2.5·ε/steps."""
+    restarts: int = 1
+    """PGD is started so many times, and an image counts as correct if all fail. From the second on: random starts."""
+    random_start: bool = False
+    """The first start of PGD is a random point of the ball too."""
+    sizes: tuple[str, ...] = ()
+    """Test sizes of `resolution`: 160, or 128x192 (height x width). Empty: sizes around the model's own."""
+    neighbours: tuple[int, ...] = (1, 5, 10, 20)
+    """k of the `knn` suite."""
+    sets: Path | None = None
+    """The folder that holds imagenet-c/, imagenet-a/ and so on."""
+    num_samples: int | None = None
+    """Measure on this many images of every data set, class-balanced."""
+    seed: int = 0
+    """Of the corruptions, of random starts and of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images that a suite goes over."""
+
+    part: str
+    """Which part of the suite, such as gaussian_noise/1 or 160x160; empty where there is one only."""
+    images: LabelledImages
+    dataset: str
+    """The name of the data set."""
+    columns: Tensor | None = None
+    """The classes that count, of a set that has some of them only: labels are positions in `columns`."""
+
+
+class Score(NamedTuple):
+    """A number, or k numbers, for each image of a batch: what a metric is the mean of."""
+
+    model: str
+    metric: str
+    values: Tensor
+    """(B,) or (B, k)."""
+
+
 class Measurement(NamedTuple):
-    """A number about one model; `n` images are behind it."""
+    """A number about one model that is no mean over images, such as its speed; `n` images are behind it."""
 
     model: str
     metric: str
@@ -52,16 +108,17 @@ class Bench:
     data: Data
     batch_size: int
     device: torch.device
-    eps: tuple[float, ...]
-    """Budgets of the attacks in 1/255."""
-    advance: Callable[[int], None] = lambda images: None
-    """Called with the images that one model was done with, for a progress bar."""
+    options: Options = Options()
+    workers: int = 0
+    store: dict[Any, Any] = field(default_factory=dict)
+    """What a suite keeps from one batch to the next, such as the features of the training images."""
 
-    def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(index of the first image, pixels (B, C, H, W), labels (B,)) over the validation images, in order."""
-        first = 0
-        for images, labels in loader(self.data.val, self.batch_size):
-            yield first, images.to(self.device), labels.to(self.device)
+    def batches(self, source: Source | None = None, start: int = 0) -> Iterator[Batch]:
+        """The batches of a source (None: the validation images) in order, from batch number `start` on."""
+        source = source or Source("", self.data.val, self.data.name)
+        first = start * self.batch_size
+        for images, labels in loader(source.images, self.batch_size, start=start, workers=self.workers):
+            yield Batch(self, source, first, images.to(self.device), labels.to(self.device))
             first += len(labels)
 
     def logits(self, name: str, images: Tensor) -> Tensor:
@@ -80,9 +137,70 @@ class Bench:
         return logits.float()
 
 
-def count_correct(logits: Tensor, labels: Tensor, k: int = 1) -> int:
-    """Images whose label is among the k largest logits."""
-    return int((logits.topk(k, dim=1).indices == labels[:, None]).sum())
+class Batch:
+    """Images of a source. What several suites need of them is computed once for each model."""
+
+    def __init__(self, bench: Bench, source: Source, first: int, images: Tensor, labels: Tensor) -> None:
+        self.bench, self.source = bench, source
+        self.first = first
+        """The index of the first image."""
+        self.images, self.labels = images, labels
+        self._logits: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def indices(self) -> range:
+        return range(self.first, self.first + len(self))
+
+    def logits(self, name: str) -> Tensor:
+        """(B, classes that count) of the images as they are."""
+        if name not in self._logits:
+            logits = self.bench.logits(name, self.images)
+            self._logits[name] = logits if self.source.columns is None else logits[:, self.source.columns]
+        return self._logits[name]
+
+    def gradient(self, name: str) -> Tensor:
+        """∇ₓ of the cross-entropy at the images as they are, (B, C, H, W)."""
+        if name not in self._gradients:
+            self._gradients[name] = loss_gradient(self.bench.models[name], self.images, self.labels)
+        return self._gradients[name]
+
+
+def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """∇ₓ of the summed cross-entropy: no image's gradient depends on its batch, none is left in the parameters."""
+    with torch.enable_grad():
+        pixels = images.detach().clone().requires_grad_()
+        loss = F.cross_entropy(model(pixels).float(), labels, reduction="sum")
+        return torch.autograd.grad(loss, pixels)[0]
+
+
+def is_correct(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
+    """(B,) float: 1 where the label is among the k largest logits."""
+    return (logits.topk(k, dim=1).indices == labels[:, None]).any(1).float()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A way to measure models: by per-image scores, by numbers that are no mean over images, or into a table.
+
+    A metric's value is statistic(mean over images of its scores); the statistic is 100 times the mean, a percentage,
+    where `statistics` names no other. So every suite gets intervals, paired differences, a cache and resumption alike.
+    """
+
+    score: Callable[[Bench, Batch], Iterator[Score]] | None = None
+    measure: Callable[[Bench], Iterator[Measurement]] | None = None
+    tabulate: Callable[[Bench], Table] | None = None
+    sources: Callable[[Bench], Sequence[Source]] | None = None
+    """The images. None: the validation images, in a pass that all such suites share."""
+    derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """More metrics from the scores of a model over all sources: {metric: array (n, k)} → the further ones."""
+    statistics: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """{metric: (..., k) means → (...)}."""
+    uses: tuple[str, ...] = ()
+    """The fields of `Options` that change its scores."""
 
 
 @contextmanager

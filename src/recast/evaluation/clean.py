@@ -1,29 +1,43 @@
-"""Suite `clean`: accuracy and loss on the validation images as they are."""
+"""Suite `clean`: accuracy, loss and calibration on the validation images as they are."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from recast.evaluation.bench import Bench, Measurement, count_correct
+from recast.evaluation.bench import Batch, Bench, Score, is_correct
+
+BINS = 15
 
 
-def measure_clean(bench: Bench) -> Iterator[Measurement]:
-    """top1 and top5 in percent (top5 from six classes on), loss = mean cross-entropy."""
-    ks = (1, 5) if len(bench.data.classes) >= 6 else (1,)
-    correct: Counter[tuple[str, int]] = Counter()
-    loss = dict.fromkeys(bench.models, 0.0)
-    for _, images, labels in bench.batches():
-        for name in bench.models:
-            logits = bench.logits(name, images)
-            loss[name] += F.cross_entropy(logits.cpu().double(), labels.cpu(), reduction="sum").item()
-            for k in ks:
-                correct[name, k] += count_correct(logits, labels, k)
-            bench.advance(len(labels))
-    n = len(bench.data.val)
+def score_clean(bench: Bench, batch: Batch) -> Iterator[Score]:
+    """top1 and top5 (from six classes on), loss = cross-entropy, ece."""
     for name in bench.models:
-        for k in ks:
-            yield Measurement(name, f"top{k}", 100 * correct[name, k] / n, n)
-        yield Measurement(name, "loss", loss[name] / n, n)
+        logits = batch.logits(name)
+        yield Score(name, "top1", is_correct(logits, batch.labels))
+        if logits.shape[1] >= 6:
+            yield Score(name, "top5", is_correct(logits, batch.labels, 5))
+        yield Score(name, "loss", F.cross_entropy(logits.double(), batch.labels, reduction="none"))
+        yield Score(name, "ece", calibration_gaps(logits, batch.labels))
+
+
+def calibration_gaps(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, 15): correct − confidence in the column of the confidence's bin, 0 elsewhere.
+
+    The bins are ((b − 1)/15, b/15] (Guo et al. 2017, arXiv:1706.04599).
+    """
+    confidence, prediction = logits.double().softmax(1).max(1)
+    gap = (prediction == labels).double() - confidence
+    bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return torch.zeros(len(labels), BINS, dtype=torch.float64, device=logits.device).scatter_(
+        1, bins[:, None], gap[:, None]
+    )
+
+
+def expected_calibration_error(means: np.ndarray) -> np.ndarray:
+    """ECE in percent: 100 Σ_b |Σ_{i in b} (correctᵢ − confidenceᵢ)| / n (Guo et al. 2017, Eq. 3)."""
+    return 100 * np.abs(means).sum(axis=-1)

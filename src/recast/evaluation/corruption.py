@@ -7,16 +7,16 @@ severity differs from the next by its strength alone. Not comparable with ImageN
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from recast.data.loading import mix_seed
 from recast.errors import RecastError, suggest
-from recast.evaluation.bench import Bench, Measurement, count_correct
+from recast.evaluation.bench import Batch, Bench, Score, is_correct
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -115,19 +115,20 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 
 
-def measure_basic(bench: Bench) -> Iterator[Measurement]:
-    """top1/KIND/SEVERITY in percent, and top1/mean over all of them."""
-    correct: Counter[tuple[str, str, int]] = Counter()
-    for first, images, labels in bench.batches():
-        for kind in CORRUPTIONS:
-            for severity in SEVERITIES:
-                corrupted = corrupt(images, kind, severity, first)
-                for name in bench.models:
-                    correct[name, kind, severity] += count_correct(bench.logits(name, corrupted), labels)
-                    bench.advance(len(labels))
-    n = len(bench.data.val)
-    for name in bench.models:
-        values = {key[1:]: 100 * count / n for key, count in correct.items() if key[0] == name}
-        for (kind, severity), value in values.items():
-            yield Measurement(name, f"top1/{kind}/{severity}", value, n)
-        yield Measurement(name, "top1/mean", sum(values.values()) / len(values), n)
+def score_basic(bench: Bench, batch: Batch) -> Iterator[Score]:
+    """top1/KIND/SEVERITY."""
+    for kind in CORRUPTIONS:
+        for severity in SEVERITIES:
+            corrupted = corrupt(batch.images, kind, severity, batch.first)
+            for name in bench.models:
+                correct = is_correct(bench.logits(name, corrupted), batch.labels)
+                yield Score(name, f"top1/{kind}/{severity}", correct)
+
+
+def mean_over_corruptions(scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """top1/mean over all kinds and severities, top1/mean/SEVERITY over the kinds at one."""
+    by_severity: dict[str, list[np.ndarray]] = {}
+    for metric, values in scores.items():
+        by_severity.setdefault(metric.rpartition("/")[2], []).append(values)
+    means = {f"top1/mean/{severity}": np.mean(values, axis=0) for severity, values in by_severity.items()}
+    return {**means, "top1/mean": np.mean(list(scores.values()), axis=0)}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.cost import count_parameters
@@ -59,12 +63,57 @@ def _synchronize(device: torch.device) -> None:
 
 
 def measure_cost(bench: Bench) -> Iterator[Measurement]:
-    """parameters, macs (of one image), images_per_second (median, batches of at most 32)."""
-    _, images, _ = next(bench.batches())
-    images = images[:BATCH_SIZE]
+    """parameters, macs (of one image), images_per_second (median) and peak_memory in batches of at most 32."""
+    images = next(bench.batches()).images[:BATCH_SIZE]
     times = time_models(bench.models, images)
     for name, model in bench.models.items():
         yield Measurement(name, "parameters", count_parameters(model), 1)
         yield Measurement(name, "macs", count_macs(model, images[:1]), 1)
         yield Measurement(name, "images_per_second", len(images) / statistics.median(times[name]), len(images))
-        bench.advance(len(bench.data.val))
+        yield Measurement(name, "peak_memory", peak_memory(model, images), len(images))
+
+
+def peak_memory(model: nn.Module, images: Tensor) -> int:
+    """Bytes that a forward pass holds at its peak, above weights and input.
+
+    CUDA: what torch's allocator gave out. Elsewhere: the tensors that are alive at the same time, without the scratch
+    memory inside a kernel.
+    """
+    with torch.no_grad():
+        if images.device.type != "cuda":
+            with _Alive() as alive:
+                model(images)
+            return alive.peak
+        torch.cuda.reset_peak_memory_stats(images.device)
+        before = torch.cuda.memory_allocated(images.device)
+        model(images)
+        return torch.cuda.max_memory_allocated(images.device) - before
+
+
+class _Alive(TorchDispatchMode):
+    """Adds up the storages that operations make, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {self._identity(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and (identity := self._identity(tensor)) not in self.known | given:
+                storage = tensor.untyped_storage()
+                self.known.add(identity)
+                self.held += storage.nbytes()
+                weakref.finalize(storage, self._freed, identity, storage.nbytes())
+        self.peak = max(self.peak, self.held)
+        return found
+
+    @staticmethod
+    def _identity(tensor: Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def _freed(self, identity: int, size: int) -> None:
+        self.known.discard(identity)
+        self.held -= size

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -12,14 +15,17 @@ from torch import Tensor, nn
 
 from recast.config import Recipe
 from recast.data import Data, load_data, loader
+from recast.device import choose_device, surroundings
 from recast.errors import RecastError
-from recast.evaluation.bench import PixelModel
-from recast.evaluation.suites import evaluate
+from recast.evaluation.bench import Options, PixelModel
+from recast.evaluation.suites import SUITES, Results, check, groups, measure
 from recast.explain.attention import write_attention
+from recast.explain.tables import write_table
+from recast.files import write_text
 from recast.io import load
 from recast.models.build import build
 from recast.recipe import load_recipe
-from recast.rows import Row, write_rows
+from recast.rows import write_differences, write_rows
 from recast.surgery import gpsa_layers
 
 NUM_PICTURES = 4
@@ -47,15 +53,15 @@ def check_run(folder: str | Path) -> None:
         raise RecastError(f"{folder} is not trained to its end: finish it with recast train --resume {folder}")
 
 
-def open_run(folder: str | Path, *, num_val: int | None = None) -> Run:
-    """Rebuild the three arms of a run folder, on the CPU. `num_val` takes that many validation images, class-balanced.
+def open_run(folder: str | Path) -> Run:
+    """Rebuild the three arms of a run folder, on the CPU.
 
     Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
     """
     check_run(folder)
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml")
-    data = load_data(recipe.data if num_val is None else replace(recipe.data, num_val=num_val), recipe.augment)
+    data = load_data(recipe.data, recipe.augment)
     if recipe.model.num_classes not in (None, len(data.classes)):
         raise RecastError(
             f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {len(data.classes)}: "
@@ -90,31 +96,81 @@ def evaluate_run(
     folder: str | Path,
     suites: Sequence[str],
     *,
-    num_val: int | None = None,
     batch_size: int = 256,
     device: str = "auto",
-    eps: Sequence[float] = (1.0, 4.0),
+    options: Options = Options(),
+    workers: int = 0,
+    again: bool = False,
+    command: str = "",
     progress: bool = True,
-) -> list[Row]:
-    """Measure the arms of a run side by side; writes `rows.csv` and `attention.npz` into the folder, returns the rows.
+) -> Results:
+    """Measure the arms of a run side by side and keep everything in its folder.
 
-    Raises `RecastError` as `open_run` and `evaluate` do; nothing is written then.
+    RUN/rows.csv, differences.csv     what was measured, merged with what is there
+    RUN/analysis/SUITE.csv            the tables of the suites that have one (`TABLES`)
+    RUN/evaluation.json               by suite: command, versions, machine, data, options, date
+    RUN/scores/                       per-image scores: measured again only for other weights, images or options
+    RUN/attention.npz                 maps of a few images, for the report
+
+    again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do; what was finished
+    by then is kept.
     """
-    run = open_run(folder, num_val=num_val)
-    rows = evaluate(
-        run.models,
-        suites,
-        run.data,
-        run=run.folder.resolve().name,
-        batch_size=batch_size,
-        device=device,
-        eps=eps,
-        progress=progress,
-    )
-    write_rows(run.folder / "rows.csv", rows)
+    check(suites, options)
+    run = open_run(folder)
+    if again:
+        for name in suites:
+            shutil.rmtree(run.folder / "scores" / name, ignore_errors=True)
+    results = Results()
+    # What shares a pass is measured together, and each group is written as soon as it is there.
+    for together in groups(suites):
+        begin = time.time()
+        found = measure(
+            run.models,
+            together,
+            run.data,
+            run=run.folder.resolve().name,
+            batch_size=batch_size,
+            device=device,
+            options=options,
+            workers=workers,
+            cache=run.folder / "scores",
+            progress=progress,
+        )
+        write_results(run, found, together, options, device, command, time.time() - begin)
+        results.extend(found)
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
         write_pictures(run)
-    return rows
+    return results
+
+
+def write_results(
+    run: Run, found: Results, suites: Sequence[str], options: Options, device: str, command: str, seconds: float
+) -> None:
+    """Merge results into the run's files."""
+    write_rows(run.folder / "rows.csv", found.rows)
+    if found.differences:
+        write_differences(run.folder / "differences.csv", found.differences)
+    for table in found.tables.values():
+        write_table(run.folder / "analysis", table)
+    path, facts = run.folder / "evaluation.json", surroundings(choose_device(device))
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"suites": {}}
+    for name in suites:
+        rows = [row for row in found.rows if row.suite == name]
+        if not rows and name not in found.tables:
+            continue
+        uses = (*SUITES[name].uses, "num_samples", "seed")
+        known["suites"][name] = {
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "dataset": rows[0].dataset if rows else run.data.name,
+            "images": max((row.n for row in rows), default=len(run.data.val)),
+            "options": {field: value for field, value in asdict(options).items() if field in uses},
+            "device": facts["device"],
+            "machine": f"{facts['platform']}, {facts['cpu_count']} CPUs",
+            "versions": {what: facts[what] for what in ("recast", "torch", "timm", "python")},
+        }
+    write_text(path, json.dumps(known, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:

@@ -32,7 +32,7 @@ VERSION = 3
 
 MAY_CHANGE = (
     "device", "control", "data.workers", "data.data_dir", "model.checkpoint", "distill.teacher_checkpoint",
-    "accumulate", "grad_checkpointing", "save_steps", "keep", "trackers",
+    "accumulate", "grad_checkpointing", "save_steps", "keep", "keep_every", "trackers",
 )  # fmt: skip
 """What may differ when a run goes on: where it runs and where things lie, not what it computes."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
-import recast
+from recast.device import surroundings
 from recast.files import write_text
 from recast.training.distributed import is_first, process_count
 
@@ -29,14 +26,8 @@ def recorded(out: Path, device: torch.device, command: str) -> Iterator[None]:
     path, started = out / "environment.json", time.time()
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     environment = {
-        "recast": recast.__version__,
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
+        **surroundings(device),
         "processes": process_count(),
-        "cpu_count": os.cpu_count(),
         "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
         "command": before.get("command") or command,
         "seconds": before.get("seconds", 0.0),

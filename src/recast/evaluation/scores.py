@@ -1,0 +1,84 @@
+"""From per-image scores to a number with its interval, and to paired differences. NumPy only.
+
+A metric's value is f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images. The 95 % interval is the percentile
+bootstrap over images (Efron & Tibshirani 1993, ch. 13): f of means of n images drawn with replacement, 2.5 % to 97.5 %.
+Every metric and model is resampled with the same draws: f(mᵃ) − f(mᵇ) gives the interval of a paired difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""(..., k) means → (...) values."""
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_CHUNK = 2**24
+"""Counts that are held at a time."""
+
+
+def percentage(means: np.ndarray) -> np.ndarray:
+    """100 m."""
+    return 100 * means[..., 0]
+
+
+def plain_mean(means: np.ndarray) -> np.ndarray:
+    """m."""
+    return means[..., 0]
+
+
+def resampled_means(scores: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
+    """(resamples, columns): means of `scores` (n, columns) over n images drawn with replacement.
+
+    The draws follow from (seed, n) alone.
+    """
+    n = len(scores)
+    random = np.random.default_rng((seed, n))
+    rows = max(1, _CHUNK // n)
+    means = []
+    for begin in range(0, resamples, rows):
+        counts = random.multinomial(n, np.full(n, 1 / n), size=min(rows, resamples - begin))
+        means.append(counts.astype(np.float32) @ scores.astype(np.float32) / n)
+    return np.concatenate(means).astype(np.float64)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of resampled values."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+class Resampled:
+    """The values of many metrics of many models on the same images, and their resamples.
+
+    scores: {key: (n, k)}, the same n; statistics: {key: f}. Raises ValueError for different n.
+    """
+
+    def __init__(self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int):
+        lengths = {len(values) for values in scores.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"scores of one set of images are expected, got {sorted(lengths)} images")
+        (self.n,) = lengths
+        # The bootstrap is done in float32, so around the mean: a large mean would swallow the spread.
+        columns = np.concatenate(list(scores.values()), axis=1)
+        centre = columns.mean(axis=0, dtype=np.float64)
+        draws = resampled_means(columns - centre, seed) + centre
+        self.values: dict[tuple[str, str], float] = {}
+        self.resamples: dict[tuple[str, str], np.ndarray] = {}
+        begin = 0
+        for key, values in scores.items():
+            end, statistic = begin + values.shape[1], statistics.get(key[1], percentage)
+            self.values[key] = float(statistic(centre[begin:end]))
+            self.resamples[key] = statistic(draws[:, begin:end])
+            begin = end
+
+    def interval(self, model: str, metric: str) -> tuple[float, float]:
+        return interval(self.resamples[model, metric])
+
+    def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
+        """(value, low, high) of `model` − `against`."""
+        a, b = (model, metric), (against, metric)
+        return self.values[a] - self.values[b], *interval(self.resamples[a] - self.resamples[b])

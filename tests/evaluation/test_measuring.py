@@ -1,0 +1,144 @@
+"""What was scored is kept: by weights, images and options, through interruptions, whole batches at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.data import Data
+from recast.evaluation import suites
+from recast.evaluation.bench import Bench, MissingData, Options, Suite
+from recast.evaluation.suites import evaluate, measure
+
+
+class Counting(nn.Module):
+    """Counts the images it sees and may be stopped after some of them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(3 * 16 * 16, 10)
+        self.seen, self.stop_after = 0, 10**9
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.seen + len(x) > self.stop_after:
+            raise KeyboardInterrupt
+        self.seen += len(x)
+        return self.linear(x.flatten(1))
+
+
+def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", **options: object) -> list[float]:
+    rows = evaluate(model, suite, data, cache=cache, options=Options(**options), batch_size=20, progress=False)  # type: ignore[arg-type]
+    return [row.value for row in rows]
+
+
+def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path) -> None:
+    model = Counting()
+    first = run(model, digits, tmp_path)
+    assert model.seen == 50
+    again = Counting()
+    assert run(again, digits, tmp_path) == first
+    assert again.seen == 0
+    assert run(model, digits, tmp_path / "elsewhere") == first
+    assert model.seen == 100
+
+
+def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path) -> None:
+    run(Counting(), digits, tmp_path)
+    other = Counting(seed=1)
+    assert run(other, digits, tmp_path) != run(Counting(), digits, tmp_path / "b")
+    assert other.seen == 50
+    for data in (
+        replace(digits, val=digits.val.subset(torch.arange(49, -1, -1))),
+        replace(digits, mean=(0.5, 0.5, 0.5)),
+        replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0))),  # type: ignore[type-var]
+    ):
+        model = Counting(seed=1)
+        run(model, data, tmp_path)
+        assert model.seen == 50
+    attacked = Counting()
+    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
+    before = attacked.seen
+    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,), steps=7)  # not an option of FGSM
+    assert attacked.seen == before
+    run(attacked, digits, tmp_path, "fgsm", eps=(2.0,))
+    assert attacked.seen == 2 * before
+
+
+@pytest.mark.parametrize("batch_size", [20, 7])
+def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int) -> None:
+    expected = run(Counting(), digits, tmp_path / "whole")
+    model = Counting()
+    model.stop_after = 40
+    with pytest.raises(KeyboardInterrupt):
+        run(model, digits, tmp_path / "cache")
+    assert model.seen == 40
+    model.stop_after = 10**9
+    rows = evaluate(model, "clean", digits, cache=tmp_path / "cache", batch_size=batch_size, progress=False)
+    assert model.seen == 40 + (10 if batch_size == 20 else 15)  # from the batch that holds image 40
+    assert [row.value for row in rows] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> None:
+    """Both models' scores of a suite are taken together: the second fails in the second batch."""
+    first, second = Counting(), Counting(1)
+    second.stop_after = 20
+    with pytest.raises(KeyboardInterrupt):
+        evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
+    second.stop_after = 10**9
+    evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
+    assert (first.seen, second.seen) == (40 + 30, 20 + 30)
+
+
+def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path) -> None:
+    expected = run(Counting(), digits, tmp_path)
+    (path,) = tmp_path.rglob("*.npz")
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not a zip"):
+        path.write_bytes(damaged)
+        model = Counting()
+        assert run(model, digits, tmp_path) == expected
+        assert model.seen == 50
+
+
+def test_suites_of_the_same_images_share_the_pass(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    real = Bench.batches
+
+    def counted(self: Bench, *args: object) -> object:
+        loads.append(args)
+        return real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bench, "batches", counted)
+    evaluate(Counting(), ["clean", "fgsm", "pgd", "basic"], digits, progress=False)
+    assert len(loads) == 1
+
+
+def test_missing_data_is_named_and_the_rest_is_measured(
+    digits: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def sources(bench: Bench) -> list:
+        raise MissingData("no imagenet-z here: get it from there")
+
+    monkeypatch.setitem(suites.SUITES, "imagenet-z", Suite(suites.score_clean, sources=sources))
+    found = measure({"m": Counting()}, ["imagenet-z", "clean"], digits, progress=False)
+    assert {row.suite for row in found.rows} == {"clean"}
+    assert [str(error) for error in found.missing] == ["no imagenet-z here: get it from there"]
+    with pytest.raises(MissingData, match="imagenet-z"):
+        evaluate(Counting(), ["imagenet-z", "clean"], digits, progress=False)
+
+
+def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data) -> None:
+    found = measure({"parent": trained, "recast": trained, "finetuned": Counting()}, ["clean"], digits, progress=False)
+    pairs = {(d.model, d.against, d.metric): d for d in found.differences}
+    same = pairs["recast", "parent", "top1"]
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+    ahead = pairs["recast", "finetuned", "top1"]
+    values = {row.model: row.value for row in found.rows if row.metric == "top1"}
+    assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
+    assert 0 < ahead.low < ahead.value < ahead.high
+    assert len(pairs) == 3 * 4
