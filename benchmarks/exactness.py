@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
+from trained import CIFAR, trained
 
 from recast.config import Backend, DataConfig, ModelConfig
 from recast.data import load_data, loader
 from recast.data.sources import IMAGENET
-from recast.models.build import build, input_defaults
+from recast.models.build import build
 from recast.planning import plan
 from recast.surgery import recast_, refresh_gates_
 from recast.verification import Exactness, enliven_, swapped_taps, verify
@@ -45,12 +46,6 @@ HEADER = (
     "control",
 )
 RANDOM = ("resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny")
-CIFAR = {
-    "cifar10_resnet20_akamaster": ("cifar_resnet20_a", "cifar10"),
-    "cifar10_resnet56_akamaster": ("cifar_resnet56_a", "cifar10"),
-    "cifar100_resnet20_chenyaofo": ("cifar_resnet20", "cifar100"),
-    "cifar100_resnet56_chenyaofo": ("cifar_resnet56", "cifar100"),
-}
 
 
 def compare(
@@ -83,12 +78,9 @@ def rows() -> Iterator[tuple[object, ...]]:
     data_root = os.environ.get("RECAST_DATA")
     if not data_root:
         return
-    for weights, (name, dataset) in CIFAR.items():
-        data = load_data(DataConfig(dataset, data_dir=f"{data_root}/{dataset}", num_train=100))
-        path = str(Path(data_root) / "weights" / f"{weights}.safetensors")
-        parent = build(ModelConfig(name, path), num_classes=len(data.classes)).eval()
-        known = input_defaults(parent) or data
-        batches = [normalize(images, list(known.mean), list(known.std)) for images, _ in loader(data.val, 50)]
+    for weights, (name, _) in CIFAR.items():
+        parent, data = trained(weights)
+        batches = [normalize(images, list(data.mean), list(data.std)) for images, _ in loader(data.val, 50)]
         for found in compare(parent, batches, "last_stage", {"split": 100, "dense": 100}):
             yield _row(name, weights, "32x32", "last stage", *found)
         for found in compare(parent, batches, "all", {"split": 100}, skip_closed=True):

@@ -155,7 +155,7 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     log, begin = out / "metrics.jsonl", time.monotonic()
-    while not (log.is_file() and log.read_text(encoding="utf-8").count("\n") > 1) and time.monotonic() - begin < 60:
+    while not (log.is_file() and log.read_text(encoding="utf-8").count("\n") > 1) and time.monotonic() - begin < 90:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

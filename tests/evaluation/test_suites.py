@@ -81,7 +81,7 @@ def test_progress_bar_goes_to_stderr_and_ends(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"suites": ["clean", "pdg"]}, r"unknown suite 'pdg': expected clean, fgsm, pgd, basic,.*\. Did you mean pgd"),
+        ({"suites": ["clean", "pdg"]}, r"unknown suite 'pdg': expected clean, fgsm, pgd,.*\. Did you mean pgd"),
         ({"options": Options(steps=0)}, "steps must be at least 1, got 0"),
         ({"options": Options(restarts=0)}, "restarts must be at least 1, got 0"),
         ({"options": Options(step_size=0.0)}, "step_size must be a number above 0"),

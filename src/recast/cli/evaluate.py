@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
+from recast.rows import Row
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
@@ -21,10 +22,21 @@ EXAMPLES = """  recast evaluate runs/mine
 SUITE_HELP = {
     "clean": "top-1, top-5, loss, expected calibration error",
     "fgsm, pgd": "white-box L∞ attacks, ε in 1/255 of a [0, 1] pixel",
+    "autoattack": "the standard L∞ AutoAttack: slow, use --num-samples",
     "basic": "five corruptions of our own × 5 severities, from 8×8 pixels on",
+    "corruptions": "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on",
+    "imagenet-c": "the released ImageNet-C: mean top-1 and mCE",
+    "imagenet-a, -r": "200 classes, chosen by themselves; also imagenet-v2, -sketch, -real",
+    "resolution": "accuracy at other test sizes (--sizes)",
+    "frequency": "accuracy on low-passed and high-passed images",
+    "knn": "nearest training images by features",
     "cost": "parameters, MACs, images/s (models take turns), peak memory",
+    "agreement": "table: every model's prediction for every image",
+    "heads": "table: gates, spans, attention distance, entropy; over epochs with --keep-every",
+    "fourier": "table: Δ log amplitude of the features by block and frequency",
+    "cka": "table: similarity of the layers of parent and recast model",
 }
-DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost"]
+DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost", "agreement", "heads", "fourier"]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -38,7 +50,9 @@ def run(argv: Sequence[str]) -> int:
         EXAMPLES,
     )
     parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
-    parser.add_argument("--suite", type=list[str], default=DEFAULT_SUITES, help="which suites, with commas")
+    parser.add_argument(
+        "--suite", type=list[str], default=[], help="which suites, with commas; None: " + ",".join(DEFAULT_SUITES)
+    )
     parser.add_argument("--num_samples", type=int | None, default=None, help="use this many images, class-balanced")
     parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
     parser.add_argument("--steps", type=int, default=5, help="steps of PGD")
@@ -47,7 +61,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--random_start", type=bool, default=False, help="start PGD at a random point of the ball")
     parser.add_argument("--sizes", type=list[str], default=[], help="test sizes: 160 or 128x192 (height x width)")
     parser.add_argument("--neighbours", type=list[int], default=[1, 5, 10, 20], help="k of the knn suite")
-    parser.add_argument("--sets", type=str | None, default=None, help="folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names")
+    parser.add_argument(
+        "--sets",
+        type=str | None,
+        default=None,
+        help="folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of corruptions, random starts and intervals")
     parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
     parser.add_argument("--workers", type=int, default=0, help="processes that load images")
@@ -59,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _evaluate(options: Namespace, command: str) -> int:
-    from recast.evaluation.bench import Options
+    from recast.evaluation.bench import MissingData, Options
     from recast.evaluation.run_folder import check_run, evaluate_run
 
     for folder in options.runs:  # all of them before the first is measured
@@ -76,12 +95,13 @@ def _evaluate(options: Namespace, command: str) -> int:
         num_samples=options.num_samples,
         seed=options.seed,
     )
-    rows, missing = [], {}
+    rows: list[Row] = []
+    missing: dict[str, MissingData] = {}
     for folder in options.runs:
         try:
             found = evaluate_run(
                 folder,
-                options.suite,
+                _suites(options.suite, Path(folder)),
                 batch_size=options.batch_size,
                 device=options.device,
                 options=told,
@@ -110,6 +130,12 @@ def _evaluate(options: Namespace, command: str) -> int:
     if planned and rows and not options.json:  # of a run that recast nothing there is nothing more to report
         print(f"next: recast report {shlex.join(planned)}" + (" --out FILE.html" if options.runs[1:] else ""))
     return 2 if missing else 0
+
+
+def _suites(asked: list[str], folder: Path) -> list[str]:
+    """What is asked for, or the defaults that make sense for the run."""
+    was_recast = (folder / "plan.json").is_file()
+    return asked or [name for name in DEFAULT_SUITES if was_recast or name not in ("agreement", "heads")]
 
 
 def _why_two_arms(folder: Path) -> str:

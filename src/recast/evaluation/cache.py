@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recast import __version__
-from recast.data.datasets import LabelledImages
+from recast.data.datasets import ImageFiles, LabelledImages
 from recast.evaluation.bench import Options, PixelModel, Score, Source
 from recast.files import replaced
 
@@ -29,20 +29,38 @@ def model_key(model: PixelModel) -> str:
     return digest.hexdigest()
 
 
-def source_key(source: Source) -> str:
-    """A hash of the images and labels of a source: the pixels of small images, name, size and date of files."""
-    images = source.images
-    digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {images.img_size} {source.dataset}".encode())
-    for name in ("crop_pct", "size", "answers"):
-        digest.update(repr(getattr(images, name, None)).encode())
-    for name, tensor in (("labels", getattr(images, "labels", None)), ("columns", source.columns)):
-        if tensor is not None:
-            _add(digest, name, tensor)
-    if isinstance(pixels := getattr(images, "pixels", None), Tensor):
-        _add(digest, "pixels", pixels)
-    elif isinstance(images, LabelledImages):
-        digest.update("\n".join(_files(images)).encode())
-    return digest.hexdigest()
+class SourceKeys:
+    """Hashes of sources; of many that are made from the same images, these are read once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, str] = {}
+        self.held: list[object] = []  # so that no id is used twice
+
+    def __call__(self, source: Source) -> str:
+        """A hash of images, labels and columns."""
+        digest = hashlib.sha256(f"{source.dataset} {source.part} {self._images(source.images)}".encode())
+        if source.columns is not None:
+            _add(digest, "columns", source.columns)
+        return digest.hexdigest()
+
+    def _images(self, images: LabelledImages) -> str:
+        if id(images) not in self.known:
+            self.held.append(images)
+            self.known[id(images)] = self._hash(images)
+        return self.known[id(images)]
+
+    def _hash(self, images: LabelledImages) -> str:
+        digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {images.img_size}".encode())
+        for name in ("crop_pct", "identity", "where"):
+            digest.update(repr(getattr(images, name, None)).encode())
+        for name in ("labels", "rows", "pixels"):
+            if isinstance(tensor := getattr(images, name, None), Tensor):
+                _add(digest, name, tensor)
+        if isinstance(base := getattr(images, "base", None), LabelledImages):
+            digest.update(self._images(base).encode())
+        elif isinstance(images, ImageFiles):
+            digest.update("\n".join(_files(images.paths)).encode())
+        return digest.hexdigest()
 
 
 def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
@@ -51,14 +69,14 @@ def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
-def _files(images: LabelledImages) -> Iterable[str]:
-    for index in range(len(images)):
-        name = images.image_name(index)
+def _files(paths: Iterable[str]) -> Iterator[str]:
+    """Name, size and date of each."""
+    for path in paths:
         try:
-            found = os.stat(name)
-            yield f"{name} {found.st_size} {found.st_mtime_ns}"
-        except OSError:  # of an archive or another library's data set
-            yield name
+            found = os.stat(path)
+            yield f"{path} {found.st_size} {found.st_mtime_ns}"
+        except OSError:
+            yield path
 
 
 class Scores:

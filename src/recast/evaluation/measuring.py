@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from recast.evaluation.bench import Bench, MissingData, Source, Suite
-from recast.evaluation.cache import Scores, model_key, score_file, scores_key, source_key
+from recast.evaluation.cache import Scores, SourceKeys, model_key, score_file, scores_key
 
 SAVE_EVERY = 30.0
 """Seconds between two savings of what was scored so far."""
@@ -76,7 +76,7 @@ def score_suites(
 def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tuple[list[Job], list[MissingData]]:
     own = [Source("", bench.data.val, bench.data.name)]
     models = {name: model_key(model) for name, model in bench.models.items()} if folder else {}
-    keys: dict[int, str] = {}
+    keys = SourceKeys()
     jobs, missing = [], []
     for name, suite in suites.items():
         if suite.score is None:
@@ -90,7 +90,7 @@ def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tup
             n = len(source.images)
             scores = {model: Scores(n) for model in bench.models}
             if folder is not None:
-                key = keys.setdefault(id(source), source_key(source))
+                key = keys(source)
                 for model, own_key in models.items():
                     path = score_file(folder, name, source.part, model)
                     scores[model] = Scores(n, path, scores_key(name, suite.uses, bench.options, own_key, key))

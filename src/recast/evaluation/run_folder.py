@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from recast.config import Recipe
 from recast.data import Data, load_data, loader
 from recast.device import choose_device, surroundings
 from recast.errors import RecastError
+from recast.evaluation.analysis import EPOCHS
 from recast.evaluation.bench import Options, PixelModel
 from recast.evaluation.suites import SUITES, Results, check, groups, measure
 from recast.explain.attention import write_attention
@@ -134,6 +136,7 @@ def evaluate_run(
             options=options,
             workers=workers,
             cache=run.folder / "scores",
+            store={EPOCHS: kept_models(run)},
             progress=progress,
         )
         write_results(run, found, together, options, device, command, time.time() - begin)
@@ -141,6 +144,22 @@ def evaluate_run(
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
         write_pictures(run)
     return results
+
+
+def kept_models(run: Run) -> list[tuple[str, int, Callable[[], nn.Module]]]:
+    """The recast model at the epochs whose weights were kept (`keep_every`): (arm, epoch, function that loads it)."""
+    if "recast" not in run.models:
+        return []
+    found: list[tuple[str, int, Callable[[], nn.Module]]] = []
+    for path in sorted((run.folder / "checkpoints").glob("epoch-*.safetensors")):
+        number = path.stem.removeprefix("epoch-")
+        if number.isdecimal():
+            found.append(("recast", int(number), partial(_kept_model, run, path)))
+    return found
+
+
+def _kept_model(run: Run, path: Path) -> nn.Module:
+    return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
 
 
 def write_results(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,11 +18,20 @@ from recast.data.splits import choose_balanced
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
 from recast.evaluation.adversarial import score_fgsm, score_pgd
+from recast.evaluation.analysis import analyse_agreement, analyse_cka, analyse_fourier, analyse_heads
+from recast.evaluation.autoattack import score_autoattack, sources_autoattack
 from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite, ready
 from recast.evaluation.clean import expected_calibration_error, score_clean
 from recast.evaluation.corruption import mean_over_corruptions, score_basic
+from recast.evaluation.corruptions import means_over_corruptions, score_part, sources_corruptions
 from recast.evaluation.cost import measure_cost
+from recast.evaluation.frequency import score_frequency
+from recast.evaluation.imagenet_c import means_with_mce, sources_imagenet_c
+from recast.evaluation.imagenet_real import score_real, sources_real
+from recast.evaluation.imagenet_sets import SETS, score_top, set_sources
+from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.measuring import Scored, score_suites
+from recast.evaluation.resolution import parse_size, score_resolution, sources_resolution
 from recast.evaluation.scores import Resampled, plain_mean
 from recast.explain.tables import Table
 from recast.rows import Difference, Row
@@ -30,8 +40,20 @@ SUITES: dict[str, Suite] = {
     "clean": Suite(score_clean, statistics={"loss": plain_mean, "ece": expected_calibration_error}),
     "fgsm": Suite(score_fgsm, uses=("eps",)),
     "pgd": Suite(score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
+    "autoattack": Suite(score_autoattack, sources=sources_autoattack, uses=("eps", "seed")),
     "basic": Suite(score_basic, derive=mean_over_corruptions),
+    "corruptions": Suite(score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)),
+    "imagenet-c": Suite(score_part, sources=sources_imagenet_c, derive=means_with_mce),
+    **{name: Suite(score_top, sources=set_sources(name)) for name in SETS},
+    "imagenet-real": Suite(score_real, sources=sources_real),
+    "resolution": Suite(score_resolution, sources=sources_resolution),
+    "frequency": Suite(score_frequency),
+    "knn": Suite(score_knn, sources=sources_knn, uses=("neighbours",)),
     "cost": Suite(measure=measure_cost),
+    "agreement": Suite(tabulate=analyse_agreement),
+    "heads": Suite(tabulate=analyse_heads),
+    "fourier": Suite(tabulate=analyse_fourier),
+    "cka": Suite(tabulate=analyse_cka),
 }
 
 COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))
@@ -105,9 +127,13 @@ def measure(
     options: Options = Options(),
     workers: int = 0,
     cache: Path | None = None,
+    store: dict[Any, Any] | None = None,
     progress: bool = True,
 ) -> Results:
-    """`evaluate` with the paired differences between arms; data sets that are missing are named in the results."""
+    """`evaluate` with tables and paired differences; data sets that are missing are named in the results.
+
+    store: what suites are given beforehand, see `Bench.store`.
+    """
     chosen = check(suites, options)
     if not models:
         raise RecastError("nothing to evaluate: expected at least one model, got none")
@@ -122,7 +148,7 @@ def measure(
     if options.num_samples is not None:
         kept = choose_balanced(data.val.labels, options.num_samples, "num_samples")
         data = replace(data, val=data.val.subset(kept))
-    bench = Bench(wrapped, data, batch_size, choose_device(device), _once(options), workers)
+    bench = Bench(wrapped, data, batch_size, choose_device(device), _once(options), workers, store or {})
     results = Results()
     with _progress(progress) as bar, ready(wrapped.values(), bench.device):
         tasks = {name: bar.add_task(name, total=None) for name in chosen}
@@ -131,7 +157,11 @@ def measure(
         )
         for name, suite in chosen.items():
             if suite.tabulate is not None:
-                results.tables[name] = suite.tabulate(bench)
+                try:
+                    results.tables[name] = suite.tabulate(bench)
+                except MissingData as error:
+                    results.missing.append(error)
+                bar.update(tasks[name], advance=1, total=1)
             elif suite.measure is not None:
                 numbers = [
                     Row(run, m.model, name, data.name, m.metric, float(m.value), m.n) for m in suite.measure(bench)
@@ -158,6 +188,10 @@ def check(suites: Sequence[str], options: Options) -> dict[str, Suite]:
             raise RecastError(f"{name} must be at least 1, got {getattr(options, name)}")
     if options.step_size is not None and not (math.isfinite(options.step_size) and options.step_size > 0):
         raise RecastError(f"step_size must be a number above 0 (in 1/255), got {options.step_size}")
+    if any(k < 1 for k in options.neighbours):
+        raise RecastError(f"neighbours must be numbers of 1 or more, got {options.neighbours}")
+    for size in options.sizes:
+        parse_size(size)
     return {name: SUITES[name] for name in suites}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -142,6 +143,7 @@ def _withdraw(out: Path) -> None:
         return
     for name in (*WRITTEN, "parent.safetensors", "metrics.jsonl"):
         (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
     with suppress(OSError):  # not empty: somebody else's files
         out.rmdir()
 

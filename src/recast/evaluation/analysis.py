@@ -1,0 +1,54 @@
+"""Suites `fourier`, `heads`, `cka` and `agreement`: analyses of `recast.explain` on the bench's models and images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from recast.data.splits import choose_balanced
+from recast.evaluation.bench import Bench, MissingData, Source
+from recast.explain.agreement import tabulate_agreement
+from recast.explain.fourier import tabulate_fourier
+from recast.explain.heads import tabulate_heads
+from recast.explain.similarity import tabulate_cka
+from recast.explain.tables import Table
+from recast.surgery import recast_layers
+
+IMAGES = 500
+"""Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more."""
+EPOCHS = "epochs"
+"""Key of `Bench.store`: kept weights, (model name, epoch, function that gives the model of that epoch) each."""
+
+
+def analyse_fourier(bench: Bench) -> Table:
+    """Δ log amplitude by block and frequency."""
+    return tabulate_fourier(bench.models, lambda: _some(bench))
+
+
+def analyse_heads(bench: Bench) -> Table:
+    """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
+    if not any(recast_layers(model) for model in bench.models.values()):
+        raise MissingData("heads looks at recast layers, and no model here has one")
+    return tabulate_heads(bench.models, lambda: _some(bench), epochs=bench.store.get(EPOCHS, ()))
+
+
+def analyse_cka(bench: Bench) -> Table:
+    """Similarity of the layers of the first model to its own and to every other's."""
+    return tabulate_cka(bench.models, lambda: _some(bench))
+
+
+def analyse_agreement(bench: Bench) -> Table:
+    """Every model's prediction for every validation image."""
+    names = [bench.data.val.image_name(index) for index in range(len(bench.data.val))]
+    batches = lambda: ((batch.images, batch.labels) for batch in bench.batches())  # noqa: E731
+    return tabulate_agreement(bench.models, batches, bench.data.classes, names=names)
+
+
+def _some(bench: Bench) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the images that are looked at."""
+    images = bench.data.val
+    if bench.options.num_samples is None and len(images) > IMAGES:
+        images = images.subset(choose_balanced(images.labels, IMAGES, "num_samples"))
+    for batch in bench.batches(Source("", images, bench.data.name)):
+        yield batch.images, batch.labels

@@ -1,0 +1,131 @@
+"""Suite `knn`: how well the features tell the classes apart, by the nearest training images.
+
+Features are the input of the classifier, averaged over positions and of length 1. The k training images of largest
+cosine similarity s vote with exp(s/0.07) each (Wu et al. 2018, arXiv:1805.01978, Sec. 3.4; DINO, Caron et al. 2021,
+arXiv:2104.14294). The bank is the training images without augmentation, 4·N·D bytes for each model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import loader
+from recast.errors import RecastError
+from recast.evaluation.bench import Batch, Bench, MissingData, PixelModel, Score, Source
+from recast.models.adapt import classifiers
+
+TEMPERATURE = 0.07
+CHUNK = 65_536
+"""Images of the bank that are compared at a time."""
+
+
+def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -> Tensor:
+    """(B, D) float32: what enters the classifier (`recast.models.adapt.classifiers`), averaged over positions.
+
+    For timm's networks this is forward_head(forward_features(x), pre_logits=True). Where there are several classifiers
+    (a distilled DeiT), the mean of their inputs. Raises RecastError if one cannot tell the classifier, or the forward
+    pass does not call it.
+    """
+    network = model.model if isinstance(model, PixelModel) else model
+    layers = [network.get_submodule(name) for name in classifiers(network, num_classes)]
+    entered: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(_vectors(inputs[0].detach(), channels_first=not isinstance(layer, nn.Linear)))
+
+    handles = [layer.register_forward_pre_hook(keep) for layer in layers]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not entered or any(each.shape != entered[0].shape or len(each) != len(images) for each in entered):
+        raise RecastError(
+            f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
+        )
+    return torch.stack(entered).mean(0)
+
+
+def _vectors(x: Tensor, channels_first: bool) -> Tensor:
+    """Means over positions: (B, D) from (B, D, ...) if channels come first, else from (B, ..., D)."""
+    x = x.float()
+    if x.ndim == 2:
+        return x
+    return x.flatten(2).mean(2) if channels_first else x.flatten(1, -2).mean(1)
+
+
+def nearest(queries: Tensor, bank: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Similarities (B, k), largest first, and indices (B, k) of the k rows of `bank` (N, D) nearest to each of (B, D).
+
+    Both are unit vectors. Never holds more than B·(chunk + k) similarities.
+    """
+    best, where = (
+        queries.new_empty(len(queries), 0),
+        torch.empty(len(queries), 0, dtype=torch.long, device=queries.device),
+    )
+    for begin in range(0, len(bank), chunk):
+        similar = queries @ bank[begin : begin + chunk].T
+        values, columns = similar.topk(min(k, similar.shape[1]), dim=1)
+        values, columns = torch.cat([best, values], 1), torch.cat([where, columns + begin], 1)
+        best, order = values.topk(min(k, values.shape[1]), dim=1)
+        where = columns.gather(1, order)
+    return best, where
+
+
+def vote(similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: int) -> dict[int, Tensor]:
+    """{k: classes (B,)} from similarities (B, K), largest first, and the neighbours' labels (B, K), K ≥ k.
+
+    The class with the largest Σ exp(s/0.07) over its images among the k nearest.
+    """
+    weights = ((similarities - 1) / TEMPERATURE).exp()  # a common factor: no overflow
+    votes = {}
+    for k in ks:
+        counts = torch.zeros(len(labels), num_classes, dtype=weights.dtype, device=weights.device)
+        votes[k] = counts.scatter_add_(1, labels[:, :k], weights[:, :k]).argmax(1)
+    return votes
+
+
+def sources_knn(bench: Bench) -> list[Source]:
+    """The validation images; MissingData without training images, RecastError for a k that there cannot be."""
+    count, data = len(bench.data.train), bench.data
+    if count == 0:
+        raise MissingData(f"knn compares with training images, and {data.name} has none: use data with a training part")
+    if wrong := [k for k in bench.options.neighbours if not 1 <= k <= count]:
+        raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {wrong[0]}")
+    # The part names the file of the scores: another bank gives others.
+    return [Source(f"of-{count}", data.val, data.name)]
+
+
+def score_knn(bench: Bench, batch: Batch) -> Iterator[Score]:
+    """top1@K for every k."""
+    ks = bench.options.neighbours
+    num_classes = len(bench.data.classes)
+    banks = _banks(bench)
+    for name, model in bench.models.items():
+        bank, bank_labels = banks[name]
+        queries = F.normalize(features(model, batch.images, num_classes), dim=1)
+        similarities, indices = nearest(queries, bank, max(ks))
+        for k, classes in vote(similarities, bank_labels[indices], ks, num_classes).items():
+            yield Score(name, f"top1@{k}", (classes == batch.labels).float())
+
+
+def _banks(bench: Bench) -> dict[str, tuple[Tensor, Tensor]]:
+    """Unit features (N, D) and labels (N,) of the training images for each model, in one pass over them."""
+    banks: dict[str, tuple[Tensor, Tensor]] = bench.store.setdefault("knn", {})
+    if todo := [name for name in bench.models if name not in banks]:
+        found: dict[str, list[Tensor]] = {name: [] for name in todo}
+        labels = []
+        for images, batch_labels in loader(bench.data.train.plain(), bench.batch_size, workers=bench.workers):
+            labels.append(batch_labels.to(bench.device))
+            pixels = images.to(bench.device)
+            for name in todo:
+                vectors = features(bench.models[name], pixels, len(bench.data.classes))
+                found[name].append(F.normalize(vectors, dim=1))
+        for name in todo:
+            banks[name] = torch.cat(found[name]), torch.cat(labels)
+    return banks

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import squeezenet1_1
+
+from recast.config import AugmentConfig
+from recast.data import Data
+from recast.errors import RecastError
+from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.knn import TEMPERATURE, features, nearest, score_knn, sources_knn, vote
+from recast.evaluation.measuring import score_suites
+
+
+def unit(count: int, width: int, seed: int) -> Tensor:
+    return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
+def test_chunks_find_the_nearest(chunk: int) -> None:
+    queries, bank = unit(9, 6, 0), unit(50, 6, 1)
+    values, where = nearest(queries, bank, 12, chunk)
+    expected = (queries @ bank.T).topk(12, dim=1)
+    torch.testing.assert_close(values, expected.values)
+    assert where.equal(expected.indices)
+
+
+def test_never_more_than_a_chunk_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = Tensor.topk
+
+    def topk(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(self.shape[1])
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "topk", topk)
+    nearest(unit(3, 4, 0), unit(100, 4, 1), 5, chunk=10)
+    assert max(sizes) <= 15
+
+
+def test_votes_are_those_of_the_formula_and_of_scikit_learn() -> None:
+    queries, bank = unit(40, 5, 0), unit(300, 5, 1)
+    labels = torch.randint(4, (300,), generator=torch.Generator().manual_seed(2))
+    values, where = nearest(queries, bank, 20)
+    votes = vote(values, labels[where], (1, 5, 20), 4)
+    assert votes[1].equal(labels[where[:, 0]])
+    for k in (5, 20):
+        direct = []
+        for query in queries:
+            similar = (bank @ query).double()
+            near = similar.argsort(descending=True)[:k]
+            direct.append(
+                max(range(4), key=lambda c: sum((similar[i] / TEMPERATURE).exp() for i in near if labels[i] == c))
+            )
+        assert votes[k].tolist() == direct
+
+        def weights(distances: np.ndarray) -> np.ndarray:
+            return np.exp((1 - distances) / TEMPERATURE)
+
+        theirs = KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
+        assert votes[k].tolist() == theirs.fit(bank.numpy(), labels.numpy()).predict(queries.numpy()).tolist()
+    assert not votes[5].equal(votes[20])
+
+
+def test_near_neighbours_outvote_many_far_ones() -> None:
+    votes = vote(torch.tensor([[1.0, 0.5, 0.5, 0.5]]), torch.tensor([[1, 0, 0, 0]]), (4,), 2)
+    assert votes[4].tolist() == [1]
+    votes = vote(torch.tensor([[0.52, 0.5, 0.5, 0.5]]), torch.tensor([[1, 0, 0, 0]]), (4,), 2)
+    assert votes[4].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet10t", {}),
+        ("test_vit", {"img_size": 32}),
+        ("test_vit", {"img_size": 32, "global_pool": "avg"}),
+        ("convnext_atto", {}),
+        ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1}),
+    ],
+)
+def test_features_are_timms(name: str, options: dict[str, Any]) -> None:
+    model = timm.create_model(name, num_classes=7, **options).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(features(model, images, 7), expected)
+
+
+def test_features_of_any_network() -> None:
+    images = torch.randn(2, 3, 40, 40)
+    squeeze = squeezenet1_1(num_classes=5).eval()  # ends in a convolution
+    torch.testing.assert_close(features(squeeze, images, 5), squeeze.features(images).mean((2, 3)))
+    own = nn.Sequential(nn.Flatten(), nn.Linear(3 * 1600, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    torch.testing.assert_close(features(own, images, 3), own[:3](images).detach())
+    wrapped = PixelModel(own, (0.5,) * 3, (2.0,) * 3)
+    torch.testing.assert_close(features(wrapped, images, 3), own[:3]((images - 0.5) / 2).detach())
+    assert not features(own, images).requires_grad
+    assert not own[3]._forward_pre_hooks
+    tokens = nn.Sequential(nn.Flatten(2), nn.Linear(1600, 6)).eval()  # logits for each position
+    torch.testing.assert_close(features(tokens, images, 6), images.flatten(2).mean(1))
+    with pytest.raises(RecastError, match="cannot tell which layer"):
+        features(nn.Sequential(nn.Conv2d(3, 4, 1)), images, 9)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head.bias.expand(len(x), 4)
+
+
+def test_a_classifier_that_is_not_called() -> None:
+    with pytest.raises(RecastError, match="no features of Unused"):
+        features(Unused(), torch.randn(2, 3, 8, 8), 4)
+
+
+class Spread(nn.Module):
+    """The image itself is the feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.head = nn.Linear(3 * 256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+def test_the_suite(digits: Data) -> None:
+    augmented = replace(digits, train=digits.train.augmented(AugmentConfig()))
+    model = Spread().eval()
+
+    def scores(batch_size: int) -> dict[str, np.ndarray]:
+        models = {"m": PixelModel(model, digits.mean, digits.std)}
+        bench = Bench(models, augmented, batch_size, torch.device("cpu"), Options(neighbours=(1, 5)))
+        found, _ = score_suites(bench, {"knn": Suite(score_knn, sources=sources_knn)})
+        return found["knn"].scores["m"]
+
+    found = scores(50)
+    assert model.seen == [50] * 5  # four batches of 200 training images once, one of the validation
+    assert list(found) == ["top1@1", "top1@5"]
+    mean, std = torch.tensor(digits.mean)[:, None, None], torch.tensor(digits.std)[:, None, None]
+    bank, queries = (
+        F.normalize(((part.plain().batch(range(len(part)))[0] - mean) / std).flatten(1), dim=1)
+        for part in (digits.train, digits.val)
+    )
+    own = digits.train.labels[(queries @ bank.T).argmax(1)] == digits.val.labels
+    assert found["top1@1"][:, 0].tolist() == own.float().tolist()
+    assert found["top1@1"].mean() > 0.8
+    assert all((values == found[metric]).all() for metric, values in scores(13).items())
+
+
+def test_bad_requests(digits: Data) -> None:
+    def bench(data: Data, *neighbours: int) -> Bench:
+        return Bench({}, data, 8, torch.device("cpu"), Options(neighbours=neighbours))
+
+    for wrong in (0, 201):
+        with pytest.raises(
+            RecastError, match=rf"neighbours must be between 1 and 200 \(the training images\), got {wrong}"
+        ):
+            sources_knn(bench(digits, 5, wrong))
+    empty = replace(digits, train=digits.train.subset(torch.empty(0, dtype=torch.long)))
+    with pytest.raises(MissingData, match="digits has none"):
+        sources_knn(bench(empty, 1))
