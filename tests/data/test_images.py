@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from recast.data.images import load_image, open_image, stack_images
+from recast.data.images import load_image, open_image, resize_and_crop, stack_images, to_bytes
 from recast.errors import RecastError
 
 
@@ -66,3 +66,11 @@ def test_bad_images_are_named(tmp_path: Path) -> None:
 def test_more_than_memory_allows_is_refused_before_decoding() -> None:
     with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
         stack_images(iter(()), 1_000_000, 224, "big.zip")
+
+
+def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:
+    thread = Image.fromarray(np.arange(9000, dtype=np.uint32).astype(np.uint8)[None].repeat(2, 0)).convert("RGB")
+    assert resize_and_crop(thread, 64).size == (64, 64)
+    middle = thread.crop((4400, 0, 4600, 2))
+    difference = to_bytes(resize_and_crop(thread, 64)).float() - to_bytes(resize_and_crop(middle, 64)).float()
+    assert difference.abs().max() <= 8  # the same place, up to a rounding of where the middle is

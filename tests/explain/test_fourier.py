@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -88,6 +89,17 @@ def test_a_wave_is_found_at_its_true_frequency(height: int, width: int, cycles: 
     assert logs.argmax() == cycles
     if height == width:
         assert logs[cycles].exp() == pytest.approx(height * width / (1 if cycles == 0 else 4), rel=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 8), (8, 13), (7, 15), (5, 4), (16, 3)])
+def test_rectangles_are_read_between_the_bins_of_the_longer_side(height: int, width: int) -> None:
+    x = torch.randn(2, 3, height, width, dtype=torch.float64)
+    logs = torch.log(torch.fft.fft2(x).abs() + 1e-6).mean((0, 1)).numpy()
+    short, long = min(height, width), max(height, width)
+    logs = logs if height <= width else logs.T  # (short, long)
+    bins = np.arange(long // 2 + 1)
+    expected = [np.interp(n * long / short, bins, logs[n, : len(bins)]) for n in range(short // 2 + 1)]
+    assert diagonal_log_amplitude(x).mean((0, 1)).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_an_even_map_reaches_pi_and_an_odd_one_holds_its_last_bin() -> None:

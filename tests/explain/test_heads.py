@@ -15,7 +15,7 @@ from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.explain import rows_of_maps
 from recast.explain.heads import Head, HeadStatistics, head_statistics, tabulate_heads
-from recast.explain.rows_of_maps import pieces
+from recast.explain.rows_of_maps import content_of, pieces
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.io import load, save
@@ -121,6 +121,24 @@ def test_maps_in_pieces_are_the_maps(
                 image += len(maps)
 
 
+@pytest.mark.parametrize("config", [{}, {"content": "linear"}, {"attend_padding": True}], ids=str)
+def test_content_alone(config: dict[str, object], open_gates: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(STRIDED, open_gates, **config), torch.randn(2, 4, 5, 6)
+    with torch.no_grad():
+        layer.gamma.zero_()
+    at = torch.tensor([1, 5])
+    assert torch.allclose(content_of(layer, x)(at), layer.attention(x).content[:, :, at], atol=1e-6)
+
+
+def test_maps_without_content_are_given_once(open_gates: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(PLAIN, open_gates), torch.randn(4, 4, 5, 5)
+    with torch.no_grad():
+        layer.gamma.zero_()
+    ((_, maps),) = pieces(layer, x, torch.arange(25))
+    assert maps.shape == (1, 9, 25, 49)
+    assert torch.allclose(maps, layer.attention(x).mix[2:3], atol=1e-6)
+
+
 def test_a_layer_at_its_start_is_a_convolution() -> None:
     layer = GPSA(4, 3, PLAIN).eval()
     for head in head_statistics(layer, torch.randn(5, 4, 6, 6)):
@@ -157,7 +175,7 @@ def test_pruned_maps_have_no_gate_and_no_span(open_gates: Callable[..., GPSA]) -
 def test_long_layers_are_sampled_and_say_so(open_gates: Callable[..., GPSA]) -> None:
     layer = gpsa(PLAIN, open_gates, gate="sigmoid")
     x = torch.randn(2, 4, 12, 12)
-    every, some = head_statistics(layer, x), head_statistics(layer, x, queries=40)
+    every, some = head_statistics(layer, x, queries=144), head_statistics(layer, x, queries=40)
     again, other = head_statistics(layer, x, queries=40), head_statistics(layer, x, queries=40, seed=1)
     assert (every[0].queries, some[0].queries) == (144, 40)
     assert some == again != other

@@ -34,6 +34,9 @@ _DECODE_ERRORS = (
     Image.DecompressionBombError,
 )
 
+LONGEST = 20
+"""Long side over short side of what is resized."""
+
 SMALL = 96
 """Sides below it are small images: kept whole, shifted by a padded crop."""
 
@@ -95,12 +98,23 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     if crop_pct is None and image.size == (img_size, img_size):
         return image
     short = int(img_size / (crop_pct or crop_fraction(img_size)))
+    image = _middle(image)
     width, height = image.size
     size = int(short * width / min(width, height)), int(short * height / min(width, height))
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)
     left, top = round((size[0] - img_size) / 2), round((size[1] - img_size) / 2)
     return image.crop((left, top, left + img_size, top + img_size))
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The middle of an image that is more than 20 times as long as wide: resized whole it could fill the memory."""
+    width, height = image.size
+    most = LONGEST * min(width, height)
+    if max(width, height) <= most:
+        return image
+    left, top = max(0, width - most) // 2, max(0, height - most) // 2
+    return image.crop((left, top, width - left, height - top))
 
 
 def to_bytes(image: Image.Image) -> Tensor:

@@ -5,21 +5,34 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from recast.rows import Row, read_rows, write_rows
+from recast.rows import Difference, Row, read_differences, read_rows, write_differences, write_rows
 
 if TYPE_CHECKING:
-    from recast.evaluation.suites import SUITES, evaluate
+    from recast.evaluation.bench import Options, PixelModel
+    from recast.evaluation.suites import SUITES, evaluate, measure
 
-__all__ = ["SUITES", "Row", "evaluate", "read_rows", "write_rows"]
+__all__ = [
+    "SUITES",
+    "Difference",
+    "Options",
+    "PixelModel",
+    "Row",
+    "evaluate",
+    "measure",
+    "read_differences",
+    "read_rows",
+    "write_differences",
+    "write_rows",
+]
+_PLACES = {"Options": "bench", "PixelModel": "bench", "SUITES": "suites", "evaluate": "suites", "measure": "suites"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("SUITES", "evaluate"):
+    if name not in _PLACES:
         raise AttributeError(f"module 'recast.evaluation' has no attribute {name!r}")
-    from recast.evaluation import suites
-
-    value = getattr(suites, name)
+    value = getattr(import_module(f"recast.evaluation.{_PLACES[name]}"), name)
     globals()[name] = value
     return value

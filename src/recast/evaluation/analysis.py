@@ -15,8 +15,9 @@ from recast.explain.similarity import tabulate_cka
 from recast.explain.tables import Table
 from recast.surgery import recast_layers
 
-IMAGES = 500
-"""Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more."""
+IMAGES, HEAD_IMAGES = 500, 200
+"""Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and
+the maps of all heads take their time."""
 EPOCHS = "epochs"
 """Key of `Bench.store`: kept weights, (model name, epoch, function that gives the model of that epoch) each."""
 
@@ -30,7 +31,7 @@ def analyse_heads(bench: Bench) -> Table:
     """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
     if not any(recast_layers(model) for model in bench.models.values()):
         raise MissingData("heads looks at recast layers, and no model here has one")
-    return tabulate_heads(bench.models, lambda: _some(bench), epochs=bench.store.get(EPOCHS, ()))
+    return tabulate_heads(bench.models, lambda: _some(bench, HEAD_IMAGES), epochs=bench.store.get(EPOCHS, ()))
 
 
 def analyse_cka(bench: Bench) -> Table:
@@ -45,10 +46,10 @@ def analyse_agreement(bench: Bench) -> Table:
     return tabulate_agreement(bench.models, batches, bench.data.classes, names=names)
 
 
-def _some(bench: Bench) -> Iterator[tuple[Tensor, Tensor]]:
+def _some(bench: Bench, most: int = IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of the images that are looked at."""
     images = bench.data.val
-    if bench.options.num_samples is None and len(images) > IMAGES:
-        images = images.subset(choose_balanced(images.labels, IMAGES, "num_samples"))
+    if bench.options.num_samples is None and len(images) > most:
+        images = images.subset(choose_balanced(images.labels, most, "num_samples"))
     for batch in bench.batches(Source("", images, bench.data.name)):
         yield batch.images, batch.labels

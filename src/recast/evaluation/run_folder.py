@@ -177,13 +177,15 @@ def write_results(
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
             continue
+        images = max(row.n for row in rows) if rows else found.tables[name].images
         uses = (*SUITES[name].uses, "num_samples", "seed")
         known["suites"][name] = {
             "command": command,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 1),
+            "together_with": [other for other in suites if other != name],
             "dataset": rows[0].dataset if rows else run.data.name,
-            "images": max((row.n for row in rows), default=len(run.data.val)),
+            "images": images,
             "options": {field: value for field, value in asdict(options).items() if field in uses},
             "device": facts["device"],
             "machine": f"{facts['platform']}, {facts['cpu_count']} CPUs",

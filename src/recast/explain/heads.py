@@ -22,7 +22,9 @@ from recast.shapes import in_eval
 from recast.surgery import recast_layers
 
 TOLERANCE = 1e-3
-MAX_QUERIES = 256
+MAX_QUERIES = 128
+TINY = 1e-30
+"""Stands for 0 in a logarithm whose value is multiplied by 0."""
 COLUMNS = (
     "model", "epoch", "layer", "head", "tap_row", "tap_column", "gate", "span", "distance", "nonlocality", "entropy",
     "is_convolution", "n",
@@ -74,9 +76,9 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
     non-locality keeps the sign, so it can fall below 0.
 
     images: what the model takes, a batch or an iterable of batches. At most `queries` queries of an image are looked
-    at: all, or, in a layer that has more, a sample drawn from `seed`, the same for all images. Maps are made in pieces
-    of 32 MB whatever the layer's size. Layers are in the order of the network, without wrappers around it
-    (`unwrapped`). Raises `RecastError` for a model without recast layers, and if queries < 1.
+    at: all, or, in a layer that has more, a sample drawn from `seed`, the same for all images. Maps are made in small
+    pieces whatever the layer's size (`rows_of_maps`). Layers are in the order of the network, named without
+    wrappers around it. Raises `RecastError` for a model without recast layers, and if queries < 1.
     """
     statistics = HeadStatistics(model, queries=queries, seed=seed)
     for batch in each_batch(images):
@@ -166,14 +168,16 @@ class HeadStatistics:
             maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
             distance = ((keys_at - queries_at[at][:, None]) / scale).norm(dim=-1).to(maps.dtype)
             under = queries_at[at] + taps[:, None]
-            share = maps.abs() / maps.abs().sum(-1, keepdim=True)
             at_tap = (under[..., 0] * columns + under[..., 1])[None, ..., None].expand(len(maps), -1, -1, 1)
+            attention = maps.abs()
+            mass = attention.sum(-1)
             measured = torch.stack(
                 [
-                    (share * distance).sum(-1),
+                    (attention * distance).sum(-1) / mass,
                     (maps * distance).sum(-1),
-                    torch.special.entr(share).sum(-1),
-                    share.gather(-1, at_tap).squeeze(-1),
+                    # −Σ p ln p with p = |A|/m is ln m − Σ |A| ln |A| / m: no map of p is made
+                    mass.log() - (attention * attention.clamp_min(TINY).log()).sum(-1) / mass,
+                    attention.gather(-1, at_tap).squeeze(-1) / mass,
                 ]
             )
             sums += measured.sum(dim=(1, 3)).cpu().double()
@@ -188,7 +192,7 @@ class HeadStatistics:
         """All queries, or a sorted sample of them."""
         if count <= self._queries:
             return torch.arange(count)
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(self._seed)
         return torch.randperm(count, generator=generator)[: self._queries].sort().values
 
     @torch.no_grad()

@@ -14,8 +14,9 @@ from recast.functional.maps import keys, queries, real_keys
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 
-MAX_NUMBERS = 2**23
-"""Numbers that one piece of the maps may have: 32 MB in single precision."""
+MAX_NUMBERS = 2**18
+"""Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
+MAX_NUMBERS_ON_ACCELERATORS = 2**24
 
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
@@ -42,8 +43,9 @@ def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tens
         x = x[:1]
     rows, columns = layer.geometry.padded_size(*x.shape[-2:])
     one = layer.num_heads * rows * columns
-    images = max(1, MAX_NUMBERS // (one * len(chosen)))
-    at_once = max(1, MAX_NUMBERS // one)
+    most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
+    images = max(1, most // (one * len(chosen)))
+    at_once = max(1, most // one)
     for some in x.split(images):
         maps = rows_of(layer, some)
         for at in chosen.split(at_once):
@@ -57,7 +59,7 @@ def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
 
 def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     """A = shift · S + gaussian · G + content · C, as `recast.functional.attention_maps` writes it out."""
-    geometry, config = layer.geometry, layer.config
+    geometry = layer.geometry
     w = expand_heads(layer.weights(), geometry)
     height, width = x.shape[-2:]
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, height, width)
@@ -65,11 +67,7 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     queries_at, _ = (at.to(x.device) for at in positions(geometry, height, width))
     padded_columns = geometry.padded_size(height, width)[1]
     taps = torch.tensor(geometry.offsets(), device=x.device)
-    content = None
-    if bool(w.gates.content.any()):
-        q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
-        mask = None if config.attend_padding else ~real_keys(geometry, height, width, x.device)
-        content = partial(_linear_content if config.content == "linear" else _softmax_content, q, k, mask)
+    content = content_of(layer, x) if bool(w.gates.content.any()) else None
 
     def rows(at: Tensor) -> Tensor:
         i, j = at // output_columns, at % output_columns
@@ -83,6 +81,16 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
         return mix if content is None else mix + w.gates.content[:, None, None] * content(at)
 
     return rows
+
+
+def content_of(layer: GPSA, x: Tensor) -> Rows:
+    """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
+    geometry, config = layer.geometry, layer.config
+    w = expand_heads(layer.weights(), geometry)
+    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
+    height, width = x.shape[-2:]
+    mask = None if config.attend_padding else ~real_keys(geometry, height, width, x.device)
+    return partial(_linear_content if config.content == "linear" else _softmax_content, q, k, mask)
 
 
 def _softmax_content(q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor) -> Tensor:

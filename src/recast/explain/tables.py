@@ -20,6 +20,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
+    @property
+    def images(self) -> int:
+        """How many images are behind it: the largest `n`, or a row each."""
+        return max((int(str(n)) for n in self.column("n")), default=0) if "n" in self.columns else len(self.rows)
+
     def column(self, name: str) -> list[Cell]:
         """The cells of one column."""
         return [row[self.columns.index(name)] for row in self.rows]

@@ -1,0 +1,64 @@
+"use strict";
+/* Colours that colour-blind readers can tell apart: cividis for weights from 0 up; for signed ones blue to orange,
+   through the page's own background, so that 0 is quiet in light and dark. */
+const Colors = (() => {
+  const POSITIVE = ["#00224d", "#002d69", "#1a386f", "#31436c", "#434e6b", "#52596c", "#61646f", "#6e7073", "#7c7b78",
+    "#8b8778", "#9b9376", "#aba072", "#bbad6c", "#ccbb63", "#dec957", "#efd846", "#fde737"];
+  const LIGHT = ["#08306b", "#0a5a9e", "#3f8cc7", "#93c0e0", "#f7f5f0", "#f5c79b", "#e88a3c", "#c55a02", "#6e2d00"];
+  const DARK = ["#b5dcff", "#62b2ec", "#2b78b0", "#214a68", "#23272d", "#5f3a1c", "#ad5f1b", "#ff8b38", "#ffd9b8"];
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const stops = (signed) => (signed ? (dark.matches ? DARK : LIGHT) : POSITIVE);
+
+  const tables = new Map();
+  function table(signed) {
+    const key = stops(signed);
+    if (!tables.has(key)) tables.set(key, interpolated(key));
+    return tables.get(key);
+  }
+  function interpolated(stops) {
+    const parsed = stops.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
+    const colors = new Uint8ClampedArray(768);
+    for (let i = 0; i < 256; i++) {
+      const place = (i / 255) * (parsed.length - 1);
+      const low = Math.min(Math.floor(place), parsed.length - 2);
+      for (let c = 0; c < 3; c++) colors[3 * i + c] = parsed[low][c] + (place - low) * (parsed[low + 1][c] - parsed[low][c]);
+    }
+    return colors;
+  }
+
+  // Draws weights (rows × columns) onto a canvas, one pixel each; `see` gives the opacity of a share of the strongest.
+  function paint(canvas, values, rows, columns, limit, signed, see) {
+    if (canvas.width !== columns || canvas.height !== rows) [canvas.width, canvas.height] = [columns, rows];
+    const context = canvas.getContext("2d");
+    const picture = context.createImageData(columns, rows);
+    const colors = table(signed);
+    for (let i = 0; i < values.length; i++) {
+      const share = Math.max(-1, Math.min(1, values[i] / limit));
+      const at = 3 * Math.round(255 * (signed ? (share + 1) / 2 : Math.max(0, share)));
+      for (let c = 0; c < 3; c++) picture.data[4 * i + c] = colors[at + c];
+      picture.data[4 * i + 3] = see ? 255 * see(Math.abs(share)) : 255;
+    }
+    context.putImageData(picture, 0, 0);
+  }
+
+  const gradient = (signed) => `linear-gradient(90deg, ${stops(signed).join(", ")})`;
+
+  /* The weight of the strongest colour, for maps that share it. A head that is nearly the convolution has one weight
+     near 1 and the rest a thousand times smaller: each map's largest is left out, and saturates. */
+  function limitOf(maps) {
+    const rest = [];
+    const stride = Math.ceil(maps.length * maps[0].length / 50000); // of very many weights a part tells enough
+    let largest = 0;
+    for (const values of maps) {
+      let [top, at] = [-1, -1];
+      for (let i = 0; i < values.length; i++) if (Math.abs(values[i]) > top) [top, at] = [Math.abs(values[i]), i];
+      for (let i = 0; i < values.length; i += stride) if (i !== at) rest.push(Math.abs(values[i]));
+      largest = Math.max(largest, top);
+    }
+    const sorted = Float32Array.from(rest).sort();
+    const limit = sorted.length ? sorted[Math.floor(0.995 * (sorted.length - 1))] : 0;
+    return (limit > 1e-5 * largest ? limit : largest) || 1;
+  }
+
+  return { paint, gradient, limitOf, whenSchemeChanges: (then) => dark.addEventListener("change", then) };
+})();

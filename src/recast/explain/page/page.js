@@ -1,0 +1,347 @@
+"use strict";
+/* The page: what is chosen (picture, state, layer, view, query, head), and drawing it. */
+const page = (() => {
+  const scene = JSON.parse(document.getElementById("data").textContent);
+  const by = (id) => document.getElementById(id);
+  const chosen = { picture: 0, state: scene.states.length - 1, layer: 0, view: "mix", each: false, at: [0.5, 0.5], head: -1 };
+  const cache = new Map();
+  let shown = null; // maps of all heads, as last drawn
+  let drawing = Promise.resolve();
+
+  const VIEWS = {
+    mix: ["Whole", "what the layer uses"],
+    position: ["Position", "the tap and its Gaussian alone"],
+    content: ["Content", "what pixels look like, alone"],
+  };
+  const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
+  const element = (tag, properties = {}, ...children) => {
+    const made = Object.assign(document.createElement(tag), properties);
+    made.append(...children);
+    return made;
+  };
+  const percent = (p) => `${p >= 0.9995 ? "100" : p >= 0.1 ? (100 * p).toFixed(0) : (100 * p).toFixed(1)} %`;
+  const number = (x) => {
+    const size = Math.abs(x);
+    const text = size === 0 ? "0" : size >= 100 ? size.toFixed(0) : size >= 0.01 ? size.toFixed(2) : size >= 0.0005 ? size.toFixed(3) : size.toExponential(0);
+    return (x < 0 && Number(text) ? "−" : "") + text.replace("e-", "e−").replace("e+", "e");
+  };
+
+  const picture = () => scene.pictures[chosen.picture];
+  const name = () => scene.order[chosen.layer];
+  const layer = () => scene.states[chosen.state].layers[name()];
+
+  function stored() {
+    const key = `${chosen.picture}/${chosen.state}/${name()}`;
+    if (!cache.has(key)) cache.set(key, Maps.unpack(picture().maps[chosen.state][name()]));
+    return cache.get(key);
+  }
+
+  // ---- the query: a place on the image (shares of its height and width), and the nearest query of the layer
+
+  function placeOf(of, axis, index) { // middle of a query's pixel as a share of the layer's input
+    const [start, step, count] = of.keys[axis];
+    return ((of.queries[axis][0] + of.queries[axis][1] * index - start) / step + 0.5) / count;
+  }
+  function queryAt(of) {
+    return [0, 1].map((axis) => {
+      const places = Array.from({ length: of.queries[axis][2] }, (_, i) => placeOf(of, axis, i));
+      return Maps.nearest(places, chosen.at[axis]);
+    });
+  }
+  function boxOf(of, query) {
+    return [0, 1].map((axis) => {
+      const side = 1 / of.keys[axis][2];
+      return [Math.max(0, Math.min(1 - side, placeOf(of, axis, query[axis]) - side / 2)), side];
+    });
+  }
+  function put(box, span) {
+    const [[top, height], [left, width]] = box;
+    Object.assign(span.style, { left: `${100 * left}%`, top: `${100 * top}%`, width: `${100 * width}%`, height: `${100 * height}%` });
+  }
+
+  // ---- drawing
+
+  function tap(of, head) {
+    if (of.names.length) return of.names[head];
+    const [down, right] = of.offsets[head];
+    return ARROWS[`${down},${right}`] || `${number(down)},${number(right)}`;
+  }
+  function tapInWords(of, head) {
+    if (of.names.length) return of.names[head];
+    const [down, right] = of.offsets[head];
+    const words = [[down, "up", "down"], [right, "left", "right"]].filter(([by]) => by);
+    return `tap ${words.length ? words.map(([by, less, more]) => `${Math.abs(by)} ${by < 0 ? less : more}`).join(", ") : "in the middle"}`;
+  }
+  function largest(values, columns) {
+    let at = 0;
+    for (let i = 1; i < values.length; i++) if (Math.abs(values[i]) > Math.abs(values[at])) at = i;
+    return { value: values[at], row: Math.floor(at / columns), column: at % columns };
+  }
+
+  function makeGrid(of) {
+    const heads = Maps.heads(of);
+    const onGrid = of.kernel[0] * of.kernel[1] === heads;
+    const columns = onGrid ? of.kernel[1] : Math.ceil(Math.sqrt(heads));
+    by("grid").style.setProperty("--columns", columns);
+    by("grid").classList.toggle("dense", columns > 5);
+    by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
+      const caption = element("span", { className: "caption" }, element("b", { textContent: tap(of, head) }));
+      if (of.gates.length) caption.append(element("span", { textContent: `${of.gates[0][0]} ${number(of.gates[0][1][head])}` }));
+      const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "query" }));
+      frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
+      const button = element("button", { type: "button", className: "head" }, frame, caption);
+      button.addEventListener("click", () => choose({ head: chosen.head === head ? -1 : head }));
+      button.addEventListener("pointerenter", () => overlay(head));
+      button.addEventListener("pointerleave", () => overlay(chosen.head));
+      button.addEventListener("focus", () => overlay(head));
+      button.addEventListener("blur", () => overlay(chosen.head));
+      return button;
+    }));
+  }
+
+  function overlay(head) {
+    const canvas = by("overlay");
+    canvas.hidden = !shown || head < 0 || head >= shown.maps.length;
+    if (canvas.hidden) return;
+    const limit = chosen.each ? shown.limits[head] : shown.limit;
+    const [rows, columns] = [shown.of.keys[0][2], shown.of.keys[1][2]];
+    Colors.paint(canvas, shown.maps[head], rows, columns, limit, shown.signed, (share) => 0.12 + 0.78 * Math.sqrt(share));
+  }
+
+  async function drawMaps() {
+    const [of, key] = [layer(), JSON.stringify(chosen)];
+    const grid = by("grid");
+    const missing = of ? "" : absent();
+    by("nothing").hidden = !missing;
+    by("nothing").textContent = missing;
+    for (const id of ["grid", "legend", "chosen"]) by(id).hidden = !of;
+    by("layer-name").textContent = name() || "";
+    const when = scene.states.length > 1 ? `, epoch ${scene.states[chosen.state].epoch}` : "";
+    by("layer-about").textContent = of ? `${of.description}, input ${of.keys[0][2]}×${of.keys[1][2]}${when}` : "";
+    by("cursor").hidden = !of;
+    if (!of) {
+      shown = null;
+      overlay(-1);
+      by("where").textContent = "";
+      return;
+    }
+    const from = await stored();
+    if (key !== JSON.stringify(chosen)) return; // something else was chosen meanwhile
+    const view = Maps.views(of).includes(chosen.view) ? chosen.view : "mix";
+    const query = queryAt(of);
+    const maps = Array.from({ length: Maps.heads(of) }, (_, head) => Maps.map(of, from, view, head, query));
+    const limits = chosen.each ? maps.map((values) => Colors.limitOf([values])) : null;
+    shown = { of, maps, query, view, limits, limit: Colors.limitOf(maps), signed: Maps.isSigned(of, view) };
+    const gridKey = `${chosen.state}/${name()}`;
+    if (grid.dataset.key !== gridKey) makeGrid(of);
+    grid.dataset.key = gridKey;
+    const box = boxOf(of, query);
+    const [rows, columns] = [of.keys[0][2], of.keys[1][2]];
+    [...grid.children].forEach((button, head) => {
+      Colors.paint(button.querySelector("canvas"), maps[head], rows, columns, chosen.each ? limits[head] : shown.limit, shown.signed);
+      put(box, button.querySelector(".query"));
+      button.querySelector(".query").hidden = of.kind === "classes";
+      button.setAttribute("aria-pressed", String(head === chosen.head));
+      const top = largest(maps[head], columns);
+      const gate = of.gates.length ? ` ${of.gates[0][0]} = ${number(of.gates[0][1][head])};` : "";
+      button.setAttribute("aria-label", `Head ${head + 1}, ${tapInWords(of, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
+    });
+    put(box, by("cursor"));
+    by("cursor").hidden = of.kind === "classes";
+    overlay(chosen.head);
+    drawLegend();
+    const queries = of.queries.map((axis) => axis[2]);
+    by("where").textContent = of.kind === "classes" ? "" : `Query row ${query[0] + 1} of ${queries[0]}, column ${query[1] + 1} of ${queries[1]}`;
+    by("chosen").textContent = inWords();
+  }
+
+  function drawLegend() {
+    const [low, bar, high] = by("legend").children;
+    bar.style.background = Colors.gradient(shown.signed);
+    const end = chosen.each ? "each head’s own" : number(shown.limit);
+    low.textContent = shown.signed ? (chosen.each ? "−" : `≤ −${end}`) : "0";
+    high.textContent = chosen.each ? end : `≥ ${end}`;
+  }
+
+  function inWords() {
+    const { of, maps } = shown;
+    if (chosen.head < 0 || chosen.head >= maps.length) return "Choose a head to lay its map over the image.";
+    const values = maps[chosen.head];
+    const top = largest(values, of.keys[1][2]);
+    const outside = 1 - values.reduce((sum, value) => sum + value, 0);
+    const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen.head])}`).join(", ");
+    const words = tapInWords(of, chosen.head);
+    return `${words[0].toUpperCase()}${words.slice(1)}${gates ? `: ${gates}` : ""}. ` +
+      `Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
+      `${of.kind !== "classes" && outside > 0.01 ? `; ${percent(outside)} falls on the padding around the image` : ""}.`;
+  }
+
+  function absent() {
+    if (!scene.order.length) return "This network has no recast layer, so there are no attention maps to show: only its predictions.";
+    const epoch = scene.states[chosen.state].epoch;
+    const later = scene.states.find((state, at) => at > chosen.state && state.layers[name()]);
+    return `At epoch ${epoch}, ${name()} is still a convolution: it has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
+  }
+
+  function drawPredictions() {
+    const at = picture();
+    const found = at.predictions[chosen.state];
+    const arms = Object.keys(scene.arms).filter((arm) => found[arm]);
+    by("predictions").hidden = !arms.length;
+    by("predictions").replaceChildren(element("h2", { textContent: "Predictions" }), ...arms.map((arm) => {
+      const chip = element("span", { className: `chip ${arm}`, ariaHidden: "true" });
+      const list = element("ol", { className: `top ${arm}` }, ...found[arm].map(([label, p]) => {
+        const bar = element("i", { ariaHidden: "true" });
+        bar.style.width = `${100 * p}%`;
+        const right = label === at.label ? element("em", { textContent: " ✓", title: "the image’s label" }) : "";
+        return element("li", {}, element("span", { className: "class", title: label }, label, right), element("span", { className: "rail" }, bar), element("span", { className: "p", textContent: percent(p) }));
+      }));
+      return element("div", { className: "arm" }, element("h3", {}, chip, scene.arms[arm]), list);
+    }));
+    by("verdict").textContent = verdict(arms, found, at);
+  }
+
+  function verdict(arms, found, at) {
+    if (!arms.length) return `What the heads attend to in ${at.name}`;
+    const best = arms.map((arm) => found[arm][0][0]);
+    const own = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
+    const label = at.label === null ? "" : ` The label is ${at.label}.`;
+    const many = { 2: "Both networks say", 3: "All three networks say" }[arms.length];
+    if (many && new Set(best).size === 1) return `${many} ${best[0]}${best[0] === at.label ? ", as it is labelled." : `.${label}`}`;
+    const others = arms.map((arm, i) => [arm, i]).filter(([, i]) => i !== own).map(([arm, i]) => {
+      const who = { parent: "the parent", finetuned: "the fine-tuned parent" }[arm] || scene.arms[arm];
+      return `${who} ${best[i]}`;
+    });
+    return `${arms.length > 1 ? scene.arms[arms[own]] : "The network"} says ${[best[own], ...others].join(", ")}.${label}`;
+  }
+
+  function drawPicture() {
+    const at = picture();
+    by("image").src = at.src;
+    by("image").alt = `${at.name}${at.label === null ? "" : `, labelled ${at.label}`}: what the network sees, ${at.size[0]}×${at.size[1]} pixels`;
+    by("stage").style.aspectRatio = `${at.size[1]} / ${at.size[0]}`;
+    by("stage").classList.toggle("small", Math.max(...at.size) < 128);
+    const facts = [`${at.name}, ${at.size[0]}×${at.size[1]} as the network sees it`, ...(at.label === null ? [] : [`labelled ${at.label}`])];
+    by("about").textContent = `${facts.join(", ")}.`;
+    by("notes").replaceChildren(...[...at.notes, ...scene.notes].map((note) => element("p", { className: "note", textContent: note })));
+  }
+
+  function drawControls() {
+    const of = layer();
+    for (const input of document.querySelectorAll(".choices input")) input.checked = String(chosen[input.name]) === input.value;
+    const views = of ? Maps.views(of) : [];
+    by("views").hidden = views.length < 2;
+    by("scales").hidden = !of;
+    by("epoch").value = chosen.state;
+    const { epoch } = scene.states[chosen.state];
+    by("epoch-name").textContent = epoch === 0 ? "0, before training" : `${epoch} of ${scene.states[scene.states.length - 1].epoch}`;
+    by("epoch").setAttribute("aria-valuetext", `epoch ${epoch}`);
+    [...by("thumbs").children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen.picture)));
+    document.querySelectorAll("#layers label").forEach((label, i) => label.classList.toggle("absent", !scene.states[chosen.state].layers[scene.order[i]]));
+  }
+
+  // Change what is chosen and draw it; the promise is for what must be unpacked first.
+  function choose(change) {
+    Object.assign(chosen, change);
+    if ("picture" in change) drawPicture();
+    if ("picture" in change || "state" in change) drawPredictions();
+    drawControls();
+    drawing = drawMaps();
+    return drawing;
+  }
+
+  // ---- controls
+
+  function choices(id, field, options) {
+    by(id).querySelector(".choices").replaceChildren(...options.map(([value, text, title]) => {
+      const input = element("input", { type: "radio", name: field, value });
+      input.addEventListener("change", () => choose({ [field]: typeof chosen[field] === "number" ? Number(value) : typeof chosen[field] === "boolean" ? value === "true" : value }));
+      return element("label", { title: title || "" }, input, element("span", { textContent: text }));
+    }));
+  }
+
+  function moveTo(event) {
+    const box = by("stage").getBoundingClientRect();
+    const within = (x) => Math.max(0, Math.min(1, x));
+    choose({ at: [within((event.clientY - box.top) / box.height), within((event.clientX - box.left) / box.width)] });
+  }
+  function step(down, right) {
+    const of = layer();
+    if (!of) return;
+    const query = queryAt(of).map((index, axis) => Math.max(0, Math.min(of.queries[axis][2] - 1, index + [down, right][axis])));
+    choose({ at: query.map((index, axis) => placeOf(of, axis, index)) });
+  }
+  const among = (list, index) => Math.max(0, Math.min(list.length - 1, index));
+
+  function listen() {
+    const stage = by("stage");
+    stage.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      stage.setPointerCapture(event.pointerId);
+      moveTo(event);
+    });
+    stage.addEventListener("pointermove", (event) => {
+      if (stage.hasPointerCapture(event.pointerId)) moveTo(event);
+    });
+    stage.addEventListener("keydown", (event) => {
+      const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      step(...way);
+    });
+    by("epoch").addEventListener("input", (event) => choose({ state: Number(event.target.value) }));
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const { key } = event;
+      if (key >= "1" && key <= "9" && Number(key) <= scene.order.length) choose({ layer: Number(key) - 1 });
+      else if ((key === "[" || key === "]") && scene.order.length) choose({ layer: among(scene.order, chosen.layer + (key === "]" ? 1 : -1)) });
+      else if (key === "," || key === ".") choose({ state: among(scene.states, chosen.state + (key === "." ? 1 : -1)) });
+      else if (key === "Escape") choose({ head: -1 });
+    });
+  }
+
+  function start() {
+    if (scene.home) Object.assign(by("home"), { href: scene.home, hidden: false });
+    choices("layers", "layer", scene.order.map((layer, i) => [String(i), layer]));
+    choices("views", "view", Object.entries(VIEWS).map(([view, [text, title]]) => [view, text, title]));
+    choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "every head has its own"]]);
+    by("layers").hidden = scene.order.length < 1;
+    by("epochs").hidden = scene.states.length < 2;
+    by("epoch").max = scene.states.length - 1;
+    by("thumbs").hidden = scene.pictures.length < 2;
+    by("thumbs").append(...scene.pictures.map((at, i) => {
+      const button = element("button", { type: "button", title: at.name }, element("img", { src: at.src, alt: at.label === null ? at.name : `${at.name}, labelled ${at.label}` }));
+      button.addEventListener("click", () => choose({ picture: i }));
+      return button;
+    }));
+    by("made").hidden = !scene.facts.length;
+    by("made").querySelector("dl").append(...scene.facts.flatMap(([what, said]) => [element("dt", { textContent: what }), element("dd", { textContent: said })]));
+    by("formula").textContent = formula();
+    listen();
+    Colors.whenSchemeChanges(() => choose({}));
+    drawPicture();
+    drawPredictions();
+    if (!("DecompressionStream" in window)) {
+      by("nothing").hidden = false;
+      by("nothing").textContent = "This browser cannot unpack the maps: use Firefox 113, Safari 16.4, Chrome 80, or newer.";
+      for (const id of ["grid", "legend", "controls"]) by(id).hidden = true;
+      return Promise.resolve();
+    }
+    return choose({});
+  }
+
+  function formula() {
+    const all = scene.states.flatMap((state) => Object.values(state.layers));
+    const said = [];
+    if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the share of content, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution.");
+    if (all.some((of) => of.kind === "gpsa" && !of.shift)) said.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, 1/α the span of the Gaussian.");
+    if (all.some((of) => of.kind === "maps")) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
+    if (all.length) said.push("A map shows how a head weighs the pixels of its layer’s input for the outlined query. A pixel of an inner layer has seen the surroundings of its place in the image. Colours end before the largest weights do, so that small ones can be seen.");
+    return said.join(" ");
+  }
+
+  // for tests and measurements: `ready` when the first maps are drawn, at `readyAt` milliseconds after the navigation
+  const told = { scene, chosen, choose, drawn: () => drawing, maps: () => shown, readyAt: null };
+  told.ready = start().then(() => { told.readyAt = performance.now(); });
+  return told;
+})();

@@ -1,0 +1,156 @@
+"""Images for an explain page: files of any kind, folders, and validation images of a run, as the network sees them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from recast.data import Data
+from recast.data.images import crop_fraction, decode_errors, is_image_name, resize_and_crop, to_pixels, to_rgb
+from recast.errors import RecastError
+
+LONGEST = 20
+"""Sides in a ratio above it are cut before an image is resized: 1 × 9000 pixels would become 256 × 2,304,000."""
+ORIENTATION = 274
+"""The EXIF tag that says which side is up."""
+VALIDATION = re.compile(r"val:(\d+)")
+DIFFERENT = 4
+"""How many validation images are shown where none is asked for, each of another class."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image as the network sees it, before normalisation."""
+
+    name: str
+    pixels: Tensor
+    """(3, height, width) float32 in [0, 1]."""
+    label: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_image(
+    source: Path | Image.Image, size: tuple[int, int], classes: Sequence[str] = (), crop_pct: float | None = None
+) -> Input:
+    """An image file (or a PIL image), upright, resized and cropped to `size` (height, width) as validation does.
+
+    A square is `resize_and_crop`: short side to size / crop_pct, then the centre. A rectangle is the largest of its
+    shape in the middle of the image. The label is the name of the file's folder, where that is a class. Raises
+    `RecastError` naming a file that is missing, truncated, no image, or larger than Pillow opens.
+    """
+    if isinstance(source, Image.Image):
+        name, folder, image, turned = "the image", "", to_rgb(source), False
+    else:
+        name, folder = source.name, source.resolve().parent.name
+        image, turned = _upright(source)
+    width, height = image.size
+    notes = []
+    if turned:
+        notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
+    if max(width, height) > LONGEST * min(width, height):
+        image = _middle(image, min(width, LONGEST * height), min(height, LONGEST * width))
+    if size[0] == size[1]:
+        image, crop = resize_and_crop(image, size[0], crop_pct), crop_pct or crop_fraction(size[0])
+    else:
+        image, crop = _cut(image, size), 1.0
+    if (width, height) != (size[1], size[0]):
+        middle = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
+        kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else middle
+        notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
+    return Input(name, to_pixels(image), folder if folder in classes else None, tuple(notes))
+
+
+def _upright(path: Path) -> tuple[Image.Image, bool]:
+    """The image in RGB, and whether an EXIF tag had it turned."""
+    with decode_errors(str(path)), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is refused
+        with Image.open(path) as opened:
+            turned = opened.getexif().get(ORIENTATION, 1) in range(2, 9)
+            return to_rgb(ImageOps.exif_transpose(opened) if turned else opened), turned
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def _cut(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The largest middle part of the shape `size`, resized to it (bicubic)."""
+    height, width = size
+    scale = max(height / image.height, width / image.width)
+    wide, high = width / scale, height / scale
+    left, top = (image.width - wide) / 2, (image.height - high) / 2
+    box = (max(left, 0.0), max(top, 0.0), min(left + wide, image.width), min(top + high, image.height))
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
+
+
+def find_images(words: Sequence[str | Path]) -> list[Path]:
+    """The files that are meant: files as they are, of a folder every image below it, by name.
+
+    Raises `RecastError` for what is not there, and for a folder without images.
+    """
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        if not path.is_dir():
+            if not path.exists():
+                raise RecastError(f"no such image or folder: {path}")
+            found.append(path)
+            continue
+        inside = sorted(file for file in path.rglob("*") if is_image_name(file.name) and file.is_file())
+        if not inside:
+            raise RecastError(
+                f"no images in folder {path}: files with endings such as .png, .jpg or .webp are looked for"
+            )
+        found += inside
+    return found
+
+
+def read_inputs(
+    words: Sequence[str | Path], data: Data, size: tuple[int, int], most: int, crop_pct: float | None = None
+) -> tuple[list[Input], int]:
+    """What the words of a command mean: files, folders, and `val:N` for the N-th validation image.
+
+    The first `most` of them, and how many there are. No word at all: one validation image of each of `DIFFERENT`
+    classes. Raises `RecastError` as `find_images` and `read_image` do, and for a number that the validation images do
+    not have.
+    """
+    if not words:
+        chosen = _different(data)
+        return [_of_validation(data, index, size) for index in chosen[:most]], len(chosen)
+    wanted: list[int | Path] = []
+    for word in words:
+        match = VALIDATION.fullmatch(str(word))
+        wanted += [int(match[1])] if match else find_images([word])
+    return [
+        _of_validation(data, one, size) if isinstance(one, int) else read_image(one, size, data.classes, crop_pct)
+        for one in wanted[:most]
+    ], len(wanted)
+
+
+def _different(data: Data) -> list[int]:
+    """The first validation images of `DIFFERENT` classes."""
+    first: dict[int, int] = {}
+    for index, label in enumerate(data.val.labels.tolist()):
+        first.setdefault(int(label), index)
+        if len(first) == DIFFERENT:
+            break
+    return list(first.values())
+
+
+def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
+    if not 0 <= index < len(data.val):
+        raise RecastError(f"val:{index} is no validation image of {data.name}: it has {len(data.val)}, counted from 0")
+    pixels, labels = data.val.batch([index])
+    if tuple(pixels.shape[-2:]) != size:
+        raise RecastError(
+            f"val:{index} is an image of {pixels.shape[-2]}×{pixels.shape[-1]} pixels: leave --img-size away, or name "
+            "a file"
+        )
+    return Input(f"val:{index}", pixels[0], data.classes[int(labels[0])])

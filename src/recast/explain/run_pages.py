@@ -1,0 +1,126 @@
+"""`explain_run`: the arms of a run folder on images, over the epochs whose weights were kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from recast.evaluation.run_folder import Run, open_run
+from recast.explain.pages import ARMS, make_scene
+from recast.explain.pictures import read_inputs
+from recast.explain.scene import Scene
+from recast.explain.write import check_target, write_pages
+from recast.io import load
+
+MAX_STATES = 12
+"""Epochs on the slider; of more that were kept, as many at equal distances."""
+KEPT = re.compile(r"epoch-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What was written: the pages, the one to open first, and what they show."""
+
+    pages: list[Path]
+    scene: Scene
+
+
+def explain_run(
+    folder: str | Path,
+    images: Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    num_images: int = 16,
+) -> Explained:
+    """Write pages of what a run's heads attend to in images, the arms' predictions side by side.
+
+    images: files, folders, `val:N` for the N-th validation image of the run's data; none: four validation images of
+    different classes. At most `num_images` are taken. size: (height, width) instead of the run's validation size.
+    out: the HTML file; without it RUN/explain/NAME.html. Raises `RecastError` as `open_run`, `read_inputs` and
+    `write_pages` do; nothing is written then.
+    """
+    target = Path(out) if out is not None else Path(folder) / "explain" / f"{_name(images)}.html"
+    if out is not None:
+        check_target(target)
+    run = open_run(folder)
+    side = run.data.test_size
+    inputs, found = read_inputs(images, run.data, size or (side, side), num_images, run.recipe.data.crop_pct)
+    states, notes = kept_states(run)
+    if found > len(inputs):
+        notes.append(f"{len(inputs)} of {found} images are shown: --num-images takes more.")
+    arms = {arm: ARMS[arm] for arm in ARMS if arm in run.models}
+    if run.recipe.is_plain:
+        arms = {"recast": "Network"}
+    scene = make_scene(
+        f"{run.recipe.model.name} on {run.data.name}",
+        inputs,
+        _networks(run, states),
+        run.data.classes,
+        (run.data.mean, run.data.std),
+        arms,
+        notes,
+        _facts(run, states),
+    )
+    if out is None:
+        target.parent.mkdir(exist_ok=True)
+    return Explained(write_pages(scene, target), scene)
+
+
+def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
+    """Epochs to show, where the weights of each lie (None: weights.safetensors), and what to say of them."""
+    last = run.recipe.epochs
+    kept = {
+        int(match[1]): path
+        for path in sorted((run.folder / "checkpoints").glob("epoch-*.safetensors"))
+        if (match := KEPT.fullmatch(path.name)) and int(match[1]) < last
+    }
+    epochs = sorted(kept)
+    notes = []
+    if len(epochs) > MAX_STATES - 1:
+        chosen = sorted({epochs[round(i * (len(epochs) - 1) / (MAX_STATES - 2))] for i in range(MAX_STATES - 1)})
+        notes.append(f"Of {len(epochs) + 1} epochs whose weights were kept, {len(chosen) + 1} are shown.")
+        epochs = chosen
+    return {**{epoch: kept[epoch] for epoch in epochs}, last: None}, notes
+
+
+def _networks(run: Run, states: Mapping[int, Path | None]) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
+    """The arms at every epoch, loaded one epoch at a time; the control arm's of that epoch too, where it was kept."""
+    for epoch, path in states.items():
+        if run.recipe.is_plain:
+            (trained,) = run.models.values()
+            yield (epoch if len(states) > 1 else None), {"recast": trained if path is None else load(path, trained)}
+            continue
+        networks = dict(run.models)
+        if path is not None:
+            networks["recast"] = load(path, parent=run.models["parent"])
+            control = run.folder / "finetuned" / "checkpoints" / path.name
+            if "finetuned" in networks:
+                networks["finetuned"] = (
+                    load(control, run.models["parent"]) if control.is_file() else networks["finetuned"]
+                )
+        yield (epoch if len(states) > 1 else None), networks
+
+
+def _name(images: Sequence[str | Path]) -> str:
+    if len(images) != 1:
+        return "images" if images else "validation"
+    name = str(images[0])
+    stem = Path(name).resolve().stem
+    return re.sub(r"[^\w.-]+", "-", name if name.startswith("val:") else stem).strip(".-") or "image"
+
+
+def _facts(run: Run, states: Mapping[int, Path | None]) -> list[tuple[str, str]]:
+    recipe = run.recipe
+    return [
+        ("Run", str(run.folder.resolve().name)),
+        ("Network", recipe.model.name),
+        ("Data", f"{run.data.name}, {len(run.data.classes)} classes"),
+        ("Recast", "nothing" if recipe.is_plain else f"{', '.join(recipe.where)}; {recipe.recast.gate} gate"),
+        ("Schedule", recipe.schedule.name),
+        ("Epochs shown", ", ".join(map(str, states))),
+    ]

@@ -1,0 +1,150 @@
+"""What an explain page shows, as arrays: images, predictions, and for every layer what makes its attention maps.
+
+A GPSA layer's positional attention follows from a few numbers per head, so the page computes it, exactly:
+
+    A = c_S·S + c_G·G + c_C·C        S one-hot at the tap, G = softmax_δ(−α‖δ−Δ‖²), both over the padded grid
+
+Only the content C, which depends on the image, is stored. Other layers store their whole maps. Torch is not needed
+here. H heads; I×J queries; Y×X keys, the pixels of the layer's input (padding left out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`count` positions on the padded grid, the first at `start`, `step` apart."""
+
+    start: int
+    step: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's heads in one state of the network."""
+
+    name: str
+    kind: str
+    """gpsa: made of S, G and C. maps: stored as they are. classes: one map per class, no query."""
+    description: str
+    """What is said under its name: "3×3 pad 1, linear gate"."""
+    kernel: tuple[int, int]
+    offsets: tuple[tuple[int, int], ...]
+    """The taps, (rows, columns) from the query; empty where the heads are no taps."""
+    padded: tuple[int, int]
+    keys: tuple[Axis, Axis]
+    queries: tuple[Axis, Axis]
+    names: tuple[str, ...] = ()
+    """What the maps are called where they are no taps."""
+    gates: tuple[tuple[str, Floats], ...] = ()
+    """Symbol and values (H,) of what stands under every map, the most telling first."""
+    shift: Floats | None = None
+    """c_S (H,): gpsa; None without a shift map."""
+    gaussian: Floats | None = None
+    """c_G (H,): gpsa."""
+    content: Floats | None = None
+    """c_C (H,): gpsa."""
+    center: Floats | None = None
+    """Δ (H, 2): gpsa."""
+    alpha: Floats | None = None
+    """α (H,): gpsa."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What is stored of a layer for one image: maps of some queries, over blocks of keys, a byte a value.
+
+        value ≈ scale · (stored / 255)²        scale (H, I', J'): the largest value of the head's map for that query
+
+    A value is the attention that a query gives to a block of `pool` × `pool` pixels, in all. The square gives small
+    weights finer steps: down to 1/65,025 of the largest; a value is off by 0.4 % of the largest at most. Queries `rows`
+    and `columns` are stored (indices on the query grid); others borrow from the nearest.
+    """
+
+    scale: Floats
+    stored: NDArray[np.uint8]
+    """(H, I', J', Y', X')."""
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    pool: int = 1
+
+    @classmethod
+    def of(cls, values: Floats, rows: tuple[int, ...], columns: tuple[int, ...], pool: int = 1) -> Maps:
+        """Quantise values (H, I', J', Y', X') that are not negative."""
+        values = np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0), 0.0)
+        scale = values.max(axis=(-2, -1)).astype(np.float32)
+        safe = np.where(scale > 0, scale, 1.0)[..., None, None]
+        return cls(scale, np.round(255 * np.sqrt(values / safe)).astype(np.uint8), rows, columns, pool)
+
+    @property
+    def values(self) -> Floats:
+        """As the page computes them, (H, I', J', Y', X')."""
+        shares = self.stored.astype(np.float32) / np.float32(255)
+        return np.asarray(self.scale[..., None, None] * shares**2, dtype=np.float32)
+
+    def fewer_queries(self) -> Maps:
+        """Every second row and column of queries."""
+        return replace(
+            self,
+            scale=self.scale[:, ::2, ::2],
+            stored=self.stored[:, ::2, ::2],
+            rows=self.rows[::2],
+            columns=self.columns[::2],
+        )
+
+    def coarser_keys(self) -> Maps:
+        """Blocks of twice the side: their sums."""
+        values = self.values
+        for axis in (-2, -1):
+            values = np.add.reduceat(values, np.arange(0, values.shape[axis], 2), axis=axis)
+        return Maps.of(values, self.rows, self.columns, 2 * self.pool)
+
+
+Prediction = tuple[str, float]
+"""A class and its probability."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image and everything that was computed on it; lists go over the states."""
+
+    name: str
+    pixels: NDArray[np.uint8]
+    """(height, width, 3): what the network saw."""
+    label: str | None
+    notes: tuple[str, ...]
+    predictions: tuple[dict[str, tuple[Prediction, ...]], ...]
+    """By arm, the likeliest first; empty where the output is not one number per class."""
+    maps: tuple[dict[str, Maps], ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """The network at one epoch, or the only one (epoch None)."""
+
+    epoch: int | None
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A page."""
+
+    title: str
+    arms: dict[str, str]
+    """Names of the arms: parent, finetuned, recast → what the page calls them."""
+    states: tuple[State, ...]
+    pictures: tuple[Picture, ...]
+    notes: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """How it was made."""
+    layer_order: tuple[str, ...] = ()
+    """Names of the layers of all states, from the image on."""

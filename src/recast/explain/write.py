@@ -1,0 +1,125 @@
+"""A `Scene` as HTML files: one page, or a page for every image and one that leads to them. No torch is needed."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from recast.errors import RecastError
+from recast.explain.pack import LIMIT, only, pack, png
+from recast.explain.scene import Picture, Scene
+from recast.files import replaced
+
+THUMBNAIL = 240
+"""Sides of the pictures of a list, at most."""
+SCRIPTS = ("maps.js", "colors.js", "page.js")
+
+
+def write_pages(scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT) -> list[Path]:
+    """Write the scene to the HTML file `out`; returns the files written, the one to open first.
+
+    Several images share one page while its data stay below `limit` bytes (`together`: always, with coarser maps).
+    Otherwise every image has a page of its own in the folder OUT_files/ beside `out`, which lists them. Written under
+    temporary names and renamed. Raises `RecastError` where nothing can be written.
+    """
+    check_target(out)
+    packed = pack(scene, limit if together or len(scene.pictures) == 1 else None)
+    if together or len(scene.pictures) == 1 or size(packed) <= limit:
+        return [_write(out, render(packed))]
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(exist_ok=True)
+    names = page_names([picture.name for picture in scene.pictures])
+    for index, name in enumerate(names):
+        one = pack(only(scene, index), limit)
+        one["title"] = f"{scene.pictures[index].name}: {scene.title}"
+        one["home"] = f"../{out.name}"
+        _write(folder / name, render(one))
+    _write(out, render_index(scene, [f"{folder.name}/{name}" for name in names]))
+    return [out, *(folder / name for name in names)]
+
+
+def check_target(out: Path) -> None:
+    """Raise `RecastError` unless `out` can be the name of a page."""
+    if out.is_dir():
+        raise RecastError(f"the page must be a file, got the folder {out}: add a name such as explain.html")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise RecastError(f"the page is an HTML file, got {out}: give it the ending .html")
+    if not out.parent.is_dir():
+        raise RecastError(f"the folder of the page does not exist: {out.parent}")
+
+
+def size(packed: dict[str, Any]) -> int:
+    """Bytes of the page's data."""
+    return len(json.dumps(packed, ensure_ascii=False).encode())
+
+
+def page_names(names: list[str]) -> list[str]:
+    """A file name for every image, safe and no two alike: cat.html, cat-2.html."""
+    found: list[str] = []
+    for name in names:
+        stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip(".-") or "image"
+        number, chosen = 1, stem
+        while f"{chosen}.html".lower() in (other.lower() for other in found):
+            number += 1
+            chosen = f"{stem}-{number}"
+        found.append(f"{chosen}.html")
+    return found
+
+
+def render(packed: dict[str, Any]) -> str:
+    """The page of packed data (`pack`) as an HTML string."""
+    # "</script>" in a name must not end the script
+    data = json.dumps(packed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return _filled(
+        _read("page.html"),
+        title=html.escape(packed["title"]),
+        style=_read("page.css"),
+        data=data,
+        script="\n".join(_read(name) for name in SCRIPTS),
+    )
+
+
+def render_index(scene: Scene, links: list[str]) -> str:
+    """The page that leads to the images' own."""
+    items = "\n".join(_item(picture, link, scene) for picture, link in zip(scene.pictures, links, strict=True))
+    notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
+    title, count = html.escape(scene.title), str(len(scene.pictures))
+    return _filled(_read("index.html"), title=title, style=_read("page.css"), items=items, notes=notes, count=count)
+
+
+def _item(picture: Picture, link: str, scene: Scene) -> str:
+    said = []
+    for arm, ranked in picture.predictions[-1].items():
+        name, probability = ranked[0]
+        label = html.escape(scene.arms.get(arm, arm))
+        said.append(
+            f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>{label}: <b>{html.escape(name)}</b> '
+            f"{100 * probability:.{0 if probability >= 0.1 else 1}f}\u00a0%"
+        )
+    labelled = f"<br>labelled <b>{html.escape(picture.label)}</b>" if picture.label else ""
+    return (
+        f'<li class="card"><a href="{html.escape(link)}"><img src="{png(picture.pixels, THUMBNAIL)}" alt="">'
+        f"<span>{html.escape(picture.name)}</span></a><p>{'<br>'.join(said)}{labelled}</p></li>"
+    )
+
+
+def _filled(template: str, **parts: str) -> str:
+    """The template with every `{{ part }}` in its place, in one pass: what a part says is never looked at again."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
+
+
+def _read(name: str) -> str:
+    return files("recast.explain").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        with replaced(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RecastError(f"cannot write the page {path}: {error.strerror}") from error
+    return path

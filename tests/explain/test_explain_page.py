@@ -1,0 +1,234 @@
+"""From arrays to HTML: no model, no browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recast.explain
+from recast.errors import RecastError
+from recast.explain import pack as packing
+from recast.explain.pack import pack, pack_maps
+from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.write import page_names, write_pages
+
+PAGE = Path(recast.explain.__file__).parent / "page"
+
+
+def some_maps(side: int = 6, heads: int = 9, seed: int = 0) -> Maps:
+    values = np.random.default_rng(seed).dirichlet(np.ones(side * side), (heads, side, side))
+    every = tuple(range(side))
+    return Maps.of(values.reshape(heads, side, side, side, side).astype(np.float32), every, every)
+
+
+def a_layer(name: str = "layer4", side: int = 6) -> Layer:
+    ones = np.ones(9, dtype=np.float32)
+    axis = Axis(1, 1, side)
+    return Layer(
+        name, "gpsa", "3×3 pad 1, linear gate", (3, 3), tuple((a, c) for a in (-1, 0, 1) for c in (-1, 0, 1)),
+        (side + 2, side + 2), (axis, axis), (axis, axis), gates=(("γ", 0.1 * ones),), shift=0.9 * ones,
+        gaussian=0 * ones, content=0.1 * ones, center=np.zeros((9, 2), dtype=np.float32), alpha=ones,
+    )  # fmt: skip
+
+
+def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) -> Scene:
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    shown = tuple(
+        Picture(
+            f"cat {i}.jpg", pixels, "cat", (),
+            tuple({"parent": (("dog", 0.5),), "recast": (("cat", 0.75),)} for _ in range(states)),
+            tuple({"layer4": some_maps(side, seed=100 * i + s)} for s in range(states)),
+        )
+        for i in range(pictures)
+    )  # fmt: skip
+    return Scene(
+        **{
+            "title": "net on pets",
+            "arms": {"parent": "Parent", "recast": "Recast"},
+            "states": tuple(State(epoch, (a_layer(side=side),)) for epoch in range(states)),
+            "pictures": shown,
+            "layer_order": ("layer4",),
+            **fields,
+        }
+    )
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_maps_survive_a_byte_each() -> None:
+    values = np.random.default_rng(1).exponential(1, (2, 3, 3, 5, 4)).astype(np.float32) ** 3
+    values[0, 0, 0] = 0
+    maps = Maps.of(values, (0, 1, 2), (0, 1, 2))
+    assert np.all(np.abs(maps.values - values) <= 0.0041 * values.max((-2, -1), keepdims=True))
+    # a weight of a ten-thousandth of the largest is still there
+    small = Maps.of(np.array([1.0, 1e-4], dtype=np.float32).reshape(1, 1, 1, 1, 2), (0,), (0,)).values.ravel()
+    assert small[1] == pytest.approx(1e-4, rel=0.5)
+
+
+def test_coarser_maps_keep_their_sums() -> None:
+    maps = some_maps(5)
+    coarse = maps.coarser_keys()
+    assert (coarse.pool, coarse.stored.shape) == (2, (9, 5, 5, 3, 3))
+    assert np.allclose(coarse.values.sum((-2, -1)), maps.values.sum((-2, -1)), rtol=0.01)
+    assert np.allclose(coarse.values[..., 2, 2], maps.values[..., 4, 4], rtol=0.1, atol=1e-3)
+    fewer = maps.fewer_queries()
+    assert (fewer.rows, fewer.columns) == ((0, 2, 4), (0, 2, 4))
+    assert np.array_equal(fewer.stored, maps.stored[:, ::2, ::2])
+
+
+def test_packed_maps_are_scales_then_bytes() -> None:
+    maps = some_maps()
+    packed = pack_maps(maps)
+    raw = zlib.decompress(base64.b64decode(packed["data"]), -15)
+    count = 9 * 6 * 6
+    assert np.array_equal(np.frombuffer(raw[: 4 * count], dtype="<f4"), maps.scale.ravel())
+    assert raw[4 * count :] == maps.stored.tobytes()
+
+
+def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
+    full = pack(a_scene(side=8))
+    assert full["notes"] == []
+    half = pack(a_scene(side=8), limit=len(full["pictures"][0]["maps"][0]["layer4"]["data"]) // 2)
+    assert (
+        len(half["pictures"][0]["maps"][0]["layer4"]["data"])
+        < len(full["pictures"][0]["maps"][0]["layer4"]["data"]) / 2
+    )
+    coarse = "layer4: stored maps are kept for every second query in each direction (others show the nearest)"
+    assert half["notes"] == [f"{coarse} to keep the page small."]
+    tiny = pack(a_scene(side=8), limit=0)  # as coarse as it goes, never for ever
+    assert tiny["pictures"][0]["maps"][0]["layer4"]["blocks"] == [2, 2]
+
+
+def test_four_layers_of_nine_heads_at_14_stay_small(tmp_path: Path) -> None:
+    maps = some_maps(14)  # noise: the worst case
+    names = tuple(f"layer4.{i}" for i in range(4))
+    scene = a_scene(side=14)
+    picture = replace(scene.pictures[0], maps=({name: maps for name in names},))
+    layers = tuple(a_layer(name, 14) for name in names)
+    scene = replace(scene, pictures=(picture,), states=(State(None, layers),), layer_order=names)
+    (path,) = write_pages(scene, tmp_path / "page.html")
+    assert path.stat().st_size < 3_000_000
+    assert data_of(path)["notes"] == []
+
+
+class Page(HTMLParser):
+    """What a page would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def test_a_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    (path,) = write_pages(a_scene(2), tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    assert "{{" not in text.replace("${{", "")
+    assert set(Page(text).addresses) == {"data:,"}
+    assert "url(" not in text
+    assert not re.search(r"https?://|\bfetch\(|XMLHttpRequest|import\(", text)
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_what_names_say_is_never_markup(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>{{ style }}&amp;"
+    scene = a_scene(title=evil, notes=(evil,), facts=(("Run", evil),))
+    picture = replace(scene.pictures[0], name=evil, label=evil, predictions=({"recast": ((evil, 0.5),)},))
+    (path,) = write_pages(replace(scene, pictures=(picture,)), tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    assert text.count("<script") == 2
+    data = data_of(path)
+    assert data["title"] == data["notes"][0] == data["pictures"][0]["name"] == evil
+    assert data["pictures"][0]["predictions"][0]["recast"][0][0] == evil
+    paths = write_pages(replace(scene, pictures=(picture, picture)), tmp_path / "list.html", limit=10)
+    assert "<script" not in paths[0].read_text(encoding="utf-8")
+
+
+def test_images_that_do_not_fit_get_a_page_each(tmp_path: Path) -> None:
+    scene = a_scene(3)
+    one = packing_size(replace(scene, pictures=scene.pictures[:1]))
+    first, *pages = write_pages(scene, tmp_path / "all.html", limit=int(1.2 * one))
+    assert first == tmp_path / "all.html"
+    assert [page.relative_to(tmp_path).as_posix() for page in pages] == [f"all_files/cat-{i}.html" for i in range(3)]
+    addresses = [a for a in Page(first.read_text(encoding="utf-8")).addresses if not a.startswith("data:")]
+    assert addresses == [page.relative_to(tmp_path).as_posix() for page in pages]
+    assert data_of(pages[1])["home"] == "../all.html"
+    assert data_of(pages[1])["pictures"][0]["name"] == "cat 1.jpg"
+    assert data_of(pages[1])["notes"] == []  # none had to become coarser
+    (both,) = write_pages(scene, tmp_path / "together.html", together=True, limit=one)
+    assert len(data_of(both)["pictures"]) == 3
+    assert data_of(both)["notes"] != []
+
+
+def packing_size(scene: Scene) -> int:
+    from recast.explain.write import size
+
+    return size(pack(scene, None))
+
+
+def test_file_names_are_safe_and_no_two_alike() -> None:
+    names = page_names(["a/cat.jpg", "Cat.png", "cat.jpeg", "../..", "x y/ü.png", "val:3", ""])
+    assert names == ["cat.html", "Cat-2.html", "cat-3.html", "image.html", "ü.html", "val-3.html", "image-2.html"]
+
+
+def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for out, message in (
+        (tmp_path, "got the folder"),
+        (tmp_path / "no" / "page.html", "does not exist"),
+        (tmp_path / "page.pdf", r"give it the ending \.html"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            write_pages(a_scene(), out)
+    page = tmp_path / "page.html"
+    page.write_text("old", encoding="utf-8")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("recast.files.os.replace", refuse)
+    with pytest.raises(RecastError, match=r"cannot write the page .*: Permission denied"):
+        write_pages(a_scene(), page)
+    assert page.read_text(encoding="utf-8") == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_palette_is_the_reports() -> None:
+    def palette(path: Path) -> list[str]:
+        return re.findall(r"--[\w-]+: [^;]+;", path.read_text(encoding="utf-8"))
+
+    (report,) = (Path(recast.explain.__file__).parents[1] / "report").rglob("page.css")
+    wanted = {line for line in palette(report)}
+    assert len(palette(PAGE / "page.css")) > 20
+    assert set(palette(PAGE / "page.css")) <= wanted
+
+
+def test_writing_needs_no_torch() -> None:
+    code = "import sys, recast.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_limit_leaves_room_below_eight_megabytes() -> None:
+    rest = sum(path.stat().st_size for path in PAGE.iterdir())
+    assert packing.LIMIT + rest < 8_000_000

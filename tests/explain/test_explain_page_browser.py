@@ -1,0 +1,286 @@
+"""The page in a browser: its maps are the layers' own, mouse, keys and touch work, and nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.config import RecastConfig
+from recast.explain import record_maps
+from recast.explain.pages import explain, make_scene
+from recast.explain.pictures import Input
+from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.write import write_pages
+from recast.gpsa import GPSA
+from recast.planning import plan
+from recast.surgery import recast_
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`look(path, width=…)`: the page, drawn; at the end it must not have complained or asked for anything."""
+    complaints: list[str] = []
+    contexts = []
+
+    def opened(path: Path, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url))
+        page.goto(path.as_uri())
+        page.evaluate("page.ready")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert [text for text in complaints if not text.startswith(("data:", "file:"))] == []
+
+
+def every_geometry() -> nn.Sequential:
+    """Strides, dilation, even and asymmetric kernels, groups, reflection, a transposed convolution."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 2, padding="same", groups=3), nn.ReLU(),
+        nn.Conv2d(6, 4, (1, 3), padding=(0, 1), padding_mode="reflect"), nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
+        nn.Conv2d(4, 4, 3, dilation=2, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def recast_network(**config: Any) -> nn.Sequential:
+    model = every_geometry()
+    if config.get("gate") == "bias":
+        model[6] = nn.Conv2d(4, 4, 1)
+    recast_(model, plan(model, torch.zeros(1, 3, 12, 14), RecastConfig(**config), where="all"))
+    return model
+
+
+def mix_of(layer: Any, x: Tensor) -> Tensor:
+    """(H, I, J, Y, X) over the real pixels."""
+    maps, size = layer.attention(x), x.shape[-2:]
+    mix = maps.mix if isinstance(layer, GPSA) else maps
+    at_rows, at_columns = layer.geometry.pixels(*size)
+    queries = [len(at) for at in layer.geometry.query_positions(*size)]
+    return mix[0].unflatten(-1, layer.geometry.padded_size(*size))[..., at_rows, at_columns].unflatten(1, queries)
+
+
+MAPS = """async ([name, view]) => {
+  const of = page.scene.states[0].layers[name], stored = await Maps.unpack(page.scene.pictures[0].maps[0][name]);
+  const all = [];
+  for (let head = 0; head < Maps.heads(of); head++)
+    for (let i = 0; i < of.queries[0][2]; i++) for (let j = 0; j < of.queries[1][2]; j++)
+      all.push(...Maps.map(of, stored, view, head, [i, j]));
+  const bytes = new Uint8Array(Float32Array.from(all).buffer);
+  let text = "";
+  for (const byte of bytes) text += String.fromCharCode(byte);
+  return btoa(text);
+}"""
+
+
+def on_page(page: Any, name: str, view: str, like: np.ndarray) -> np.ndarray:
+    """All maps of a layer as the page computes them."""
+    data = base64.b64decode(page.evaluate(MAPS, [name, view]))
+    return np.frombuffer(data, dtype="<f4").reshape(like.shape)
+
+
+@pytest.mark.parametrize("config", [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}], ids=str)
+def test_the_maps_on_the_page_are_the_layers_own(
+    config: dict[str, Any], look: Callable[..., Any], open_gates: Callable[..., GPSA], tmp_path: Path
+) -> None:
+    model = recast_network(**config)
+    for seed, layer in enumerate(model):
+        if isinstance(layer, GPSA):
+            open_gates(layer, seed)
+    image = torch.rand(3, 12, 14)
+    page = look(explain(model, image, tmp_path / "page.html", mean=(0, 0, 0), std=(1, 1, 1)))
+    x, compared = image[None], 0
+    with torch.no_grad():
+        for index, layer in enumerate(model):
+            if hasattr(layer, "geometry"):
+                mix = mix_of(layer, x).numpy()
+                found = on_page(page, str(index), "mix", mix)
+                scale = max(1.0, float(np.abs(layer.gates()["gamma"].numpy()).max()) if config == {} else 1.0)
+                assert np.abs(found - mix).max() < 0.005 * scale, (index, layer)
+                assert np.abs(found - mix).mean() < 0.001
+                if isinstance(layer, GPSA):
+                    content = on_page(page, str(index), "content", mix)
+                    position = on_page(page, str(index), "position", mix)
+                    share = layer.coefficients().content.numpy()[:, None, None, None, None]
+                    assert np.abs(share * content + (1 - share) * position - found).max() < 1e-5
+                compared += 1
+            x = layer(x)
+    assert compared == (4 if config.get("gate") == "bias" else 5)
+
+
+def test_coarse_maps_are_spread_over_their_pixels_and_queries(
+    look: Callable[..., Any], open_gates: Callable[..., GPSA], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = recast_network()
+    for layer in model:
+        if isinstance(layer, GPSA):
+            open_gates(layer)
+    monkeypatch.setattr(record_maps, "MAX_QUERIES", 12)
+    monkeypatch.setattr(record_maps, "MAX_KEYS", 12)
+    image = Input("x.png", torch.rand(3, 12, 14))
+    scene = make_scene("coarse", [image], [(None, {"recast": model})], None, ((0,) * 3, (1,) * 3), {"recast": "Recast"})
+    page = look(write_pages(scene, tmp_path / "page.html")[0])
+    for layer in scene.states[0].layers:
+        maps = scene.pictures[0].maps[0][layer.name]
+        assert maps.pool > 1
+        assert len(maps.rows) < layer.queries[0].count
+        height, width = (axis.count for axis in layer.keys)
+        rows, columns = (
+            [min(range(len(kept)), key=lambda n: abs(kept[n] - i)) for i in range(axis.count)]
+            for kept, axis in zip((maps.rows, maps.columns), layer.queries, strict=True)
+        )
+        down, right = np.arange(height) // maps.pool, np.arange(width) // maps.pool
+        pixels = np.bincount(down)[:, None] * np.bincount(right)
+        blocks = maps.values[:, rows][:, :, columns] / pixels
+        wanted = blocks[..., down, :][..., right]
+        assert np.abs(on_page(page, layer.name, "content", wanted) - wanted).max() < 1e-6
+
+
+def a_run(tmp_path: Path, open_gates: Callable[..., GPSA]) -> Path:
+    """Three epochs of which the first has no maps in one layer, two pictures, two arms."""
+    parent = every_geometry()
+    half = every_geometry()
+    todo = plan(half, torch.zeros(1, 3, 12, 14), where=["0", "8"])
+    recast_(half, todo, steps=["8"])
+    done = every_geometry()
+    recast_(done, plan(done, torch.zeros(1, 3, 12, 14), where=["0", "8"]))
+    for layer in (half[8], done[0], done[8]):
+        open_gates(layer)
+    shown = [Input(f"{label}.png", torch.rand(3, 12, 14), label) for label in ("cat", "dog")]
+    states = [(epoch, {"parent": parent, "recast": model}) for epoch, model in ((0, parent), (3, half), (6, done))]
+    arms = {"parent": "Parent", "recast": "Recast"}
+    classes = ["cat", "dog", "cow"]
+    scene = make_scene("net on pets", shown, states, classes, ((0.5,) * 3, (0.5,) * 3), arms, ["A note."])
+    return write_pages(scene, tmp_path / "run.html")[0]
+
+
+def where(page: Any) -> str:
+    text: str = page.inner_text("#where")
+    return text
+
+
+def test_mouse_keys_and_touch(look: Callable[..., Any], open_gates: Callable[..., GPSA], tmp_path: Path) -> None:
+    path = a_run(tmp_path, open_gates)
+    page = look(path)
+    assert page.title() == "net on pets"
+    assert page.locator(".head").count() == 9
+    # the mouse
+    box = page.locator("#stage").bounding_box()
+    page.mouse.click(box["x"] + 6, box["y"] + 6)
+    assert where(page) == "Query row 1 of 6, column 1 of 7"
+    before = page.evaluate("page.maps().maps[0].join()")
+    page.mouse.click(box["x"] + box["width"] - 6, box["y"] + box["height"] - 6)
+    assert where(page) == "Query row 6 of 6, column 7 of 7"
+    assert page.evaluate("page.maps().maps[0].join()") != before
+    # the keyboard: the image is reached by Tab, arrows move by a query and stop at the edge
+    page.focus("#stage")
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowDown")
+    assert where(page) == "Query row 6 of 6, column 4 of 7"
+    page.keyboard.press("2")
+    assert page.inner_text("#layer-name") == "8"
+    page.keyboard.press("[")
+    assert page.inner_text("#layer-name") == "0"
+    # epochs: a layer that is still a convolution says so, and says when it has maps
+    page.keyboard.press(",")
+    assert "At epoch 3, 0 is still a convolution" in page.inner_text("#nothing")
+    assert "It has them at epoch 6" in page.inner_text("#nothing")
+    assert not page.is_visible("#grid")
+    page.keyboard.press("]")
+    assert page.is_visible("#grid")
+    page.keyboard.press(",")
+    assert "at epoch 3" in page.inner_text("#nothing")
+    page.keyboard.press(".")
+    page.keyboard.press(".")
+    # a head's map over the image, and off again
+    assert not page.is_visible("#overlay")
+    page.locator(".head").nth(4).press("Enter")
+    assert page.is_visible("#overlay")
+    assert page.locator(".head").nth(4).get_attribute("aria-pressed") == "true"
+    assert "Tap in the middle: γ =" in page.inner_text("#chosen")
+    page.keyboard.press("Escape")
+    assert page.locator(".head[aria-pressed=true]").count() == 0
+    # another image
+    page.locator("#thumbs button").nth(1).click()
+    assert "dog.png" in page.inner_text("#about")
+    assert page.get_attribute("#image", "alt").startswith("dog.png, labelled dog")
+    for label in page.locator(".head").all():
+        assert "largest weight" in label.get_attribute("aria-label")
+    assert (
+        page.evaluate("[...document.images].filter(image => !image.naturalWidth || !image.hasAttribute('alt')).length")
+        == 0
+    )
+    # a phone: nothing sticks out, and a tap chooses
+    phone = look(path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, color_scheme="dark")
+    assert phone.evaluate("document.documentElement.scrollWidth") == 390
+    box = phone.locator("#stage").bounding_box()
+    phone.touchscreen.tap(box["x"] + 6, box["y"] + 6)
+    assert where(phone) == "Query row 1 of 6, column 1 of 7"
+
+
+def test_a_model_without_maps_has_its_predictions(look: Callable[..., Any], tmp_path: Path) -> None:
+    page = look(explain(every_geometry(), torch.rand(3, 12, 14), tmp_path / "page.html", classes=["cat", "dog", "cow"]))
+    assert "no recast layer" in page.inner_text("#nothing")
+    assert page.locator("#predictions li").count() == 3
+    assert not page.is_visible("#grid")
+    page.focus("#stage")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("]")
+    page.mouse.click(200, 300)
+
+
+def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path) -> None:
+    """What attention pooling gives: one map for each class."""
+    maps = np.random.default_rng(0).dirichlet(np.ones(20), 3).reshape(3, 1, 1, 4, 5).astype(np.float32)
+    grid, one = (Axis(0, 1, 4), Axis(0, 1, 5)), (Axis(0, 1, 1), Axis(0, 1, 1))
+    layer = Layer("pool", "classes", "attention pooling", (1, 1), (), (4, 5), grid, one, names=("cat", "dog", "cow"))
+    pixels = np.zeros((8, 10, 3), dtype=np.uint8)
+    picture = Picture("x.png", pixels, None, (), ({},), ({"pool": Maps.of(maps, (0,), (0,))},))
+    scene = Scene("classes", {"recast": "Network"}, (State(None, (layer,)),), (picture,), layer_order=("pool",))
+    page = look(write_pages(scene, tmp_path / "page.html")[0])
+    assert [head.inner_text() for head in page.locator(".caption").all()] == ["cat", "dog", "cow"]
+    assert not page.is_visible("#cursor")
+    found = np.array(page.evaluate("page.maps().maps.map((map) => Array.from(map))"))
+    assert np.abs(found - maps.reshape(3, 20)).max() < 0.0041
+    page.locator(".head").nth(1).click()
+    assert page.is_visible("#overlay")
+    assert page.inner_text("#chosen").startswith("Dog. Largest weight")
+
+
+def test_it_opens_and_answers_at_once(
+    look: Callable[..., Any], open_gates: Callable[..., GPSA], tmp_path: Path
+) -> None:
+    path = a_run(tmp_path, open_gates)
+    started = time.perf_counter()
+    page = look(path)
+    assert time.perf_counter() - started < 5  # benchmarks/explain.py measures; this is no more than an alarm
+    timed = "const start = performance.now(); await page.choose({at: [0.1, 0.9]}); return performance.now() - start;"
+    assert page.evaluate(f"async () => {{ {timed} }}") < 500

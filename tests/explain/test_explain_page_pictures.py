@@ -1,0 +1,171 @@
+"""Images of any kind, as a network sees them: each works, or is one clear line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from recast.data import Data
+from recast.data.datasets import ImageTensors
+from recast.data.images import load_image
+from recast.errors import RecastError
+from recast.explain import pictures
+from recast.explain.pictures import find_images, read_image, read_inputs
+
+SIZE = (16, 16)
+
+
+def photo(height: int = 40, width: int = 40) -> Image.Image:
+    """Brighter to the right in red, to the bottom in green."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    red, green = 255 * columns / max(1, width - 1), 255 * rows / max(1, height - 1)
+    return Image.fromarray(np.stack([red, green, np.zeros_like(red)], -1).astype(np.uint8))
+
+
+def save(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def with_transparency(image: Image.Image) -> Image.Image:
+    palette = image.convert("P")
+    palette.info["transparency"] = 0
+    return palette
+
+
+KINDS: dict[str, Callable[[], tuple[Image.Image, str]]] = {
+    "grey": lambda: (photo().convert("L"), "png"),
+    "grey and alpha": lambda: (photo().convert("LA"), "png"),
+    "bilevel": lambda: (photo().convert("1"), "png"),
+    "16 bit": lambda: (Image.fromarray(np.asarray(photo().convert("L")).astype(np.uint16) * 257), "png"),
+    "float": lambda: (Image.fromarray(np.asarray(photo().convert("L")).astype(np.float32)), "tiff"),
+    "CMYK": lambda: (photo().convert("CMYK"), "jpg"),
+    "RGBA": lambda: (photo().convert("RGBA"), "png"),
+    "palette": lambda: (photo().convert("P"), "gif"),
+    "palette with transparency": lambda: (with_transparency(photo()), "png"),
+    "one pixel": lambda: (photo(1, 1), "png"),
+    "a line": lambda: (photo(2, 9000), "png"),
+    "a column": lambda: (photo(9000, 1), "png"),
+    "webp": lambda: (photo(), "webp"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [SIZE, (12, 20)])
+def test_every_kind_of_image_is_read(kind: str, size: tuple[int, int], tmp_path: Path) -> None:
+    image, ending = KINDS[kind]()
+    found = read_image(save(image, tmp_path / f"x.{ending}"), size)
+    assert found.pixels.shape == (3, *size)
+    assert found.pixels.dtype == torch.float32
+    assert 0 <= found.pixels.min() <= found.pixels.max() <= 1
+    if kind not in ("one pixel", "a line", "a column"):  # brighter towards the bottom right, whatever the mode
+        assert found.pixels[..., -3:, -3:].mean() > found.pixels[..., :3, :3].mean() + 0.2
+
+
+def test_a_square_is_what_validation_sees(tmp_path: Path) -> None:
+    for side in (16, 100):
+        path = save(photo(130, 200), tmp_path / "x.png")
+        assert torch.equal(read_image(path, (side, side)).pixels, load_image(path, side))
+    assert not torch.equal(read_image(path, (100, 100), crop_pct=1.0).pixels, load_image(path, 100))
+
+
+def test_a_rectangle_is_the_largest_of_its_shape_in_the_middle(tmp_path: Path) -> None:
+    path = save(photo(100, 100), tmp_path / "x.png")
+    red, green, _ = read_image(path, (20, 40)).pixels
+    assert red[:, 0].max() < 0.03  # the whole width …
+    assert red[:, -1].min() > 0.97
+    assert green[0].mean() == pytest.approx(0.26, abs=0.02)  # … and the middle half of the height
+    assert green[-1].mean() == pytest.approx(0.74, abs=0.02)
+
+
+def test_a_strip_is_cut_before_it_is_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def resize(image: Image.Image, *rest: object) -> Image.Image:
+        seen.append(image.size)
+        return image.resize(SIZE)
+
+    monkeypatch.setattr(pictures, "resize_and_crop", resize)
+    for height, width in ((2, 9000), (9000, 3), (20, 400)):
+        read_image(save(photo(height, width), tmp_path / "x.png"), SIZE)
+    assert seen == [(40, 2), (3, 60), (400, 20)]
+
+
+def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
+    upright = photo(40, 40)
+    exif = Image.Exif()
+    exif[274] = 6  # the camera was turned: shown after a quarter turn clockwise
+    turned = save(upright.transpose(Image.Transpose.ROTATE_90), tmp_path / "turned.png", exif=exif)
+    found, plain = read_image(turned, SIZE), read_image(save(upright, tmp_path / "plain.png"), SIZE)
+    assert torch.allclose(found.pixels, plain.pixels, atol=1 / 255)
+    assert "EXIF" in found.notes[0]
+    assert not any("EXIF" in note for note in plain.notes)
+    assert not torch.allclose(found.pixels, load_image(turned, 16), atol=0.1)
+
+
+def test_what_cannot_be_read_is_one_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    photo(200, 200).save(buffer, "JPEG")
+    (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:1200])
+    (tmp_path / "text.png").write_text("no image", encoding="utf-8")
+    (tmp_path / "empty.png").touch()
+    big = save(photo(60, 60), tmp_path / "big.png")
+    for name, message in (("cut.jpg", "truncated"), ("text.png", "known format"), ("empty.png", "known format")):
+        with pytest.raises(RecastError, match=rf"cannot read image .*{name}.*{message}") as raised:
+            read_image(tmp_path / name, SIZE)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(RecastError, match="no such image"):
+        read_image(tmp_path / "none.png", SIZE)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(RecastError, match=r"big\.png.*exceeds limit"):
+        read_image(big, SIZE)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # between once and twice the limit: read, without a warning
+    read_image(big, SIZE)
+
+
+def test_folders_and_labels(tmp_path: Path) -> None:
+    for name in ("val/cat/b.png", "val/dog/a.jpg", "val/dog/.hidden.png", "val/readme.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        photo().save(tmp_path / name) if name.endswith(("png", "jpg")) else (tmp_path / name).touch()
+    found = find_images([tmp_path / "val"])
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["val/cat/b.png", "val/dog/a.jpg"]
+    assert [read_image(path, SIZE, ["cat", "dog"]).label for path in found] == ["cat", "dog"]
+    assert read_image(found[0], SIZE, ["dog"]).label is None
+    (tmp_path / "none").mkdir()
+    with pytest.raises(RecastError, match="no images in folder"):
+        find_images([tmp_path / "none"])
+    with pytest.raises(RecastError, match=r"no such image or folder: .*gone"):
+        find_images([tmp_path / "gone"])
+
+
+def small_data() -> Data:
+    labels = torch.tensor([2, 2, 0, 1])
+    pixels = torch.randint(0, 255, (4, 3, 16, 16), dtype=torch.uint8)
+    images = ImageTensors(pixels, labels)
+    return Data("three", images, images, ["a", "b", "c"], (0.5,) * 3, (0.5,) * 3, 16)
+
+
+def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
+    data = small_data()
+    shown, _ = read_inputs([], data, SIZE, 16)
+    assert [(one.name, one.label) for one in shown] == [("val:0", "c"), ("val:2", "a"), ("val:3", "b")]
+    wanted: Tensor = data.val.batch([3])[0][0]
+    assert torch.equal(shown[2].pixels, wanted)
+    save(photo(), tmp_path / "a.png")
+    save(photo(), tmp_path / "b.png")
+    words = ["val:1", tmp_path, "val:2"]
+    for most in (16, 2):
+        found, count = read_inputs(words, data, SIZE, most)
+        assert [one.name for one in found] == ["val:1", "a.png", "b.png", "val:2"][:most]
+        assert count == 4
+    with pytest.raises(RecastError, match=r"val:4 is no validation image of three: it has 4, counted from 0"):
+        read_inputs(["val:4"], data, SIZE, 16)
+    with pytest.raises(RecastError, match="leave --img-size away"):
+        read_inputs(["val:1"], data, (8, 8), 16)
