@@ -228,7 +228,8 @@ def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
         folder = train(recipe, tmp_path / "mine", progress=False)
     verified = json.loads((folder / "verify.json").read_text(encoding="utf-8"))
     assert 0 < verified["max_relative_error"] < 1e-5
-    rows = {(row.model, row.metric): row.value for row in evaluate_run(folder, ["clean"], device="cpu", progress=False)}
+    found = evaluate_run(folder, ["clean"], device="cpu", progress=False)
+    rows = {(row.model, row.metric): row.value for row in found.rows}
     last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert rows["recast", "top1"] == pytest.approx(last["val_top1"])
     assert not (folder / "attention.npz").exists()

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 from recast.evaluation import evaluate
 from recast.evaluation.adversarial import fgsm, pgd
-from recast.evaluation.bench import Options, PixelModel
+from recast.evaluation.bench import Options, PixelModel, loss_gradient
 
 ATTACKS = {"fgsm": fgsm, "pgd": pgd}
 
@@ -104,6 +105,46 @@ def test_rows_of_the_suites(trained: nn.Module, digits: Data) -> None:
     assert values["fgsm/top1@0"] == values["pgd/top1@0"] == values["clean/top1"] > 80
     assert values["pgd/top1@16"] <= values["fgsm/top1@16"] < values["clean/top1"]
     assert {row.metric for row in rows if row.suite == "pgd"} == {"top1@0", "top1@1", "top1@16"}
+
+
+def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
+    victim: PixelModel, trained: nn.Module, digits: Data, batch: tuple[Tensor, Tensor]
+) -> None:
+    """With the shared gradient of the first step, and random starts that follow from the image's index."""
+    images, labels = batch
+
+    def right(attacked: Tensor) -> Tensor:
+        with torch.no_grad():
+            return victim(attacked).argmax(1) == labels
+
+    def top1(restarts: int, random_start: bool = False) -> float:
+        options = Options(eps=(10.0,), steps=2, restarts=restarts, random_start=random_start)
+        (row,) = evaluate(trained, "pgd", digits, options=options, batch_size=7, progress=False)
+        return row.value
+
+    def noise(start: int) -> Tensor:
+        seeds = [mix_seed("pgd", 0, start, index) for index in range(len(labels))]
+        return torch.stack(
+            [2 * torch.rand(images.shape[1:], generator=torch.Generator().manual_seed(seed)) - 1 for seed in seeds]
+        )
+
+    survived = right(pgd(victim, images, labels, 10.0, steps=2))
+    assert top1(1) == pytest.approx(100 * survived.float().mean().item())
+    first = right(pgd(victim, images, labels, 10.0, steps=2, noise=noise(0)))
+    assert top1(1, random_start=True) == pytest.approx(100 * first.float().mean().item())
+    for start in (1, 2, 3):
+        survived &= right(pgd(victim, images, labels, 10.0, steps=2, noise=noise(start)))
+    assert top1(4) == pytest.approx(100 * survived.float().mean().item())
+    assert top1(4) < min(top1(1), top1(1, random_start=True))
+
+
+def test_a_known_gradient_saves_the_first_step_only(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
+    images, labels = batch
+    gradient = loss_gradient(victim, images, labels)
+    assert fgsm(victim, images, labels, 8.0, gradient=gradient).equal(fgsm(victim, images, labels, 8.0))
+    expected = pgd(victim, images, labels, 8.0, steps=3)
+    assert pgd(victim, images, labels, 8.0, steps=3, gradient=gradient).equal(expected)
+    assert not pgd(victim, images, labels, 8.0, steps=1, gradient=gradient).equal(expected)
 
 
 def test_steps_are_checked(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:

@@ -160,6 +160,11 @@ def test_the_suite(digits: Data) -> None:
     own = digits.train.labels[(queries @ bank.T).argmax(1)] == digits.val.labels
     assert found["top1@1"][:, 0].tolist() == own.float().tolist()
     assert found["top1@1"].mean() > 0.8
+    near = (queries @ bank.T).topk(5, dim=1)
+    voted = vote(near.values, digits.train.labels[near.indices], (5,), 10)[5] == digits.val.labels
+    assert found["top1@5"][:, 0].tolist() == voted.float().tolist()
+    counted = digits.train.labels[near.indices].mode(1).values == digits.val.labels
+    assert not voted.equal(counted)  # or the weights would not show
     assert all((values == found[metric]).all() for metric, values in scores(13).items())
 
 

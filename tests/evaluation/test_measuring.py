@@ -67,6 +67,8 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
     assert attacked.seen == before
     run(attacked, digits, tmp_path, "fgsm", eps=(2.0,))
     assert attacked.seen == 2 * before
+    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))  # one does not push out the other
+    assert attacked.seen == 2 * before
 
 
 @pytest.mark.parametrize("batch_size", [20, 7])

@@ -99,7 +99,7 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
             self.late, self.early = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.late(self.early(x)).mean((2, 3))
+            return self.late(input=self.early(x)).mean((2, 3))
 
     model, x = Turned(), torch.rand(1, 3, 6, 6)
     recast_(model, plan(model, x, where="all"))

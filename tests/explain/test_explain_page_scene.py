@@ -105,6 +105,11 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         explain(child(), image, out, classes=["a", "b", "c"])
     with pytest.raises(RecastError, match=r"the network \(recast\) cannot take an image of 8×8 pixels: "):
         explain(nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), image, out)
+    broken = child()
+    with torch.no_grad():
+        broken[2].gamma[3] = torch.nan
+    with pytest.raises(RecastError, match="2 has gates or positions that are not finite"):
+        explain(broken, image, out)
     with pytest.raises(RecastError, match=r"give it the ending \.html"):
         explain(child(), image, tmp_path / "page.txt")
     assert list(tmp_path.iterdir()) == []

@@ -130,7 +130,8 @@ def test_content_alone(config: dict[str, object], open_gates: Callable[..., GPSA
     assert torch.allclose(content_of(layer, x)(at), layer.attention(x).content[:, :, at], atol=1e-6)
 
 
-def test_maps_without_content_are_given_once(open_gates: Callable[..., GPSA]) -> None:
+def test_maps_without_content_are_given_once(open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_of_maps, "MAX_NUMBERS", 9 * 25 * 49)
     layer, x = gpsa(PLAIN, open_gates), torch.randn(4, 4, 5, 5)
     with torch.no_grad():
         layer.gamma.zero_()

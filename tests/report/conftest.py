@@ -142,7 +142,7 @@ def _metrics(path: Path, random: np.random.Generator, epochs: int, start: float,
 
 
 def _rows(path: Path, random: np.random.Generator, accuracies: dict[str, float]) -> None:
-    lines = ["run,model,suite,dataset,metric,value,n"]
+    lines = ["run,model,suite,dataset,metric,value,n,low,high"]
     for arm, top1 in accuracies.items():
         found = {"clean": {"top1": top1, "top5": min(99.9, top1 + 3), "loss": (100 - top1) / 33}}
         for suite, strength in (("fgsm", 14.0), ("pgd", 19.0)):
@@ -158,7 +158,9 @@ def _rows(path: Path, random: np.random.Generator, accuracies: dict[str, float])
         costs = (199_936.0, 26_545_121.0, 1480.0) if recast else (175_258.0, 17_432_576.0, 2913.0)
         found["cost"] = dict(zip(("parameters", "macs", "images_per_second"), costs, strict=True))
         for suite, metrics in found.items():
-            lines += [f"run,{arm},{suite},digits,{metric},{value!r},{TEST_IMAGES}" for metric, value in metrics.items()]
+            lines += [
+                f"run,{arm},{suite},digits,{metric},{value!r},{TEST_IMAGES},," for metric, value in metrics.items()
+            ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

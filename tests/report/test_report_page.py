@@ -22,7 +22,7 @@ MakeRun = Callable[..., Path]
 class Page(HTMLParser):
     """Collects what a page loads, and checks that its tags close."""
 
-    VOID = frozenset({"meta", "link", "img", "br"})
+    VOID = frozenset({"meta", "link", "img", "br", "input"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ def test_self_contained(make_run: MakeRun, options: dict[str, object]) -> None:
     assert len(text) < 4_000_000
     assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
     page = Page(text)
-    assert "script" not in {tag for tag, _ in page.tags}
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert scripts == [{}]  # one, inside the page
     for tag, attributes in page.tags:
         for name in ("src", "href", "xlink:href"):
             address = attributes.get(name)
@@ -91,7 +92,7 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
         assert old in content
         (path / name).write_text(content.replace(old, evil), encoding="utf-8")
     text = write_report([path]).read_text(encoding="utf-8")
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert text.count("&lt;script&gt;") >= 6
 
 
@@ -119,7 +120,7 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
     assert 'href="#run2">seed1</a>' in text
     assert 'id="run2"' in text
-    assert "Mean ± standard deviation" in text
+    assert "Mean of the seeds" in text
     assert ">Schedule</th>" not in text
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recast.report import figures, maps, svg
-from recast.report.figures import Curve
-from recast.report.read import Attention, AttentionLayer, read_run
+from recast.report.figures import lines, maps, style
+from recast.report.figures.chart import Chart, Data
+from recast.report.figures.lines import Curve
+from recast.report.read.attention import Attention, AttentionLayer
+from recast.report.read.run import read_run
 
 
 def pixels(uri: str) -> np.ndarray:
@@ -28,6 +30,10 @@ def attention(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> Attention:
     count, heads = mix.shape[:2]
     layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(heads, 0.25), kernel)
     return Attention(np.zeros((count, 8, 8, 3), np.uint8), ["a"] * count, ["b"] * count, [layer])
+
+
+def drawn(curves: list[Curve], story: str) -> str:
+    return Chart("name", "title", story, lines.line_chart(curves, xlabel="x"), Data((), [])).svg
 
 
 def test_signed_maps_are_centred_at_white() -> None:
@@ -84,10 +90,7 @@ def test_the_budget_leaves_images_out_but_never_all() -> None:
 
 
 def test_charts_use_the_page_colours_and_their_own_ids() -> None:
-    charts = [
-        figures.line_chart([Curve([0, 1], [1, up], "recast"), Curve([0, 1], [1, 2], "finetuned")], "a < b", xlabel="x")
-        for up in (2, 3)
-    ]
+    charts = [drawn([Curve([0, 1], [1, up], "recast"), Curve([0, 1], [1, 2], "finetuned")], "a < b") for up in (2, 3)]
     ids = [set(re.findall(r'\bid="([^"]+)"', chart)) for chart in charts]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -95,7 +98,7 @@ def test_charts_use_the_page_colours_and_their_own_ids() -> None:
         assert set(re.findall(r'(?:url\(|href=")#([^")]+)', chart)) <= own
         assert "var(--recast)" in chart
         assert "var(--finetuned)" in chart
-        assert not re.search("|".join(svg.VARIABLES), chart)
+        assert not re.search("|".join(style.VARIABLES), chart)
         assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", chart)
         assert 'aria-label="a &lt; b"' in chart
         assert "<metadata" not in chart
@@ -103,22 +106,22 @@ def test_charts_use_the_page_colours_and_their_own_ids() -> None:
 
 def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = [Curve([0, 1], [1, 2], "recast")]
-    before = figures.line_chart(curve, "d", xlabel="x")
-    monkeypatch.setitem(svg.mpl.rcParams, "lines.linewidth", 9.0)
-    monkeypatch.setitem(svg.mpl.rcParams, "axes.facecolor", "#ff0000")
-    assert figures.line_chart(curve, "d", xlabel="x") == before
-    assert svg.mpl.rcParams["lines.linewidth"] == 9.0
+    before = drawn(curve, "d")
+    monkeypatch.setitem(style.mpl.rcParams, "lines.linewidth", 9.0)
+    monkeypatch.setitem(style.mpl.rcParams, "axes.facecolor", "#ff0000")
+    assert drawn(curve, "d") == before
+    assert style.mpl.rcParams["lines.linewidth"] == 9.0
 
 
 def test_long_curves_are_thinned_but_keep_their_ends() -> None:
-    x, y = figures.thin(range(1001), range(1001))
-    assert len(x) == figures.POINTS
+    x, y = lines.thin(range(1001), range(1001))
+    assert len(x) == lines.POINTS
     assert (x[0], x[-1], y[-1]) == (0, 1000, 1000)
 
 
 @pytest.mark.parametrize("positions", [[0.5] * 5, [0.0, 0.01, 0.99, 1.0], [0.1, 0.5, 0.9], [0.97] * 4, []])
 def test_labels_are_moved_apart(positions: list[float]) -> None:
-    moved = figures._spread(positions, 0.06)
+    moved = lines.spread(positions, 0.06)
     assert all(high - low >= 0.06 - 1e-9 for low, high in pairwise(moved))
     assert all(-1e-9 <= position <= 1 + 1e-9 for position in moved)
     if positions == [0.1, 0.5, 0.9]:
@@ -128,11 +131,11 @@ def test_labels_are_moved_apart(positions: list[float]) -> None:
 
 
 def test_every_head_is_drawn(make_run: Callable[..., Path]) -> None:
-    from recast.report.heads import head_charts
+    from recast.report.figures.heads import head_charts
 
     layers, hidden = head_charts(read_run(make_run()), 10**7)
     assert hidden == 0
-    assert [[chart["symbol"] for chart in layer["charts"]] for layer in layers] == [["γ", "s", "1/α"]] * 2
-    assert len(re.findall(r">[0-2],[0-2]<", layers[0]["charts"][0]["svg"])) == 9
-    assert "(head " in layers[0]["charts"][0]["reading"]
+    assert [[panel.symbol for panel in layer.panels] for layer in layers] == [["γ", "s", "1/α"]] * 2
+    assert len(re.findall(r">[0-2],[0-2]<", layers[0].panels[0].chart.svg)) == 9
+    assert "(head " in layers[0].panels[0].reading
     assert head_charts(read_run(make_run("again")), 1)[1] == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recast.errors import RecastError
-from recast.report.read import read_run
+from recast.report.read.run import read_run
 
 MakeRun = Callable[..., Path]
 
@@ -73,7 +73,7 @@ def test_a_truncated_table_names_its_line(make_run: MakeRun) -> None:
     rows.write_text(
         "\n".join(rows.read_text(encoding="utf-8").splitlines()[:4]) + "\nrun,parent,fgsm", encoding="utf-8"
     )
-    with pytest.raises(RecastError, match=r"rows\.csv line 5: expected 7 cells"):
+    with pytest.raises(RecastError, match=r"rows\.csv line 5: expected 9 cells"):
         read_run(path)
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from recast.report import formats
-from recast.report.plan_tables import left_by_reason, plan_lines, totals
-from recast.report.read import read_run
-from recast.report.tables import Line, heat_tables, summary, three_arms
+from recast.report.read.run import read_run
+from recast.report.tables.arms import Line, three_arms
+from recast.report.tables.heat import heat_tables
+from recast.report.tables.plan import left_by_reason, plan_lines, totals
+from recast.report.tables.summary import summary
+from recast.report.text import formats
 
 MakeRun = Callable[..., Path]
 
@@ -53,7 +55,7 @@ def test_adversarial_rows_stand_in_order_of_strength(make_run: MakeRun) -> None:
 def test_an_unknown_suite_and_a_nan_are_shown(make_run: MakeRun) -> None:
     path = make_run()
     with (path / "rows.csv").open("a", encoding="utf-8") as file:
-        file.write("run,recast,imagenet_x,digits,top1,nan,50\nrun,parent,imagenet_x,digits,top1,31.5,50\n")
+        file.write("run,recast,imagenet_x,digits,top1,nan,50,,\nrun,parent,imagenet_x,digits,top1,31.5,50,,\n")
     line = lines(path)["imagenet_x", "Top-1, %"]
     assert line.values == {"parent": "31.5", "finetuned": "–", "recast": "–"}
     assert line.to_parent.text == "–"
@@ -104,7 +106,8 @@ def test_summary_over_seeds(make_run: MakeRun) -> None:
     table, mean = summary(runs)
     assert [line["to_finetuned"] for line in table] == ["+0.2", "+0.4"]
     assert mean is not None
-    assert mean["to_finetuned"] == "+0.3 ± 0.1"
+    assert mean["to_finetuned"] == "+0.3"
+    assert mean["to_finetuned_interval"] == "−1.0 to 1.6"  # 0.3 ± 12.706 · 0.1414 / √2
     assert summary(runs[:1])[1] is None
 
 

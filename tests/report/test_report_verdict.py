@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recast.report.read import read_run
-from recast.report.verdict import joint_verdict, verdict
+from recast.report.read.run import read_run
+from recast.report.text.verdict import joint_verdict, verdict
 
 MakeRun = Callable[..., Path]
 
@@ -98,7 +98,7 @@ def test_seeds_give_a_mean(make_run: MakeRun) -> None:
     runs = [read_run(make_run(f"s{seed}", seed=seed, gain=gain)) for seed, gain in enumerate((0.4, 0.8, -0.3))]
     assert joint_verdict(runs).replace("\u00a0", " ") == (
         "All 3 recast models start with their parent’s exact predictions; over 3 seeds they are on average 0.3 points "
-        "above the parent fine-tuned the same way (standard deviation 0.6)."
+        "above the parent fine-tuned the same way (95 % interval −1.1 to 1.7)."
     )
 
 

@@ -231,7 +231,7 @@ def test_a_run_that_recasts_nothing(of_parent: Callable[..., Recipe], tmp_path: 
     assert not (out / "plan.json").exists()
     assert not (out / "finetuned").exists()
     assert list(open_run(out).models) == ["finetuned"]
-    rows = evaluate_run(out, ["clean"], progress=False)
+    rows = evaluate_run(out, ["clean"], progress=False).rows
     last = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert next(row.value for row in rows if row.metric == "top1") == pytest.approx(last["val_top1"])
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)  # finished: left alone

@@ -126,9 +126,8 @@ def _evaluate(options: Namespace, command: str) -> int:
         print_json([asdict(row) for row in rows])
     for error in missing.values():
         print(f"recast evaluate: error: {error}", file=sys.stderr)
-    planned = [folder for folder in options.runs if (Path(folder) / "plan.json").is_file()]
-    if planned and rows and not options.json:  # of a run that recast nothing there is nothing more to report
-        print(f"next: recast report {shlex.join(planned)}" + (" --out FILE.html" if options.runs[1:] else ""))
+    if rows and not options.json:
+        print(f"next: recast report {shlex.join(options.runs)}" + (" --out FILE.html" if options.runs[1:] else ""))
     return 2 if missing else 0
 
 

@@ -53,6 +53,9 @@ class Recipe:
     """Save the state every so many updates too; after every epoch it is saved anyway."""
     keep: int = 2
     """How many of the newest states are kept."""
+    keep_every: int | None = None
+    """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
+    folder, for `recast explain` and analyses over epochs. None: only the last weights."""
     trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
     """Where metrics go besides metrics.jsonl."""
     seed: int = 0
@@ -68,5 +71,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise RecastError(f"epochs must be 0 or more, got {self.epochs}")
+        if self.keep_every is not None and self.keep_every < 1:
+            raise RecastError(f"keep_every must be 1 or more epochs, got {self.keep_every}")
         if self.calibrate and self.recast.gate != "sigmoid":
             raise RecastError("calibrate is for gate='sigmoid': the linear gate already starts as the parent itself")

@@ -121,10 +121,10 @@ class Scores:
             np.savez_compressed(file, key=np.asarray(self.key), done=np.asarray(self.done), **self.arrays)  # type: ignore[arg-type]
 
 
-def score_file(folder: Path, suite: str, part: str, model: str) -> Path:
-    """FOLDER/SUITE/PART.MODEL.npz."""
+def score_file(folder: Path, suite: str, part: str, model: str, key: str) -> Path:
+    """FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own."""
     stem = f"{part.replace('/', '-')}.{model}" if part else model
-    return folder / suite / f"{stem}.npz"
+    return folder / suite / f"{stem}.{key[:12]}.npz"
 
 
 def scores_key(suite: str, uses: Iterable[str], options: Options, model: str, source: str) -> str:

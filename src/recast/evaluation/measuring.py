@@ -92,8 +92,8 @@ def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tup
             if folder is not None:
                 key = keys(source)
                 for model, own_key in models.items():
-                    path = score_file(folder, name, source.part, model)
-                    scores[model] = Scores(n, path, scores_key(name, suite.uses, bench.options, own_key, key))
+                    whole = scores_key(name, suite.uses, bench.options, own_key, key)
+                    scores[model] = Scores(n, score_file(folder, name, source.part, model, whole), whole)
             jobs.append(Job(name, suite, source, scores))
     return jobs, missing
 
@@ -117,8 +117,7 @@ def _pass(bench: Bench, jobs: Sequence[Job], advance: Callable[[str, int], None]
                 some = replace(bench, models={name: bench.models[name] for name in bench.models if name in waiting})
                 batch.source = job.source
                 assert job.suite.score is not None
-                # All of a batch or nothing: what is half there after a Ctrl-C is not counted as done.
-                for score in list(job.suite.score(some, batch)):
+                for score in job.suite.score(some, batch):
                     job.scores[score.model].put(batch.first, score)
                 for model in waiting:
                     job.scores[model].done = end

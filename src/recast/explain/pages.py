@@ -81,7 +81,7 @@ def make_scene(
     notes: Sequence[str] = (),
     facts: Sequence[tuple[str, str]] = (),
 ) -> Scene:
-    """Run every image through the networks of every state; of the arm "recast" (or the last) the maps are kept.
+    """Run every image through the networks of every state; of the arm "recast" the maps are kept.
 
     states: (epoch, arms), the earliest first; may be a generator that loads one after the other.
     """

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.cmhsa import CMHSA, RecastLayer
+from recast.errors import RecastError
 from recast.explain.rows_of_maps import MAX_NUMBERS, content_of, rows_of
 from recast.explain.scene import Axis, Floats, Layer, Maps
 from recast.functional import expand_heads
@@ -28,15 +29,17 @@ def record_maps(model: nn.Module, image: Tensor) -> tuple[Any, tuple[Layer, ...]
     """
     found: dict[str, tuple[Layer, Maps]] = {}
 
-    def watch(name: str) -> Callable[[nn.Module, Any], None]:
-        def keep(layer: nn.Module, inputs: Any) -> None:
+    def watch(name: str) -> Callable[[nn.Module, Any, dict[str, Any]], None]:
+        def keep(layer: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
             assert isinstance(layer, RecastLayer)
+            x = (*inputs, *named.values())[0]  # may be passed by name
             found.pop(name, None)
-            found[name] = describe(name, layer, *inputs[0].shape[-2:]), stored_maps(layer, inputs[0])
+            found[name] = describe(name, layer, *x.shape[-2:]), stored_maps(layer, x)
 
         return keep
 
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in recast_layers(model).items()]
+    layers = recast_layers(model)
+    handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         with in_eval(model), torch.no_grad():
             output = model(image)
@@ -48,7 +51,10 @@ def record_maps(model: nn.Module, image: Tensor) -> tuple[Any, tuple[Layer, ...]
 
 @torch.no_grad()
 def describe(name: str, layer: RecastLayer, height: int, width: int) -> Layer:
-    """The heads of a layer for an input of `height` × `width` pixels: grids, and for GPSA gates and positions."""
+    """The heads of a layer for an input of `height` × `width` pixels: grids, and for GPSA gates and positions.
+
+    Raises `RecastError` for gates and positions that are not finite.
+    """
     geometry = layer.geometry
     rows_at, columns_at = geometry.query_positions(height, width)
     at_rows, at_columns = geometry.pixels(height, width)
@@ -63,6 +69,8 @@ def describe(name: str, layer: RecastLayer, height: int, width: int) -> Layer:
     if isinstance(layer, CMHSA):
         return Layer(kind="maps", description=f"{geometry}, C-MHSA", **grid)
     w = expand_heads(layer.weights(), geometry)
+    if not all(bool(of.isfinite().all()) for of in (*w.gates, w.center, w.alpha) if of is not None):
+        raise RecastError(f"{name} has gates or positions that are not finite: there is nothing to draw")
     return Layer(
         kind="gpsa",
         description=f"{geometry}, {layer.config.gate} gate",

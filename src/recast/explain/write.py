@@ -16,7 +16,7 @@ from recast.files import replaced
 
 THUMBNAIL = 240
 """Sides of the pictures of a list, at most."""
-SCRIPTS = ("maps.js", "colors.js", "page.js")
+SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
 
 
 def write_pages(scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT) -> list[Path]:

@@ -1,4 +1,7 @@
-"""Run folders in, one self-contained HTML page out. Reads files only: torch is never imported here."""
+"""Run folders in, one self-contained HTML page and a folder of figures out.
+
+Reads files only: torch is never imported here.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,20 @@ from recast.files import replaced
 __all__ = ["write_report"]
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> Path:
+def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
     """Write the report of one or several run folders and return where it lies.
 
     Args:
-        runs: run folders, see `recast.report.read`.
+        runs: run folders, see `recast.report.read.run`.
         out: the HTML file; for one run the default is RUN/report.html.
+        figures: a folder for every figure as SVG and PNG, the numbers behind it as CSV, and tables to cite; see
+            `recast.report.export`. It must be new, empty, or hold the figures of an earlier report, which it replaces.
 
-    The page is built in memory, written to a temporary name and renamed: a failure leaves an older report alone.
+    Page and folder are written under temporary names and renamed: a failure leaves older ones alone.
 
     Raises:
-        RecastError: no run, a missing or truncated file in a run, nowhere to write, or no matplotlib or jinja2.
+        RecastError: no run, a missing or truncated file in a run, nowhere to write, a folder of figures that holds
+            anything else, or no matplotlib or jinja2.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -34,17 +40,24 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> P
     if out is not None and not target.parent.is_dir():
         raise RecastError(f"the folder of the report does not exist: {target.parent}")
     try:
-        from recast.report.page import render_page
-        from recast.report.read import read_run
+        from recast.report.export import check_folder, write_figures
+        from recast.report.page import read_parts, render
+        from recast.report.read.run import read_run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2", "yaml", "numpy", "PIL"}:
             raise
         raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
 
-    html = render_page([read_run(folder) for folder in folders])
+    if figures is not None:
+        check_folder(Path(figures))
+    read = [read_run(folder) for folder in folders]
+    sections, groups = read_parts(read)
+    html = render(read, sections, groups)
     try:
         with replaced(target) as partial:
             partial.write_text(html, encoding="utf-8", newline="\n")
     except OSError as error:
         raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
+    if figures is not None:
+        write_figures(Path(figures), sections, groups)
     return target

@@ -70,7 +70,8 @@ def fit(
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
 
     Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
-    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, and `weights.safetensors` at the end. The model is left with
+    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
+    `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with
     the weights that were saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that
     is finished is left alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent`
     (it is not changed). `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before
@@ -304,6 +305,7 @@ class _Fit:
         if is_first():
             self.log.append(row)
             track(self.trackers, row)
+        self._keep_weights()
         self._decide(position.loss_sum / self.batches if trained else None)
         self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
@@ -316,6 +318,17 @@ class _Fit:
         """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
         self._look_at(self.pending.finished(everything=True))
         on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
+
+    def _keep_weights(self) -> None:
+        """Write the weights that were just measured to `checkpoints/`, where the recipe keeps this epoch's.
+
+        Before the state: a run that goes on from an earlier one writes the same file again.
+        """
+        epoch, every = self.state.position.epoch, self.recipe.keep_every
+        if every is None or epoch % every or not is_first():
+            return
+        made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
+        save(self.state.evaluated, self.out / "checkpoints" / f"epoch-{epoch:04d}.safetensors", constructor=made_by)
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data

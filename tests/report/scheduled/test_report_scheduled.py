@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from recast.report import charts, tables, write_report
-from recast.report.heads import head_charts
-from recast.report.read import read_run
-from recast.report.verdict import joint_verdict, verdict
-from recast.report.words import FROM_START, PARENT, words
+from recast.report import write_report
+from recast.report.figures import arms as charts
+from recast.report.figures.heads import head_charts
+from recast.report.read.run import read_run
+from recast.report.tables import summary as tables
+from recast.report.text.verdict import joint_verdict, verdict
+from recast.report.text.words import FROM_START, PARENT, words
 
 MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium")
@@ -89,7 +91,7 @@ def test_a_lost_schedule(make_scheduled: MakeRun) -> None:
 
 def test_training_curves_are_marked_at_switches(make_scheduled: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[float]] = []
-    monkeypatch.setattr(charts.figures, "line_chart", lambda *_, switches=(), **__: seen.append(list(switches)))
+    monkeypatch.setattr(charts, "line_chart", lambda *_, switches=(), **__: seen.append(list(switches)))
     charts.training(read_run(make_scheduled()))
     assert seen == [[2, 4, 6, 8, 10, 12]] * 2
     charts.training(read_run(make_scheduled("many", layers=30, epochs=90)))
@@ -98,9 +100,9 @@ def test_training_curves_are_marked_at_switches(make_scheduled: MakeRun, monkeyp
 
 def test_gates_begin_where_their_layer_became_attention(make_scheduled: MakeRun) -> None:
     layers, hidden = head_charts(read_run(make_scheduled(gate="linear", layers=2)), 10**7)
-    assert [layer["name"] for layer in layers] == ["blocks.0.mixer", "blocks.1.mixer"]
+    assert [layer.name for layer in layers] == ["blocks.0.mixer", "blocks.1.mixer"]
     assert hidden == 0
-    first, second = (re.findall(r">(\d+)</text>", layer["charts"][0]["svg"]) for layer in layers)
+    first, second = (re.findall(r">(\d+)</text>", layer.panels[0].chart.svg) for layer in layers)
     assert first == second  # one axis, although the first layer has five epochs and the last ten
     assert first[0] == "0"
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from recast.errors import RecastError
-from recast.report import timeline
-from recast.report.read import Run, read_run
-from recast.report.schedule_file import Probe
-from recast.report.switches import Section, switch_section
+from recast.report.figures import timeline
+from recast.report.figures.chart import Chart, Data
+from recast.report.figures.style import PAGE
+from recast.report.figures.switches import Section, switch_section
+from recast.report.read.run import Run, read_run
+from recast.report.read.schedule import Probe
 
 MakeRun = Callable[..., Path]
 
@@ -30,7 +32,7 @@ def section_of(run: Run) -> Section:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that read words only: pictures take most of the time."""
     for name in ("timeline", "probe_chart"):
-        monkeypatch.setattr(f"recast.report.switches.{name}", lambda *_: "")
+        monkeypatch.setattr(f"recast.report.figures.switches.{name}", lambda *_: "")
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -135,7 +137,7 @@ def test_a_switch_that_is_not_measured_yet(make_scheduled: MakeRun) -> None:
 def drawn(bars: list[timeline.Bar], epochs: int, trained: int) -> list[list[tuple[float, float, bool, float]]]:
     """Per bar: (from, to, thick?, opacity) of its parts."""
     axes = timeline.new_figure((4, 3)).add_axes((0, 0, 1, 1))
-    timeline.draw_bars(axes, bars, [bar.label for bar in bars], epochs, trained, "never")
+    timeline.draw_bars(axes, bars, [bar.label for bar in bars], epochs, trained, "never", PAGE)
     parts: list[list[tuple[float, float, bool, float]]] = [[] for _ in bars]
     for patch in axes.patches:
         x, y, width, height = (getattr(patch, f"get_{key}")() for key in ("x", "y", "width", "height"))
@@ -167,10 +169,12 @@ def test_many_layers_of_one_date_share_a_bar(make_scheduled: MakeRun) -> None:
 
 def test_the_picture_names_layers_dates_and_both_arms(make_scheduled: MakeRun) -> None:
     section = section_of(read_run(make_scheduled(trained=6)))
+    chart = section.chart
+    assert chart is not None
     for word in ("blocks.5.mixer", "epoch 13", "Validation loss", "Top-1, %", "Layers, input at the top"):
-        assert f">{word}</text>" in section.svg
-    assert {"var(--recast)", "var(--finetuned)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", section.svg))
-    story = re.search(r'aria-label="([^"]+)"', section.svg)
+        assert f">{word}</text>" in chart.svg
+    assert {"var(--recast)", "var(--finetuned)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", chart.svg))
+    story = re.search(r'aria-label="([^"]+)"', chart.svg)
     assert story is not None
     assert "blocks.5.mixer from epoch 3" in story[1]
     assert re.search(r"Top-1, %: Convolution only \d+\.\d\d at epoch 6, Recast \d+\.\d\d at epoch 6\.", story[1])
@@ -178,7 +182,7 @@ def test_the_picture_names_layers_dates_and_both_arms(make_scheduled: MakeRun) -
 
 
 def test_the_curve_jumps_at_a_switch(make_scheduled: MakeRun) -> None:
-    from recast.report.switches import arm_curves
+    from recast.report.figures.switches import arm_curves
 
     control, recast = arm_curves(read_run(make_scheduled()), "loss")
     assert list(control.x) == list(range(15))
@@ -189,25 +193,31 @@ def test_the_curve_jumps_at_a_switch(make_scheduled: MakeRun) -> None:
 
 def test_learned_shows_what_was_promised(make_scheduled: MakeRun) -> None:
     section = section_of(read_run(make_scheduled(name="learned", gate="linear")))
-    assert section.probes.count("<svg") == 1
+    assert section.probes is not None
+    assert section.probes.svg.count("<svg") == 1
     assert "Taken: after epoch 3 blocks.4.mixer (promised 0.19, delivered 0.17); after epoch 4" in section.reading
     early = section_of(read_run(make_scheduled("early", name="learned", trained=2)))
-    assert early.probes == ""  # one number delivered is no curve
+    assert early.probes is None  # one number delivered is no curve
     assert early.lines == []
     assert early.reading == (
         "No promise was taken; after epoch 2 the largest is that of blocks.5.mixer (promised 0.044, delivered 0.25)."
     )
-    assert ">undecided</text>" in early.svg
+    assert early.chart is not None
+    assert ">undecided</text>" in early.chart.svg
     unnamed = section_of(read_run(make_scheduled("listed", name="listed", trained=2)))
-    assert ">never</text>" in unnamed.svg  # a list does not grow
-    assert section_of(read_run(make_scheduled("prs"))).probes == ""
+    assert unnamed.chart is not None
+    assert ">never</text>" in unnamed.chart.svg  # a list does not grow
+    assert section_of(read_run(make_scheduled("prs"))).probes is None
 
 
 def test_small_promises_are_drawn_on_a_logarithmic_scale() -> None:
     def probes(promise: float) -> list[Probe]:
         return [Probe(epoch, 0.3 / epoch - 0.05, {"a": promise, "b": promise / 3}, []) for epoch in range(1, 9)]
 
-    assert "logarithmic scale" not in timeline.probe_chart(probes(0.1), "d")
-    small = timeline.probe_chart(probes(1e-4), "d")
+    def drawn_probes(promise: float) -> str:
+        return Chart("name", "title", "d", timeline.probe_chart(probes(promise)), Data((), [])).svg
+
+    assert "logarithmic scale" not in drawn_probes(0.1)
+    small = drawn_probes(1e-4)
     assert "logarithmic scale" in small
     assert {">0.0001</text>", ">−0.01</text>"} <= set(re.findall(r">[^<]+</text>", small))  # a loss that rose too

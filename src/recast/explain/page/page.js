@@ -4,6 +4,7 @@ const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
   const chosen = { picture: 0, state: scene.states.length - 1, layer: 0, view: "mix", each: false, at: [0.5, 0.5], head: -1 };
+  const { number, percent } = Words;
   const cache = new Map();
   let shown = null; // maps of all heads, as last drawn
   let drawing = Promise.resolve();
@@ -13,17 +14,10 @@ const page = (() => {
     position: ["Position", "the tap and its Gaussian alone"],
     content: ["Content", "what pixels look like, alone"],
   };
-  const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
   const element = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
     made.append(...children);
     return made;
-  };
-  const percent = (p) => `${p >= 0.9995 ? "100" : p >= 0.1 ? (100 * p).toFixed(0) : (100 * p).toFixed(1)} %`;
-  const number = (x) => {
-    const size = Math.abs(x);
-    const text = size === 0 ? "0" : size >= 100 ? size.toFixed(0) : size >= 0.01 ? size.toFixed(2) : size >= 0.0005 ? size.toFixed(3) : size.toExponential(0);
-    return (x < 0 && Number(text) ? "−" : "") + text.replace("e-", "e−").replace("e+", "e");
   };
 
   const picture = () => scene.pictures[chosen.picture];
@@ -32,7 +26,10 @@ const page = (() => {
 
   function stored() {
     const key = `${chosen.picture}/${chosen.state}/${name()}`;
-    if (!cache.has(key)) cache.set(key, Maps.unpack(picture().maps[chosen.state][name()]));
+    if (!cache.has(key)) {
+      cache.set(key, Maps.unpack(picture().maps[chosen.state][name()]));
+      if (cache.size > 32) cache.delete(cache.keys().next().value); // the oldest: unpacked maps are large
+    }
     return cache.get(key);
   }
 
@@ -61,23 +58,6 @@ const page = (() => {
 
   // ---- drawing
 
-  function tap(of, head) {
-    if (of.names.length) return of.names[head];
-    const [down, right] = of.offsets[head];
-    return ARROWS[`${down},${right}`] || `${number(down)},${number(right)}`;
-  }
-  function tapInWords(of, head) {
-    if (of.names.length) return of.names[head];
-    const [down, right] = of.offsets[head];
-    const words = [[down, "up", "down"], [right, "left", "right"]].filter(([by]) => by);
-    return `tap ${words.length ? words.map(([by, less, more]) => `${Math.abs(by)} ${by < 0 ? less : more}`).join(", ") : "in the middle"}`;
-  }
-  function largest(values, columns) {
-    let at = 0;
-    for (let i = 1; i < values.length; i++) if (Math.abs(values[i]) > Math.abs(values[at])) at = i;
-    return { value: values[at], row: Math.floor(at / columns), column: at % columns };
-  }
-
   function makeGrid(of) {
     const heads = Maps.heads(of);
     const onGrid = of.kernel[0] * of.kernel[1] === heads;
@@ -85,7 +65,7 @@ const page = (() => {
     by("grid").style.setProperty("--columns", columns);
     by("grid").classList.toggle("dense", columns > 5);
     by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
-      const caption = element("span", { className: "caption" }, element("b", { textContent: tap(of, head) }));
+      const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, head) }));
       if (of.gates.length) caption.append(element("span", { textContent: `${of.gates[0][0]} ${number(of.gates[0][1][head])}` }));
       const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "query" }));
       frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
@@ -111,7 +91,7 @@ const page = (() => {
   async function drawMaps() {
     const [of, key] = [layer(), JSON.stringify(chosen)];
     const grid = by("grid");
-    const missing = of ? "" : absent();
+    const missing = of ? "" : Words.absent(scene, chosen.state, name());
     by("nothing").hidden = !missing;
     by("nothing").textContent = missing;
     for (const id of ["grid", "legend", "chosen"]) by(id).hidden = !of;
@@ -142,9 +122,9 @@ const page = (() => {
       put(box, button.querySelector(".query"));
       button.querySelector(".query").hidden = of.kind === "classes";
       button.setAttribute("aria-pressed", String(head === chosen.head));
-      const top = largest(maps[head], columns);
+      const top = Words.largest(maps[head], columns);
       const gate = of.gates.length ? ` ${of.gates[0][0]} = ${number(of.gates[0][1][head])};` : "";
-      button.setAttribute("aria-label", `Head ${head + 1}, ${tapInWords(of, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
+      button.setAttribute("aria-label", `Head ${head + 1}, ${Words.tapInWords(of, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
     });
     put(box, by("cursor"));
     by("cursor").hidden = of.kind === "classes";
@@ -152,7 +132,7 @@ const page = (() => {
     drawLegend();
     const queries = of.queries.map((axis) => axis[2]);
     by("where").textContent = of.kind === "classes" ? "" : `Query row ${query[0] + 1} of ${queries[0]}, column ${query[1] + 1} of ${queries[1]}`;
-    by("chosen").textContent = inWords();
+    by("chosen").textContent = Words.head(shown, chosen.head);
   }
 
   function drawLegend() {
@@ -161,26 +141,6 @@ const page = (() => {
     const end = chosen.each ? "each head’s own" : number(shown.limit);
     low.textContent = shown.signed ? (chosen.each ? "−" : `≤ −${end}`) : "0";
     high.textContent = chosen.each ? end : `≥ ${end}`;
-  }
-
-  function inWords() {
-    const { of, maps } = shown;
-    if (chosen.head < 0 || chosen.head >= maps.length) return "Choose a head to lay its map over the image.";
-    const values = maps[chosen.head];
-    const top = largest(values, of.keys[1][2]);
-    const outside = 1 - values.reduce((sum, value) => sum + value, 0);
-    const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen.head])}`).join(", ");
-    const words = tapInWords(of, chosen.head);
-    return `${words[0].toUpperCase()}${words.slice(1)}${gates ? `: ${gates}` : ""}. ` +
-      `Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
-      `${of.kind !== "classes" && outside > 0.01 ? `; ${percent(outside)} falls on the padding around the image` : ""}.`;
-  }
-
-  function absent() {
-    if (!scene.order.length) return "This network has no recast layer, so there are no attention maps to show: only its predictions.";
-    const epoch = scene.states[chosen.state].epoch;
-    const later = scene.states.find((state, at) => at > chosen.state && state.layers[name()]);
-    return `At epoch ${epoch}, ${name()} is still a convolution: it has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
   }
 
   function drawPredictions() {
@@ -198,21 +158,7 @@ const page = (() => {
       }));
       return element("div", { className: "arm" }, element("h3", {}, chip, scene.arms[arm]), list);
     }));
-    by("verdict").textContent = verdict(arms, found, at);
-  }
-
-  function verdict(arms, found, at) {
-    if (!arms.length) return `What the heads attend to in ${at.name}`;
-    const best = arms.map((arm) => found[arm][0][0]);
-    const own = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
-    const label = at.label === null ? "" : ` The label is ${at.label}.`;
-    const many = { 2: "Both networks say", 3: "All three networks say" }[arms.length];
-    if (many && new Set(best).size === 1) return `${many} ${best[0]}${best[0] === at.label ? ", as it is labelled." : `.${label}`}`;
-    const others = arms.map((arm, i) => [arm, i]).filter(([, i]) => i !== own).map(([arm, i]) => {
-      const who = { parent: "the parent", finetuned: "the fine-tuned parent" }[arm] || scene.arms[arm];
-      return `${who} ${best[i]}`;
-    });
-    return `${arms.length > 1 ? scene.arms[arms[own]] : "The network"} says ${[best[own], ...others].join(", ")}.${label}`;
+    by("verdict").textContent = Words.verdict(scene, arms, found, at);
   }
 
   function drawPicture() {
@@ -316,7 +262,7 @@ const page = (() => {
     }));
     by("made").hidden = !scene.facts.length;
     by("made").querySelector("dl").append(...scene.facts.flatMap(([what, said]) => [element("dt", { textContent: what }), element("dd", { textContent: said })]));
-    by("formula").textContent = formula();
+    by("formula").textContent = Words.formula(scene);
     listen();
     Colors.whenSchemeChanges(() => choose({}));
     drawPicture();
@@ -328,16 +274,6 @@ const page = (() => {
       return Promise.resolve();
     }
     return choose({});
-  }
-
-  function formula() {
-    const all = scene.states.flatMap((state) => Object.values(state.layers));
-    const said = [];
-    if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the share of content, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution.");
-    if (all.some((of) => of.kind === "gpsa" && !of.shift)) said.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, 1/α the span of the Gaussian.");
-    if (all.some((of) => of.kind === "maps")) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
-    if (all.length) said.push("A map shows how a head weighs the pixels of its layer’s input for the outlined query. A pixel of an inner layer has seen the surroundings of its place in the image. Colours end before the largest weights do, so that small ones can be seen.");
-    return said.join(" ");
   }
 
   // for tests and measurements: `ready` when the first maps are drawn, at `readyAt` milliseconds after the navigation

@@ -1,0 +1,1 @@
+"""The tables of the page as cells of text, ready to print."""
