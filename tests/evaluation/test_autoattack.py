@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation.autoattack import auto_attack, score_autoattack, sources_autoattack
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.measuring import score_suites
 
 SUITE = Suite(score_autoattack, sources=sources_autoattack)
@@ -97,7 +97,7 @@ def test_few_classes(fake: type[FakeAttack], digits: Data) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, trained: nn.Module, digits: Data) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)  # type: ignore[arg-type]
-    with pytest.raises(MissingData, match=r'pip install "recast-vision\[autoattack\]"'):
+    with pytest.raises(NotMeasured, match=r'pip install "recast-vision\[autoattack\]"'):
         sources_autoattack(make_bench(trained, digits, 2, 1))
 
 

@@ -57,7 +57,8 @@ def test_pixel_model_normalises() -> None:
     ("model", "message"),
     [
         (Constant(torch.zeros(7)), r"logits of shape \(3, 10\).* got \(3, 7\).*num_classes"),
-        (Constant(torch.full((10,), torch.nan)), "model 'm' gives NaN"),
+        (Constant(torch.full((10,), torch.nan)), "model 'm' gives NaN or infinite"),
+        (Constant(torch.tensor([torch.inf, *[0.0] * 9])), "model 'm' gives NaN or infinite"),
     ],
 )
 def test_outputs_that_mean_nothing_are_refused(gray: Data, model: nn.Module, message: str) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from recast.config import AugmentConfig, DataConfig
 from recast.data import Data, load_data, loader
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.corruptions import (
     CATEGORIES,
     KINDS,
@@ -172,12 +172,12 @@ def test_bad_requests(digits: Data, digits32: Data) -> None:
     with pytest.raises(RecastError, match="not augmented"):
         CorruptedImages(digits32.val, "snow", 1).augmented(AugmentConfig())
     bench = Bench({}, digits, 4, torch.device("cpu"))
-    with pytest.raises(MissingData, match="at least 32x32 pixels, digits has 16x16"):
+    with pytest.raises(NotMeasured, match="at least 32x32 pixels, digits has 16x16"):
         sources_corruptions(bench)
 
 
 def test_without_the_package(digits32: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     package: Any = None  # what makes an import fail
     monkeypatch.setitem(sys.modules, "imagecorruptions", package)
-    with pytest.raises(MissingData, match=r'pip install "recast-vision\[eval\]"'):
+    with pytest.raises(NotMeasured, match=r'pip install "recast-vision\[eval\]"'):
         sources_corruptions(Bench({}, digits32, 4, torch.device("cpu")))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.corruptions import CATEGORIES, KINDS, SEVERITIES, score_part
 from recast.evaluation.imagenet_c import (
     ALEXNET_ERRORS,
@@ -183,7 +183,7 @@ def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, data: Data) 
     for severity in ("2", "4"):
         (root / "fog" / severity).rename(tmp_path / f"fog{severity}")
     (root / "pixelate" / "5" / WNIDS[2]).rename(tmp_path / "class")
-    with pytest.raises(MissingData) as raised:
+    with pytest.raises(NotMeasured) as raised:
         sources_imagenet_c(make_bench(data, tmp_path))
     message = str(raised.value)
     assert f"missing: snow; fog (severity 2, 4); pixelate/5 (classes {WNIDS[2]})" in message
@@ -205,12 +205,12 @@ def test_bad_images(tmp_path: Path, data: Data) -> None:
         sources["fog/3"].images.batch([0])
     for image in (root / "gaussian_noise" / "1" / WNIDS[1]).iterdir():
         image.unlink()
-    with pytest.raises(MissingData, match=f"class folders without an image: {WNIDS[1]}"):
+    with pytest.raises(NotMeasured, match=f"class folders without an image: {WNIDS[1]}"):
         sources_imagenet_c(make_bench(data, tmp_path))
 
 
 def test_without_the_set_or_for_other_classes(tmp_path: Path, sets: Path, data: Data, digits: Data) -> None:
-    with pytest.raises(MissingData, match=r"no folder imagenet-c in .*To get it: noise.tar, blur.tar"):
+    with pytest.raises(NotMeasured, match=r"no folder imagenet-c in .*To get it: noise.tar, blur.tar"):
         sources_imagenet_c(make_bench(data, tmp_path))
     with pytest.raises(RecastError, match="imagenet-c is for models of ImageNet's 1000 classes, digits has 10"):
         sources_imagenet_c(make_bench(digits, sets))

@@ -15,7 +15,7 @@ from torchvision.models import squeezenet1_1
 from recast.config import AugmentConfig
 from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.knn import TEMPERATURE, features, nearest, score_knn, sources_knn, vote
 from recast.evaluation.measuring import score_suites
 
@@ -178,5 +178,5 @@ def test_bad_requests(digits: Data) -> None:
         ):
             sources_knn(bench(digits, 5, wrong))
     empty = replace(digits, train=digits.train.subset(torch.empty(0, dtype=torch.long)))
-    with pytest.raises(MissingData, match="digits has none"):
+    with pytest.raises(NotMeasured, match="digits has none"):
         sources_knn(bench(empty, 1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recast.data import Data
 from recast.evaluation import suites
-from recast.evaluation.bench import Bench, MissingData, Options, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, Suite
 from recast.evaluation.suites import evaluate, measure
 
 
@@ -107,6 +107,36 @@ def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path) -> None:
         assert model.seen == 50
 
 
+def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: Path) -> None:
+    """Of `resolution`, a refused size is not kept as scored; an error in the middle is no refusal."""
+
+    class Moody(Counting):
+        fails_at = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.seen >= self.fails_at:
+                raise RuntimeError("not now")
+            return super().forward(x)
+
+    model = Moody()
+    options = Options(sizes=("16",))
+    with pytest.warns(UserWarning, match="cannot take images of 16x16"):
+        assert evaluate(model, "resolution", digits, options=options, cache=tmp_path, progress=False) == []
+    model.fails_at = 20
+    with pytest.raises(RuntimeError, match="not now"):
+        evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
+    model.fails_at = 10**9
+    (row,) = evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
+    (top1, *_) = evaluate(model, "clean", digits, progress=False)
+    assert row.value == top1.value
+
+
+def test_neighbours_of_other_training_images_are_measured(digits: Data, tmp_path: Path) -> None:
+    found = [run(Counting(), data, tmp_path, "knn", neighbours=(1,)) for data in (digits, digits)]
+    other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
+    assert found[0] == found[1] != run(Counting(), other, tmp_path, "knn", neighbours=(1,))
+
+
 def test_suites_of_the_same_images_share_the_pass(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
     real = Bench.batches
@@ -124,13 +154,13 @@ def test_missing_data_is_named_and_the_rest_is_measured(
     digits: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def sources(bench: Bench) -> list:
-        raise MissingData("no imagenet-z here: get it from there")
+        raise NotMeasured("no imagenet-z here: get it from there")
 
     monkeypatch.setitem(suites.SUITES, "imagenet-z", Suite(suites.score_clean, sources=sources))
     found = measure({"m": Counting()}, ["imagenet-z", "clean"], digits, progress=False)
     assert {row.suite for row in found.rows} == {"clean"}
-    assert [str(error) for error in found.missing] == ["no imagenet-z here: get it from there"]
-    with pytest.raises(MissingData, match="imagenet-z"):
+    assert [str(error) for error in found.not_measured] == ["no imagenet-z here: get it from there"]
+    with pytest.raises(NotMeasured, match="imagenet-z"):
         evaluate(Counting(), ["imagenet-z", "clean"], digits, progress=False)
 
 

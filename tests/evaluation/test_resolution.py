@@ -13,7 +13,7 @@ from recast.data import Data
 from recast.data.datasets import ImageFiles, LabelledImages
 from recast.data.images import resize_and_crop, to_bytes
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.measuring import score_suites
 from recast.evaluation.resolution import (
     ResizedImages,
@@ -168,5 +168,5 @@ def test_default_sizes_and_streams(digits: Data) -> None:
     class Stream(LabelledImages):
         img_size = 16
 
-    with pytest.raises(MissingData, match="shards of digits do not allow"):
+    with pytest.raises(NotMeasured, match="shards of digits do not allow"):
         sources_resolution(make_bench(replace(digits, val=Stream()), {}))

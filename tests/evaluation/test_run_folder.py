@@ -28,7 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run, tmp_path / "mine"))
+    """A copy of the run as training left it."""
+    measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "scores", "analysis")
+    return Path(shutil.copytree(run, tmp_path / "mine", ignore=measured))
 
 
 def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
@@ -110,6 +112,39 @@ def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
     (copied / "finetuned" / "weights.safetensors").write_bytes(whole[:1000])
     with pytest.raises(RecastError, match="finetuned"):
         open_run(copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("evaluation.json", '{"suites": {"cle', "truncated or not JSON"),
+        ("evaluation.json", "{}", "lacks suites"),
+        ("evaluation.json", "[]", "must be a JSON object"),
+        ("classes.json", "[1", "truncated or not JSON"),
+        ("classes.json", "{}", "must be a JSON list of names"),
+    ],
+)
+def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name: str, text: str, message: str) -> None:
+    (copied / name).write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=rf"{name}.*{message}"):
+        evaluate_run(copied, ["clean"], device="cpu", progress=False)
+    assert not (copied / "rows.csv").exists()
+    assert not (copied / "scores").exists()
+
+
+def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
+    import json
+
+    options = Options(num_samples=20, eps=(2.0,))
+    evaluate_run(copied, ["fgsm", "agreement"], options=options, device="cpu", command="recast x", progress=False)
+    evaluate_run(copied, ["clean"], device="cpu", progress=False)
+    made = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
+    assert list(made) == ["fgsm", "agreement", "clean"]
+    assert made["fgsm"]["options"] == {"eps": [2.0], "num_samples": 20, "seed": 0}
+    assert (made["fgsm"]["images"], made["agreement"]["images"], made["clean"]["images"]) == (20, 20, 30)
+    assert (made["fgsm"]["command"], made["fgsm"]["dataset"]) == ("recast x", "digits")
+    assert made["fgsm"]["versions"]["torch"] == torch.__version__
+    assert (copied / "analysis" / "agreement.csv").read_text(encoding="utf-8").count("\n") == 21
 
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:

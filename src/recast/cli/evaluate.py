@@ -26,7 +26,8 @@ SUITE_HELP = {
     "basic": "five corruptions of our own × 5 severities, from 8×8 pixels on",
     "corruptions": "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on",
     "imagenet-c": "the released ImageNet-C: mean top-1 and mCE",
-    "imagenet-a, -r": "200 classes, chosen by themselves; also imagenet-v2, -sketch, -real",
+    "imagenet-a": "and imagenet-r: 200 classes, found by themselves",
+    "imagenet-v2": "and imagenet-sketch, imagenet-real: all 1,000",
     "resolution": "accuracy at other test sizes (--sizes)",
     "frequency": "accuracy on low-passed and high-passed images",
     "knn": "nearest training images by features",
@@ -37,6 +38,9 @@ SUITE_HELP = {
     "cka": "table: similarity of the layers of parent and recast model",
 }
 DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost", "agreement", "heads", "fourier"]
+
+
+LEGEND = "  ± half the 95 % interval of the paired difference over the images; × the ratio\n"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,11 +78,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--again", type=bool, default=False, help="measure anew what is in RUN/scores")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
     options = parse(parser, argv)
-    return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
+    try:
+        return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
+    except KeyboardInterrupt:
+        kept = "what was scored is kept, and the same command goes on from there"
+        raise KeyboardInterrupt(f"interrupted: {kept}") from None
 
 
 def _evaluate(options: Namespace, command: str) -> int:
-    from recast.evaluation.bench import MissingData, Options
+    from recast.evaluation.bench import NotMeasured, Options
     from recast.evaluation.run_folder import check_run, evaluate_run
 
     for folder in options.runs:  # all of them before the first is measured
@@ -96,28 +104,23 @@ def _evaluate(options: Namespace, command: str) -> int:
         seed=options.seed,
     )
     rows: list[Row] = []
-    missing: dict[str, MissingData] = {}
+    missing: dict[str, NotMeasured] = {}
     for folder in options.runs:
-        try:
-            found = evaluate_run(
-                folder,
-                _suites(options.suite, Path(folder)),
-                batch_size=options.batch_size,
-                device=options.device,
-                options=told,
-                workers=options.workers,
-                again=options.again,
-                command=command,
-                progress=sys.stderr.isatty(),
-            )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                "interrupted: what was scored is kept; the same command goes on from there"
-            ) from None
+        found = evaluate_run(
+            folder,
+            _suites(options.suite, Path(folder)),
+            batch_size=options.batch_size,
+            device=options.device,
+            options=told,
+            workers=options.workers,
+            again=options.again,
+            command=command,
+            progress=sys.stderr.isatty(),
+        )
         rows += found.rows
-        missing |= {str(error): error for error in found.missing}
+        missing |= {str(error): error for error in found.not_measured}
         if not options.json:
-            print(f"{folder}\n{arms_table(found.rows, found.differences)}" if found.rows else str(folder))
+            print(f"{folder}\n{arms_table(found.rows, found.differences)}{LEGEND}" if found.rows else str(folder))
             for table in found.tables.values():
                 print(f"  {Path(folder) / 'analysis' / table.name}.csv: {len(table.rows)} rows")
         if {row.model for row in found.rows} == {"parent", "recast"}:

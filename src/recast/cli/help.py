@@ -10,7 +10,7 @@ METAVARS = {
     "model": "MODEL", "runs": "RUN", "recipe": "RECIPE", "where": "LAYER", "suite": "SUITE", "eps": "NUM",
     "checkpoint": "FILE", "config": "FILE", "out": "PATH", "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS",
     "budget": "LIMITS", "device": "DEVICE", "name": "NAME", "data": "NAME", "opt": "NAME",
-    "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR",
+    "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR", "figures": "DIR",
 }  # fmt: skip
 
 

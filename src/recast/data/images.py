@@ -98,7 +98,7 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     if crop_pct is None and image.size == (img_size, img_size):
         return image
     short = int(img_size / (crop_pct or crop_fraction(img_size)))
-    image = _middle(image)
+    image = middle(image)
     width, height = image.size
     size = int(short * width / min(width, height)), int(short * height / min(width, height))
     if size != image.size:
@@ -107,7 +107,7 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     return image.crop((left, top, left + img_size, top + img_size))
 
 
-def _middle(image: Image.Image) -> Image.Image:
+def middle(image: Image.Image) -> Image.Image:
     """The middle of an image that is more than 20 times as long as wide: resized whole it could fill the memory."""
     width, height = image.size
     most = LONGEST * min(width, height)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from recast.data.splits import choose_balanced
-from recast.evaluation.bench import Bench, MissingData, Source
+from recast.evaluation.bench import Bench, NotMeasured, Source
 from recast.explain.agreement import tabulate_agreement
 from recast.explain.fourier import tabulate_fourier
 from recast.explain.heads import tabulate_heads
@@ -30,7 +30,7 @@ def analyse_fourier(bench: Bench) -> Table:
 def analyse_heads(bench: Bench) -> Table:
     """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
     if not any(recast_layers(model) for model in bench.models.values()):
-        raise MissingData("heads looks at recast layers, and no model here has one")
+        raise NotMeasured("heads looks at recast layers, and no model here has one")
     return tabulate_heads(bench.models, lambda: _some(bench, HEAD_IMAGES), epochs=bench.store.get(EPOCHS, ()))
 
 

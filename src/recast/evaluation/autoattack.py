@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
-from recast.evaluation.bench import Batch, Bench, MissingData, Score, Source, is_correct
+from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 
 TARGETS = 9
 MIN_CLASSES = 4
@@ -29,7 +29,7 @@ def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, *,
     """Attacked pixels (B, C, H, W) within ε (in 1/255) of `images` and in [0, 1]; unchanged where no attack succeeded.
 
     `model` takes pixels and should be in eval mode; its parameters get no gradient, the global random generators are
-    restored. The random numbers follow from `seed` and from the other images of the batch. Raises MissingData without
+    restored. The random numbers follow from `seed` and from the other images of the batch. Raises NotMeasured without
     the package, RecastError for a model with fewer than 4 classes.
     """
     kind = _package()
@@ -61,14 +61,14 @@ def _package() -> Any:
     try:
         from pyautoattack import AutoAttack
     except ImportError as error:
-        raise MissingData(
+        raise NotMeasured(
             f'AutoAttack comes with pyautoattack ({error}): pip install "recast-vision[autoattack]"'
         ) from None
     return AutoAttack
 
 
 def sources_autoattack(bench: Bench) -> list[Source]:
-    """The validation images; MissingData without the package."""
+    """The validation images; NotMeasured without the package."""
     _package()
     if len(bench.data.classes) < MIN_CLASSES:
         raise RecastError(

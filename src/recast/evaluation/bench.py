@@ -39,8 +39,11 @@ class PixelModel(nn.Module):
         return self.model(normalised.to(parameter.dtype))
 
 
-class MissingData(RecastError):
-    """A data set that a suite needs is not there; the message says how to get it. The other suites go on."""
+class NotMeasured(RecastError):
+    """A suite cannot be measured here, as its data set is not there or has other classes; the other suites go on.
+
+    The message says how to get the data, or what to do.
+    """
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Source:
     """The name of the data set."""
     columns: Tensor | None = None
     """The classes that count, of a set that has some of them only: labels are positions in `columns`."""
+    depends: tuple[LabelledImages, ...] = ()
+    """Other images that the scores depend on."""
 
 
 class Score(NamedTuple):
@@ -132,8 +137,10 @@ class Bench:
                 f"model {name!r} must give logits of shape {(len(images), classes)} (images, classes of "
                 f"{self.data.name}), got {got}. Set num_classes, or choose the data the model was trained on"
             )
-        if logits.isnan().any():
-            raise RecastError(f"model {name!r} gives NaN on images of {self.data.name}: its accuracy means nothing")
+        if not logits.isfinite().all():
+            raise RecastError(
+                f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"
+            )
         return logits.float()
 
 

@@ -37,8 +37,9 @@ class SourceKeys:
         self.held: list[object] = []  # so that no id is used twice
 
     def __call__(self, source: Source) -> str:
-        """A hash of images, labels and columns."""
-        digest = hashlib.sha256(f"{source.dataset} {source.part} {self._images(source.images)}".encode())
+        """A hash of images, labels, columns and what else the scores depend on."""
+        hashes = " ".join(self._images(images) for images in (source.images, *source.depends))
+        digest = hashlib.sha256(f"{source.dataset} {source.part} {hashes}".encode())
         if source.columns is not None:
             _add(digest, "columns", source.columns)
         return digest.hexdigest()

@@ -23,7 +23,7 @@ from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, restored
 from recast.data.streaming import ImageStream
 from recast.errors import RecastError, suggest
-from recast.evaluation.bench import Batch, Bench, MissingData, Score, Source, is_correct
+from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 
 CATEGORIES = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -43,7 +43,7 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
 
     The same arguments give the same bytes; no global random generator is moved. The severities of a kind share their
     random numbers, as far as they draw as many. Raises RecastError for an unknown kind or severity and for a smaller
-    image, MissingData without the package.
+    image, NotMeasured without the package.
     """
     if kind not in KINDS:
         raise RecastError(f"unknown corruption {kind!r}: expected one of {', '.join(KINDS)}.{suggest(kind, KINDS)}")
@@ -73,7 +73,7 @@ def _package() -> Callable[..., np.ndarray]:
     try:
         from imagecorruptions import corrupt
     except ImportError as error:
-        raise MissingData(
+        raise NotMeasured(
             f'corruptions come with imagecorruptions-imaug ({error}): pip install "recast-vision[eval]"'
         ) from None
     return corrupt
@@ -135,12 +135,12 @@ def sources_corruptions(bench: Bench) -> list[Source]:
     """The validation images, corrupted in 15 ways at five severities."""
     images, size = bench.data.val, bench.data.test_size
     if isinstance(images, ImageStream):
-        raise MissingData(
+        raise NotMeasured(
             f"corruptions follow from an image's index, which the shards of {bench.data.name} do not have: use an "
             "image folder, a zip or hfds/NAME, or the suite basic"
         )
     if size < MIN_SIDE:
-        raise MissingData(
+        raise NotMeasured(
             f"corruptions need images of at least {MIN_SIDE}x{MIN_SIDE} pixels, {bench.data.name} has {size}x{size}: "
             "set data.test_size, or use the suite basic"
         )

@@ -19,7 +19,7 @@ from PIL import Image
 from recast.data.datasets import IndexedImages
 from recast.data.images import decode_errors, open_image
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, MissingData, Source
+from recast.evaluation.bench import Bench, NotMeasured, Source
 from recast.evaluation.corruptions import CATEGORIES, KINDS, SEVERITIES, means_over_corruptions
 from recast.evaluation.imagenet_sets import (
     class_folders,
@@ -98,7 +98,7 @@ class ReadUnresized:
 
 
 def sources_imagenet_c(bench: Bench) -> list[Source]:
-    """The 75 folders, KIND/SEVERITY or CATEGORY/KIND/SEVERITY; what is missing is listed in one MissingData."""
+    """The 75 folders, KIND/SEVERITY or CATEGORY/KIND/SEVERITY; what is missing is listed in one NotMeasured."""
     wnids = sorted(imagenet_wnids())
     outputs = outputs_of(bench, wnids, "imagenet-c")
     root = find_set(bench, ("imagenet-c", "imagenet_c", "imagenetc"), WHERE)
@@ -106,7 +106,7 @@ def sources_imagenet_c(bench: Bench) -> list[Source]:
     first = folders[KINDS[0], SEVERITIES[0]]
     by_class = {wnid: image_names(first / wnid) for wnid in wnids}
     if empty := [wnid for wnid, names in by_class.items() if not names]:
-        raise MissingData(f"{first} has class folders without an image: {listed(empty)}. Unpack its tar file again")
+        raise NotMeasured(f"{first} has class folders without an image: {listed(empty)}. Unpack its tar file again")
     names = [f"{wnid}/{name}" for wnid in wnids for name in by_class[wnid]]
     counts = torch.tensor([len(by_class[wnid]) for wnid in wnids])
     labels = outputs.repeat_interleave(counts)
@@ -141,7 +141,7 @@ def _folders(root: Path, wnids: list[str]) -> dict[tuple[str, int], Path]:
             lacking = sorted(set(wnids) - set(class_folders(folder)))
             missing += [f"{kind}/{severity} (classes {listed(lacking)})"] if lacking else []
     if missing:
-        raise MissingData(f"{root} is not the whole ImageNet-C, missing: {'; '.join(missing)}. To get it: {WHERE}")
+        raise NotMeasured(f"{root} is not the whole ImageNet-C, missing: {'; '.join(missing)}. To get it: {WHERE}")
     return {(kind, severity): folders[kind, severity] for kind, severity in product(KINDS, SEVERITIES)}
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 import torch
 
 from recast.data.streaming import ImageStream
-from recast.evaluation.bench import Batch, Bench, MissingData, Score, Source
+from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source
 from recast.evaluation.imagenet_sets import imagenet_wnids, outputs_of
 
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -36,13 +36,13 @@ class RealSource(Source):
 
 
 def sources_real(bench: Bench) -> list[Source]:
-    """The validation images of the data that have a label in ReaL; MissingData if they are not ImageNet's."""
+    """The validation images of the data that have a label in ReaL; NotMeasured if they are not ImageNet's."""
     val, data = bench.data.val, bench.data.name
     names = [] if isinstance(val, ImageStream) else [val.image_name(index) for index in range(len(val))]
     numbers = [int(found[1]) for name in names if (found := VAL_IMAGE.search(name))]
     if len(numbers) != len(val) or not all(1 <= number <= len(real_labels()) for number in numbers):
         other = next((name for name in names if not VAL_IMAGE.search(name)), "others")
-        raise MissingData(
+        raise NotMeasured(
             "imagenet-real relabels ImageNet's 50,000 validation images, which it knows by their file names "
             f"(ILSVRC2012_val_00000001.JPEG and so on), but {data} has {other}: use --data imagenet with such names"
         )
@@ -50,9 +50,9 @@ def sources_real(bench: Bench) -> list[Source]:
     labels = [real_labels()[number - 1] for number in numbers]
     kept = [index for index, answers in enumerate(labels) if answers]
     if not kept:
-        raise MissingData(f"none of the {len(val)} images of {data} has a label in ReaL: use more of them")
+        raise NotMeasured(f"none of the {len(val)} images of {data} has a label in ReaL: use more of them")
     answers = tuple(tuple(outputs[label] for label in labels[index]) for index in kept)
-    return [RealSource("", val.subset(torch.tensor(kept)), "imagenet-real", None, answers)]
+    return [RealSource("", val.subset(torch.tensor(kept)), "imagenet-real", answers=answers)]
 
 
 def score_real(bench: Bench, batch: Batch) -> Iterator[Score]:

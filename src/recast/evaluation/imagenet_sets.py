@@ -21,8 +21,7 @@ from torch import Tensor
 from recast.data.datasets import ImageFiles
 from recast.data.images import is_image_name
 from recast.data.splits import choose_balanced
-from recast.errors import RecastError
-from recast.evaluation.bench import Batch, Bench, MissingData, Score, Source, is_correct
+from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 
 WNID = re.compile(r"n\d{8}")
 
@@ -69,11 +68,11 @@ SETS = {
 def find_set(bench: Bench, names: Sequence[str], where: str) -> Path:
     """The folder of a test set: one of `names`, in any case, in options.sets or $RECAST_DATA.
 
-    Raises MissingData, with `where` to get it, if it is not there.
+    Raises NotMeasured, with `where` to get it, if it is not there.
     """
     told = bench.options.sets or os.environ.get("RECAST_DATA")
     if not told:
-        raise MissingData(
+        raise NotMeasured(
             f"where is {names[0]}? Give the folder that holds it (--sets DIR, or the environment variable "
             f"RECAST_DATA). To get it: {where}"
         )
@@ -82,7 +81,7 @@ def find_set(bench: Bench, names: Sequence[str], where: str) -> Path:
     for name in names:
         if name.lower() in there:
             return there[name.lower()]
-    raise MissingData(f"no folder {names[0]} in {root}. To get it: {where}, unpacked there")
+    raise NotMeasured(f"no folder {names[0]} in {root}. To get it: {where}, unpacked there")
 
 
 def class_folders(root: Path) -> list[str]:
@@ -101,32 +100,32 @@ def listed(names: Sequence[str]) -> str:
 
 
 def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> None:
-    """MissingData that lists the class folders that are missing, and those that are no class of the set."""
+    """NotMeasured that lists the class folders that are missing, and those that are no class of the set."""
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unknown:
         lacks = [f"without the class folders {listed(missing)}"] if missing else []
         lacks += [f"with folders that are none of its classes: {listed(unknown)}"] if unknown else []
-        raise MissingData(f"{root} must have {len(wanted)} class folders, but it is {' and '.join(lacks)}")
+        raise NotMeasured(f"{root} must have {len(wanted)} class folders, but it is {' and '.join(lacks)}")
 
 
 def outputs_of(bench: Bench, wnids: Sequence[str], dataset: str) -> Tensor:
     """(len(wnids),) int64: the output of the models that stands for each class, by the names of the data's classes.
 
     Classes named by wnid may be any that hold the wanted ones, in any order. A thousand other names must be ImageNet's
-    in its order (one of the words before and after commas is enough). Raises RecastError for anything else.
+    in its order (one of the words before and after commas is enough). Raises NotMeasured for anything else.
     """
     classes, data = bench.data.classes, bench.data.name
     todo = f"evaluate a model of ImageNet's classes with --data imagenet, or leave {dataset} out"
     if all(WNID.fullmatch(name) for name in classes):
         place = {name: index for index, name in enumerate(classes)}
         if missing := [wnid for wnid in wnids if wnid not in place]:
-            raise RecastError(
+            raise NotMeasured(
                 f"{dataset} has classes that are none of the {len(classes)} of {data}: {listed(missing)}; {todo}"
             )
         return torch.tensor([place[wnid] for wnid in wnids])
     order = imagenet_wnids()
     if len(classes) != len(order):
-        raise RecastError(f"{dataset} is for models of ImageNet's 1000 classes, {data} has {len(classes)}: {todo}")
+        raise NotMeasured(f"{dataset} is for models of ImageNet's 1000 classes, {data} has {len(classes)}: {todo}")
     _check_order(classes, dataset, data)
     place = {name: index for index, name in enumerate(order)}
     return torch.tensor([place[wnid] for wnid in wnids])
@@ -142,7 +141,7 @@ def _check_order(classes: Sequence[str], dataset: str, data: str) -> None:
     ]
     if len(wrong) > len(classes) // 20:  # a few have other names in other lists, such as "crane bird"
         first = wrong[0]
-        raise RecastError(
+        raise NotMeasured(
             f"{dataset} needs ImageNet's classes in their order, but {len(wrong)} of {data} have other names: class "
             f"{first} is {classes[first]!r}, expected {known[first]!r}. Name the class folders by wnid"
         )
@@ -172,7 +171,7 @@ def sources_of_set(bench: Bench, suite: str) -> list[Source]:
         folder = root / by_wnid[wnid]
         names = image_names(folder)
         if not names:
-            raise MissingData(f"class folder without an image: {folder}. Unpack {suite} again")
+            raise NotMeasured(f"class folder without an image: {folder}. Unpack {suite} again")
         paths += [str(folder / name) for name in names]
         counts.append(len(names))
     labels = torch.arange(len(wnids)).repeat_interleave(torch.tensor(counts))

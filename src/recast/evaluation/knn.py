@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from recast.data import loader
 from recast.errors import RecastError
-from recast.evaluation.bench import Batch, Bench, MissingData, PixelModel, Score, Source
+from recast.evaluation.bench import Batch, Bench, NotMeasured, PixelModel, Score, Source
 from recast.models.adapt import classifiers
 
 TEMPERATURE = 0.07
@@ -91,14 +91,13 @@ def vote(similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: i
 
 
 def sources_knn(bench: Bench) -> list[Source]:
-    """The validation images; MissingData without training images, RecastError for a k that there cannot be."""
+    """The validation images; NotMeasured without training images, RecastError for a k that there cannot be."""
     count, data = len(bench.data.train), bench.data
     if count == 0:
-        raise MissingData(f"knn compares with training images, and {data.name} has none: use data with a training part")
+        raise NotMeasured(f"knn compares with training images, and {data.name} has none: use data with a training part")
     if wrong := [k for k in bench.options.neighbours if not 1 <= k <= count]:
         raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {wrong[0]}")
-    # The part names the file of the scores: another bank gives others.
-    return [Source(f"of-{count}", data.val, data.name)]
+    return [Source("", data.val, data.name, depends=(data.train.plain(),))]
 
 
 def score_knn(bench: Bench, batch: Batch) -> Iterator[Score]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recast.evaluation.bench import Bench, MissingData, Source, Suite
+from recast.evaluation.bench import Bench, NotMeasured, Source, Suite
 from recast.evaluation.cache import Scores, SourceKeys, model_key, score_file, scores_key
 
 SAVE_EVERY = 30.0
@@ -49,7 +49,7 @@ def score_suites(
     suites: Mapping[str, Suite],
     folder: Path | None = None,
     advance: Advance = lambda suite, images, total: None,
-) -> tuple[dict[str, Scored], list[MissingData]]:
+) -> tuple[dict[str, Scored], list[NotMeasured]]:
     """Per-image scores of the suites that have them, and the data sets that were missing.
 
     folder: where scores are kept. None: in memory only. What was scored is kept even if a pass is interrupted.
@@ -73,7 +73,7 @@ def score_suites(
     return found, missing
 
 
-def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tuple[list[Job], list[MissingData]]:
+def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tuple[list[Job], list[NotMeasured]]:
     own = [Source("", bench.data.val, bench.data.name)]
     models = {name: model_key(model) for name, model in bench.models.items()} if folder else {}
     keys = SourceKeys()
@@ -83,7 +83,7 @@ def _jobs(bench: Bench, suites: Mapping[str, Suite], folder: Path | None) -> tup
             continue
         try:
             sources = own if suite.sources is None else suite.sources(bench)
-        except MissingData as error:
+        except NotMeasured as error:
             missing.append(error)
             continue
         for source in sources:
@@ -105,7 +105,7 @@ def _pass(bench: Bench, jobs: Sequence[Job], advance: Callable[[str, int], None]
     todo = [job for job in jobs if job.done < len(job.source.images)]
     if not todo:
         return
-    saved = time.monotonic()
+    begun, saved = {id(job): job.done for job in jobs}, time.monotonic()
     try:
         for batch in bench.batches(todo[0].source, min(job.done for job in todo) // bench.batch_size):
             end = batch.first + len(batch)
@@ -113,15 +113,16 @@ def _pass(bench: Bench, jobs: Sequence[Job], advance: Callable[[str, int], None]
                 waiting = {model for model, scores in job.scores.items() if scores.done < end}
                 if not waiting:
                     continue
-                before = job.done
                 some = replace(bench, models={name: bench.models[name] for name in bench.models if name in waiting})
                 batch.source = job.source
                 assert job.suite.score is not None
+                scored = set()
                 for score in job.suite.score(some, batch):
                     job.scores[score.model].put(batch.first, score)
-                for model in waiting:
+                    scored.add(score.model)
+                for model in scored:  # a model that a suite leaves out is asked again the next time
                     job.scores[model].done = end
-                advance(job.name, job.done - before)
+                advance(job.name, end - max(batch.first, begun[id(job)]))
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from recast.config import AugmentConfig
 from recast.data.datasets import ImageTensors, LabelledImages
-from recast.data.images import crop_fraction, to_pixels
+from recast.data.images import crop_fraction, middle, to_pixels
 from recast.errors import RecastError
-from recast.evaluation.bench import Batch, Bench, MissingData, Score, Source, is_correct
+from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Of the data's own side: the sizes that are measured where none are asked for."""
@@ -47,6 +47,7 @@ def resize_to(image: Image.Image, size: tuple[int, int], share: float) -> Image.
 
     For a square `recast.data.images.resize_and_crop`, with the same rounding.
     """
+    image = middle(image)
     height, width = size
     tall, wide = int(height / share), int(width / share)
     if tall * image.width >= wide * image.height:
@@ -116,7 +117,7 @@ def sources_resolution(bench: Bench) -> list[Source]:
     """The validation images at each of options.sizes."""
     images = bench.data.val
     if not (isinstance(images, ImageTensors) or hasattr(images, "open")):
-        raise MissingData(
+        raise NotMeasured(
             f"resolution opens the images again at every size, which the shards of {bench.data.name} do not allow: use "
             "an image folder, a zip or hfds/NAME"
         )
@@ -138,6 +139,8 @@ def score_resolution(bench: Bench, batch: Batch) -> Iterator[Score]:
         except (RecastError, torch.OutOfMemoryError):
             raise
         except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # each network refuses in its own way
+            if batch.first > 0:
+                raise  # it could, for the images before these
             bench.store["resolution", name, size] = "refused"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(f"{name} cannot take images of {size} and is left out there: {reason}", stacklevel=2)

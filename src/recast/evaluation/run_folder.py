@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from recast.explain.attention import write_attention
 from recast.explain.tables import write_table
 from recast.files import write_text
 from recast.io import load
+from recast.json_files import read_json, read_names, require
 from recast.models.build import build
 from recast.recipe import load_recipe
 from recast.rows import write_differences, write_rows
@@ -85,7 +87,7 @@ def open_run(folder: str | Path) -> Run:
 def _check_order(folder: Path, data: Data) -> None:
     """The classes are those of the run, in its order: the logits are."""
     path = folder / "classes.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else data.classes
+    known = read_names(path) if path.is_file() else data.classes
     for number, (then, now) in enumerate(zip(known, data.classes, strict=False)):
         if then != now:
             raise RecastError(
@@ -118,6 +120,7 @@ def evaluate_run(
     by then is kept.
     """
     check(suites, options)
+    _made(Path(folder))  # what cannot be added to is found before anything is measured
     run = open_run(folder)
     if again:
         for name in suites:
@@ -146,6 +149,14 @@ def evaluate_run(
     return results
 
 
+def _made(folder: Path) -> dict[str, Any]:
+    """evaluation.json as it stands, {"suites": {...}}."""
+    path = folder / "evaluation.json"
+    known = require(str(path), read_json(path), ["suites"]) if path.is_file() else {"suites": {}}
+    require(f"suites of {path}", known["suites"], ())
+    return known
+
+
 def kept_models(run: Run) -> list[tuple[str, int, Callable[[], nn.Module]]]:
     """The recast model at the epochs whose weights were kept (`keep_every`): (arm, epoch, function that loads it)."""
     if "recast" not in run.models:
@@ -171,8 +182,7 @@ def write_results(
         write_differences(run.folder / "differences.csv", found.differences)
     for table in found.tables.values():
         write_table(run.folder / "analysis", table)
-    path, facts = run.folder / "evaluation.json", surroundings(choose_device(device))
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"suites": {}}
+    known, facts = _made(run.folder), surroundings(choose_device(device))
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
@@ -191,7 +201,7 @@ def write_results(
             "machine": f"{facts['platform']}, {facts['cpu_count']} CPUs",
             "versions": {what: facts[what] for what in ("recast", "torch", "timm", "python")},
         }
-    write_text(path, json.dumps(known, indent=1, ensure_ascii=False, default=str) + "\n")
+    write_text(run.folder / "evaluation.json", json.dumps(known, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:

@@ -41,8 +41,8 @@ def resampled_means(scores: np.ndarray, seed: int = 0, resamples: int = RESAMPLE
     means = []
     for begin in range(0, resamples, rows):
         counts = random.multinomial(n, np.full(n, 1 / n), size=min(rows, resamples - begin))
-        means.append(counts.astype(np.float32) @ scores.astype(np.float32) / n)
-    return np.concatenate(means).astype(np.float64)
+        means.append(counts.astype(np.float64) @ scores / n)
+    return np.concatenate(means)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -62,10 +62,8 @@ class Resampled:
         if len(lengths) != 1:
             raise ValueError(f"scores of one set of images are expected, got {sorted(lengths)} images")
         (self.n,) = lengths
-        # The bootstrap is done in float32, so around the mean: a large mean would swallow the spread.
-        columns = np.concatenate(list(scores.values()), axis=1)
-        centre = columns.mean(axis=0, dtype=np.float64)
-        draws = resampled_means(columns - centre, seed) + centre
+        columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
+        centre, draws = columns.mean(axis=0), resampled_means(columns, seed)
         self.values: dict[tuple[str, str], float] = {}
         self.resamples: dict[tuple[str, str], np.ndarray] = {}
         begin = 0

@@ -20,7 +20,7 @@ from recast.errors import RecastError, suggest
 from recast.evaluation.adversarial import score_fgsm, score_pgd
 from recast.evaluation.analysis import analyse_agreement, analyse_cka, analyse_fourier, analyse_heads
 from recast.evaluation.autoattack import score_autoattack, sources_autoattack
-from recast.evaluation.bench import Bench, MissingData, Options, PixelModel, Suite, ready
+from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite, ready
 from recast.evaluation.clean import expected_calibration_error, score_clean
 from recast.evaluation.corruption import mean_over_corruptions, score_basic
 from recast.evaluation.corruptions import means_over_corruptions, score_part, sources_corruptions
@@ -68,14 +68,14 @@ class Results:
     differences: list[Difference] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)
     """By suite."""
-    missing: list[MissingData] = field(default_factory=list)
-    """Data sets that were asked for and are not there."""
+    not_measured: list[NotMeasured] = field(default_factory=list)
+    """Why suites that were asked for could not be measured."""
 
     def extend(self, other: Results) -> None:
         self.rows += other.rows
         self.differences += other.differences
         self.tables |= other.tables
-        self.missing += other.missing
+        self.not_measured += other.not_measured
 
 
 def evaluate(
@@ -97,7 +97,7 @@ def evaluate(
     `PixelModel` brings its own normalisation). Their training flags and devices are restored.
     cache: a folder that keeps per-image scores, by weights, images and options. What is there is not measured again.
     Raises RecastError before anything is measured for an unknown suite, no images, a bad option or an absent device;
-    `MissingData` where a suite's data set is missing, after the others are measured (with a cache nothing is lost).
+    `NotMeasured` where a suite's data set is missing, after the others are measured (with a cache nothing is lost).
     """
     results = measure(
         models if isinstance(models, Mapping) else {"model": models},
@@ -111,8 +111,8 @@ def evaluate(
         cache=cache,
         progress=progress,
     )
-    if results.missing:
-        raise results.missing[0]
+    if results.not_measured:
+        raise results.not_measured[0]
     return results.rows
 
 
@@ -130,7 +130,7 @@ def measure(
     store: dict[Any, Any] | None = None,
     progress: bool = True,
 ) -> Results:
-    """`evaluate` with tables and paired differences; data sets that are missing are named in the results.
+    """`evaluate` with tables and paired differences; what could not be measured is named in the results.
 
     store: what suites are given beforehand, see `Bench.store`.
     """
@@ -152,15 +152,15 @@ def measure(
     results = Results()
     with _progress(progress) as bar, ready(wrapped.values(), bench.device):
         tasks = {name: bar.add_task(name, total=None) for name in chosen}
-        scored, results.missing = score_suites(
+        scored, results.not_measured = score_suites(
             bench, chosen, cache, lambda name, images, total: bar.update(tasks[name], advance=images, total=total)
         )
         for name, suite in chosen.items():
             if suite.tabulate is not None:
                 try:
                     results.tables[name] = suite.tabulate(bench)
-                except MissingData as error:
-                    results.missing.append(error)
+                except NotMeasured as error:
+                    results.not_measured.append(error)
                 bar.update(tasks[name], advance=1, total=1)
             elif suite.measure is not None:
                 numbers = [
@@ -181,14 +181,16 @@ def check(suites: Sequence[str], options: Options) -> dict[str, Suite]:
             raise RecastError(f"unknown suite {name!r}: expected {', '.join(SUITES)}.{suggest(name, SUITES)}")
     if not suites:
         raise RecastError(f"nothing to evaluate: expected suites ({', '.join(SUITES)}), got none")
-    if not all(math.isfinite(budget) and budget >= 0 for budget in options.eps):
+    if not options.eps or not all(math.isfinite(budget) and budget >= 0 for budget in options.eps):
         raise RecastError(f"eps must be numbers of 0 or more (in 1/255), got {options.eps}")
+    if options.seed < 0:
+        raise RecastError(f"seed must be 0 or more, got {options.seed}")
     for name in ("steps", "restarts"):
         if getattr(options, name) < 1:
             raise RecastError(f"{name} must be at least 1, got {getattr(options, name)}")
     if options.step_size is not None and not (math.isfinite(options.step_size) and options.step_size > 0):
         raise RecastError(f"step_size must be a number above 0 (in 1/255), got {options.step_size}")
-    if any(k < 1 for k in options.neighbours):
+    if not options.neighbours or any(k < 1 for k in options.neighbours):
         raise RecastError(f"neighbours must be numbers of 1 or more, got {options.neighbours}")
     for size in options.sizes:
         parse_size(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recast.report.read.json_files import number
+from recast.json_files import number
 from recast.report.read.run import ARMS, Run
 from recast.report.tables import plan
 from recast.report.tables.names import CORRUPTIONS

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recast.json_files import number
 from recast.report.figures.arms import arm_keys
 from recast.report.figures.chart import Chart, Data
 from recast.report.figures.lines import Curve
 from recast.report.figures.timeline import Panel, bars, largest_promise, probe_chart, timeline
-from recast.report.read.json_files import number
 from recast.report.read.run import Run
 from recast.report.read.schedule import Measured, Probe, Schedule, Switch
 from recast.report.text import formats

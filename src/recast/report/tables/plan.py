@@ -7,7 +7,7 @@ import re
 from itertools import groupby
 from typing import Any
 
-from recast.report.read.json_files import number
+from recast.json_files import number
 from recast.report.read.run import Run
 from recast.report.text import formats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from recast.report.read.json_files import number
+from recast.json_files import number
 from recast.report.read.run import Run
 from recast.report.tables.seeds import mean_interval, seeds_apart
 from recast.report.text import formats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recast.report.read.json_files import mapping
+from recast.json_files import mapping
 from recast.report.read.run import Run
 
 

@@ -31,11 +31,23 @@ def require(where: str, found: object, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    return require(str(path), _parse(path), ())
+
+
+def read_names(path: Path) -> list[str]:
+    """The JSON list of texts in a file."""
+    found = _parse(path)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RecastError(f"{path} must be a JSON list of names")
+    return found
+
+
+def _parse(path: Path) -> Any:
     try:
-        found = json.loads(read_text(path))
+        return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise RecastError(f"{path} is truncated or not JSON: line {error.lineno}, {error.msg}") from None
-    return require(str(path), found, ())
 
 
 def mapping(value: object) -> Mapping[str, Any]:
