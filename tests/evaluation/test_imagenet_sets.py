@@ -139,6 +139,9 @@ def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
         RecastError, match=r"classes in their order, but \d+ of digits have other names: class 0 is .*'tench"
     ):
         outputs_of(bench, imagenet_wnids(), "imagenet-a")
+    swapped = [NAMES[1], NAMES[0], *NAMES[2:]]
+    with pytest.raises(RecastError, match="2 of digits have other names: class 0 is"):
+        outputs_of(make_bench(digits, None, swapped, Decode(list(range(1000)))), imagenet_wnids(), "imagenet-a")
     few = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
     bench = make_bench(digits, None, few, Decode(list(range(1000))))
     assert outputs_of(bench, imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]

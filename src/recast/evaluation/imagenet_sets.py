@@ -136,13 +136,15 @@ def _check_order(classes: Sequence[str], dataset: str, data: str) -> None:
         return  # numbers say nothing else
     info = ImageNetInfo("imagenet-1k")
     known = [info.index_to_description(index) for index in range(len(classes))]
-    wrong = [
-        i for i, (mine, theirs) in enumerate(zip(classes, known, strict=True)) if not _words(mine) & _words(theirs)
-    ]
-    if len(wrong) > len(classes) // 20:  # a few have other names in other lists, such as "crane bird"
-        first = wrong[0]
+    owners: dict[str, int] = {word: index for index, name in enumerate(known) for word in _words(name)}
+    pairs = list(enumerate(zip(map(_words, classes), map(_words, known), strict=True)))
+    other = [index for index, (mine, theirs) in pairs if not mine & theirs]
+    # A few have other names in other lists, such as "crane bird"; none has the name of another class.
+    moved = [index for index in other if any(word in owners for word in _words(classes[index]))]
+    if moved or len(other) > len(classes) // 20:
+        first = (moved or other)[0]
         raise NotMeasured(
-            f"{dataset} needs ImageNet's classes in their order, but {len(wrong)} of {data} have other names: class "
+            f"{dataset} needs ImageNet's classes in their order, but {len(other)} of {data} have other names: class "
             f"{first} is {classes[first]!r}, expected {known[first]!r}. Name the class folders by wnid"
         )
 
