@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import squeezenet1_1
 
-from recast.config import AugmentConfig
-from recast.data import Data
+from recast.config import AugmentConfig, DataConfig
+from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
-from recast.evaluation.knn import TEMPERATURE, features, nearest, score_knn, sources_knn, vote
+from recast.evaluation.knn import TEMPERATURE, bank_images, features, nearest, score_knn, sources_knn, vote
 from recast.evaluation.measuring import score_suites
 
 
@@ -180,3 +180,12 @@ def test_bad_requests(digits: Data) -> None:
     empty = replace(digits, train=digits.train.subset(torch.empty(0, dtype=torch.long)))
     with pytest.raises(NotMeasured, match="digits has none"):
         sources_knn(bench(empty, 1))
+
+
+def test_the_bank_is_seen_at_the_test_size() -> None:
+    data = load_data(DataConfig(num_train=20, num_val=10, img_size=16, test_size=24))
+    images, labels = bank_images(data).batch([3, 4])
+    assert images.shape == (2, 3, 24, 24)
+    assert labels.tolist() == data.train.labels[3:5].tolist()
+    same = replace(data, val=data.train)
+    assert bank_images(same).batch([3])[0].equal(data.train.plain().batch([3])[0])

@@ -22,13 +22,19 @@ class Counting(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.linear = nn.Linear(3 * 16 * 16, 10)
-        self.seen, self.stop_after = 0, 10**9
+        self.batches: list[int] = []  # a list: no setting, which would make it another model
+        self.limit = [10**9]
+        self.scale = 1.0
+
+    @property
+    def seen(self) -> int:
+        return sum(self.batches)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.seen + len(x) > self.stop_after:
+        if self.seen + len(x) > self.limit[0]:
             raise KeyboardInterrupt
-        self.seen += len(x)
-        return self.linear(x.flatten(1))
+        self.batches.append(len(x))
+        return self.linear(x.flatten(1)) * self.scale
 
 
 def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", **options: object) -> list[float]:
@@ -60,6 +66,10 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         model = Counting(seed=1)
         run(model, data, tmp_path)
         assert model.seen == 50
+    turned = Counting()
+    turned.scale = -1.0  # in no tensor and in no repr
+    assert run(turned, digits, tmp_path) != run(Counting(), digits, tmp_path)
+    assert turned.seen == 50
     attacked = Counting()
     run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
     before = attacked.seen
@@ -75,11 +85,11 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
 def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int) -> None:
     expected = run(Counting(), digits, tmp_path / "whole")
     model = Counting()
-    model.stop_after = 40
+    model.limit[0] = 40
     with pytest.raises(KeyboardInterrupt):
         run(model, digits, tmp_path / "cache")
     assert model.seen == 40
-    model.stop_after = 10**9
+    model.limit[0] = 10**9
     rows = evaluate(model, "clean", digits, cache=tmp_path / "cache", batch_size=batch_size, progress=False)
     assert model.seen == 40 + (10 if batch_size == 20 else 15)  # from the batch that holds image 40
     assert [row.value for row in rows] == pytest.approx(expected, rel=1e-6)
@@ -88,10 +98,10 @@ def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: i
 def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> None:
     """Both models' scores of a suite are taken together: the second fails in the second batch."""
     first, second = Counting(), Counting(1)
-    second.stop_after = 20
+    second.limit[0] = 20
     with pytest.raises(KeyboardInterrupt):
         evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
-    second.stop_after = 10**9
+    second.limit[0] = 10**9
     evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
     assert (first.seen, second.seen) == (40 + 30, 20 + 30)
 
@@ -111,10 +121,10 @@ def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: 
     """Of `resolution`, a refused size is not kept as scored; an error in the middle is no refusal."""
 
     class Moody(Counting):
-        fails_at = 0
+        fails_at = 0  # of the class: no setting of the model
 
         def forward(self, x: Tensor) -> Tensor:
-            if self.seen >= self.fails_at:
+            if self.seen >= Moody.fails_at:
                 raise RuntimeError("not now")
             return super().forward(x)
 
@@ -122,10 +132,10 @@ def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: 
     options = Options(sizes=("16",))
     with pytest.warns(UserWarning, match="cannot take images of 16x16"):
         assert evaluate(model, "resolution", digits, options=options, cache=tmp_path, progress=False) == []
-    model.fails_at = 20
+    Moody.fails_at = 20
     with pytest.raises(RuntimeError, match="not now"):
         evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
-    model.fails_at = 10**9
+    Moody.fails_at = 10**9
     (row,) = evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
     (top1, *_) = evaluate(model, "clean", digits, progress=False)
     assert row.value == top1.value

@@ -18,12 +18,12 @@ import pytest
 
 import recast.explain
 from recast.errors import RecastError
-from recast.explain import pack as packing
-from recast.explain.pack import pack, pack_maps
-from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
-from recast.explain.write import page_names, write_pages
+from recast.explain.page import pack as packing
+from recast.explain.page.pack import pack, pack_maps
+from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.page.write import page_names, write_pages
 
-PAGE = Path(recast.explain.__file__).parent / "page"
+PAGE = Path(recast.explain.__file__).parent / "page" / "assets"
 
 
 def some_maps(side: int = 6, heads: int = 9, seed: int = 0) -> Maps:
@@ -182,7 +182,7 @@ def test_images_that_do_not_fit_get_a_page_each(tmp_path: Path) -> None:
 
 
 def packing_size(scene: Scene) -> int:
-    from recast.explain.write import size
+    from recast.explain.page.write import size
 
     return size(pack(scene, None))
 
@@ -224,7 +224,7 @@ def test_the_palette_is_the_reports() -> None:
 
 
 def test_writing_needs_no_torch() -> None:
-    code = "import sys, recast.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)))"
+    code = "import sys, recast.explain.page.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

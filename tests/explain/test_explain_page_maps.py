@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recast.explain.record_maps as module
+import recast.explain.page.record_maps as module
 from recast.config import RecastConfig
-from recast.explain.record_maps import record_maps, stored_maps
+from recast.explain.page.record_maps import record_maps, stored_maps
 from recast.gpsa import GPSA
 from recast.planning import plan
 from recast.surgery import recast_, recast_layers

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.explain import run_pages
-from recast.explain.pages import explain, make_scene
-from recast.explain.pictures import Input
+from recast.explain.page import run_pages
+from recast.explain.page.make import explain, make_scene
+from recast.explain.page.pictures import Input
 from recast.gpsa import GPSA
 from recast.planning import plan
 from recast.surgery import recast_

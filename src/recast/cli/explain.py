@@ -9,7 +9,7 @@ from recast.cli.options import new_parser, parse, parse_size, print_json
 from recast.errors import RecastError
 
 if TYPE_CHECKING:
-    from recast.explain.run_pages import Explained
+    from recast.explain.page.run_pages import Explained
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
     size = None if options.img_size is None else parse_size(options.img_size, 0)
 
-    from recast.explain.run_pages import explain_run
+    from recast.explain.page.run_pages import explain_run
 
     done = explain_run(options.run, options.images, options.out, size=size, num_images=options.num_images)
     if options.json:

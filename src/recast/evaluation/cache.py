@@ -9,6 +9,7 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,23 @@ from recast.files import replaced
 
 
 def model_key(model: PixelModel) -> str:
-    """A hash of what the model computes: structure, every tensor of its state, normalisation."""
+    """A hash of what decides what the model computes: structure, settings, every tensor of its state, normalisation."""
     digest = hashlib.sha256(f"{__version__}{model}".encode())
+    for name, module in model.named_modules():
+        told = {key: value for key, value in vars(module).items() if key != "training" and _is_plain(value)}
+        digest.update(f"{name} {sorted(told.items())}".encode())
     for name, tensor in (*model.state_dict().items(), ("mean", model.mean), ("std", model.std)):
         _add(digest, name, tensor)
     return digest.hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    """Numbers, texts, and tuples or data classes of them: what a module's `repr` may not show."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, each.name)) for each in fields(value))
+    if isinstance(value, tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 class SourceKeys:

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import loader
+from recast.data import Data, loader
+from recast.data.datasets import LabelledImages
+from recast.data.streaming import ImageStream
 from recast.errors import RecastError
 from recast.evaluation.bench import Batch, Bench, NotMeasured, PixelModel, Score, Source
+from recast.evaluation.resolution import ResizedImages
 from recast.models.adapt import classifiers
 
 TEMPERATURE = 0.07
@@ -97,7 +100,7 @@ def sources_knn(bench: Bench) -> list[Source]:
         raise NotMeasured(f"knn compares with training images, and {data.name} has none: use data with a training part")
     if wrong := [k for k in bench.options.neighbours if not 1 <= k <= count]:
         raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {wrong[0]}")
-    return [Source("", data.val, data.name, depends=(data.train.plain(),))]
+    return [Source("", data.val, data.name, depends=(bank_images(data),))]
 
 
 def score_knn(bench: Bench, batch: Batch) -> Iterator[Score]:
@@ -113,13 +116,24 @@ def score_knn(bench: Bench, batch: Batch) -> Iterator[Score]:
             yield Score(name, f"top1@{k}", (classes == batch.labels).float())
 
 
+def bank_images(data: Data) -> LabelledImages:
+    """The training images as validation sees its own: without augmentation, at the test size.
+
+    Shards cannot be opened again at another size: they come at the training size.
+    """
+    images = data.train.plain()
+    if data.img_size == data.test_size or isinstance(images, ImageStream):
+        return images
+    return ResizedImages(images, (data.test_size, data.test_size))
+
+
 def _banks(bench: Bench) -> dict[str, tuple[Tensor, Tensor]]:
     """Unit features (N, D) and labels (N,) of the training images for each model, in one pass over them."""
     banks: dict[str, tuple[Tensor, Tensor]] = bench.store.setdefault("knn", {})
     if todo := [name for name in bench.models if name not in banks]:
         found: dict[str, list[Tensor]] = {name: [] for name in todo}
         labels = []
-        for images, batch_labels in loader(bench.data.train.plain(), bench.batch_size, workers=bench.workers):
+        for images, batch_labels in loader(bank_images(bench.data), bench.batch_size, workers=bench.workers):
             labels.append(batch_labels.to(bench.device))
             pixels = images.to(bench.device)
             for name in todo:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recast.explain.scene import Axis, Layer, Maps, Picture, Scene
+from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene
 
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""

@@ -12,11 +12,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from recast.data import Data
-from recast.data.images import crop_fraction, decode_errors, is_image_name, resize_and_crop, to_pixels, to_rgb
+from recast.data.images import crop_fraction, decode_errors, is_image_name, middle, resize_and_crop, to_pixels, to_rgb
 from recast.errors import RecastError
 
-LONGEST = 20
-"""Sides in a ratio above it are cut before an image is resized: 1 × 9000 pixels would become 256 × 2,304,000."""
 ORIENTATION = 274
 """The EXIF tag that says which side is up."""
 VALIDATION = re.compile(r"val:(\d+)")
@@ -53,15 +51,14 @@ def read_image(
     notes = []
     if turned:
         notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
-    if max(width, height) > LONGEST * min(width, height):
-        image = _middle(image, min(width, LONGEST * height), min(height, LONGEST * width))
+    image = middle(image)
     if size[0] == size[1]:
         image, crop = resize_and_crop(image, size[0], crop_pct), crop_pct or crop_fraction(size[0])
     else:
         image, crop = _cut(image, size), 1.0
     if (width, height) != (size[1], size[0]):
-        middle = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
-        kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else middle
+        part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
+        kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
     return Input(name, to_pixels(image), folder if folder in classes else None, tuple(notes))
 
@@ -73,11 +70,6 @@ def _upright(path: Path) -> tuple[Image.Image, bool]:
         with Image.open(path) as opened:
             turned = opened.getexif().get(ORIENTATION, 1) in range(2, 9)
             return to_rgb(ImageOps.exif_transpose(opened) if turned else opened), turned
-
-
-def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
 
 
 def _cut(image: Image.Image, size: tuple[int, int]) -> Image.Image:

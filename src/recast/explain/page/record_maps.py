@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError
+from recast.explain.page.scene import Axis, Floats, Layer, Maps
 from recast.explain.rows_of_maps import MAX_NUMBERS, content_of, rows_of
-from recast.explain.scene import Axis, Floats, Layer, Maps
 from recast.functional import expand_heads
 from recast.gpsa import GPSA
 from recast.shapes import in_eval

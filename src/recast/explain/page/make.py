@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.explain.pictures import Input, read_image
-from recast.explain.record_maps import record_maps
-from recast.explain.scene import Picture, Prediction, Scene, State
-from recast.explain.write import check_target, write_pages
+from recast.explain.page.pictures import Input, read_image
+from recast.explain.page.record_maps import record_maps
+from recast.explain.page.scene import Picture, Prediction, Scene, State
+from recast.explain.page.write import check_target, write_pages
 from recast.models.build import input_defaults
 from recast.shapes import in_eval
 
@@ -40,7 +40,7 @@ def explain(
 ) -> Path:
     """Write a self-contained HTML page of what `model` attends to in an image; returns its path.
 
-        recast.explain.pages.explain(child, "cat.jpg", against={"parent": parent})
+        recast.explain.page.make.explain(child, "cat.jpg", against={"parent": parent})
 
     image: a file, a PIL image, or pixels (3, height, width) in [0, 1], which are taken as they are.
     classes: names of the outputs; without them their numbers. mean, std: the normalisation; without them the network's

@@ -10,10 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from recast.evaluation.run_folder import Run, open_run
-from recast.explain.pages import ARMS, make_scene
-from recast.explain.pictures import read_inputs
-from recast.explain.scene import Scene
-from recast.explain.write import check_target, write_pages
+from recast.explain.page.make import ARMS, make_scene
+from recast.explain.page.pictures import read_inputs
+from recast.explain.page.scene import Scene
+from recast.explain.page.write import check_target, write_pages
 from recast.io import load
 
 MAX_STATES = 12

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
-from recast.explain.pack import LIMIT, only, pack, png
-from recast.explain.scene import Picture, Scene
+from recast.explain.page.pack import LIMIT, only, pack, png
+from recast.explain.page.scene import Picture, Scene
 from recast.files import replaced
 
 THUMBNAIL = 240
@@ -113,7 +113,7 @@ def _filled(template: str, **parts: str) -> str:
 
 
 def _read(name: str) -> str:
-    return files("recast.explain").joinpath("page", name).read_text(encoding="utf-8")
+    return files("recast.explain.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _write(path: Path, text: str) -> Path:
