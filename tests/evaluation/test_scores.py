@@ -63,3 +63,9 @@ def test_a_statistic_of_several_means() -> None:
 def test_scores_of_different_images_are_not_mixed() -> None:
     with pytest.raises(ValueError, match="one set of images"):
         Resampled(columns(np.zeros(3), np.zeros(4)), {}, seed=0)
+
+
+def test_there_is_no_interval_where_all_images_agree() -> None:
+    found = Resampled(columns(np.zeros(300), np.ones(300)), {}, seed=0)
+    assert found.interval("m0", "x") == found.interval("m1", "x") == (None, None)
+    assert found.difference("m1", "m0", "x") == (100.0, 100.0, 100.0)
