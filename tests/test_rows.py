@@ -27,23 +27,27 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     )
 
 
-def test_differences_are_kept_by_pair(tmp_path: Path) -> None:
+def test_differences(tmp_path: Path) -> None:
     path = tmp_path / "differences.csv"
     first = Difference("r", "recast", "parent", "clean", "digits", "top1", 1 / 3, -0.1, 0.7, 50)
     write_differences(path, [first, replace(first, against="finetuned")])
-    write_differences(path, [replace(first, value=2.0)])
-    assert read_differences(path) == [replace(first, value=2.0), replace(first, against="finetuned")]
+    write_differences(path, [replace(first, suite="pgd")])
+    assert read_differences(path) == [first, replace(first, against="finetuned"), replace(first, suite="pgd")]
     path.write_text(path.read_text(encoding="utf-8").replace("0.7", "", 1), encoding="utf-8")
     with pytest.raises(RecastError, match="line 2: value, low and high must be numbers"):
         read_differences(path)
 
 
-def test_same_key_is_replaced_in_place_and_the_rest_kept(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
-    new, added = replace(ROW, value=1.0, n=3), replace(ROW, suite="fgsm", metric="top1@1")
-    write_rows(tmp_path / "rows.csv", [added, new])
-    assert read_rows(tmp_path / "rows.csv") == [new, *OTHERS, added]
+def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path: Path) -> None:
+    """Else a curve could join points of 300 and of 40 images, or a renamed folder have every line twice."""
+    pgd = replace(ROW, suite="pgd", metric="top1@1")
+    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS, pgd])
+    new = replace(ROW, run="renamed", value=1.0, n=3)
+    write_rows(tmp_path / "rows.csv", [new])
+    assert read_rows(tmp_path / "rows.csv") == [replace(pgd, run="renamed"), new]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    write_rows(tmp_path / "rows.csv", [])
+    assert len(read_rows(tmp_path / "rows.csv")) == 2
 
 
 @pytest.mark.parametrize(

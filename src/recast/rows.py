@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,11 +31,6 @@ class Row:
     """The 95 % interval of the value over images, from `low` to `high`. None: there is none."""
     high: float | None = None
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What the number is of: a second row with the same key replaces the first."""
-        return self.run, self.model, self.suite, self.dataset, self.metric
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -52,26 +47,24 @@ class Difference:
     high: float
     n: int
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.run, self.model, self.against, self.suite, self.dataset, self.metric
-
 
 Line = TypeVar("Line", Row, Difference)
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
-    """Merge rows into the CSV file at `path`: a row with the key of an existing one replaces it where it stands.
+    """Put rows into the CSV file of a run at `path`: those of a suite replace all older ones of that suite.
 
-    The file is written to a temporary name and renamed, so a reader sees the old rows or all the new ones. An existing
-    file that is not a table of rows is left alone: RecastError (see `read_rows`).
+    So what stands there of a suite was measured together, on the same images, with the same options. The rows that stay
+    get the run's name as the new ones have it: the folder may have been renamed. The file is written to a temporary
+    name and renamed, so a reader sees the old rows or all the new ones. An existing file that is not a table of rows is
+    left alone: RecastError (see `read_rows`).
     """
-    _merge(Path(path), Row, rows)
+    _merge(Path(path), Row, list(rows))
 
 
 def write_differences(path: str | Path, differences: Iterable[Difference]) -> None:
     """The same for differences."""
-    _merge(Path(path), Difference, differences)
+    _merge(Path(path), Difference, list(differences))
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -84,13 +77,16 @@ def read_differences(path: str | Path) -> list[Difference]:
     return _read(Path(path), Difference)
 
 
-def _merge(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
-    merged = {line.key: line for line in _read(path, kind)} if path.exists() else {}
-    merged.update((line.key, line) for line in lines)
+def _merge(path: Path, kind: type[Line], lines: list[Line]) -> None:
+    measured = {line.suite for line in lines}
+    kept: list[Line] = []
+    for line in _read(path, kind) if path.exists() else []:
+        if line.suite not in measured:
+            kept.append(replace(line, run=lines[0].run) if lines else line)
     with replaced(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_columns(kind))
-        writer.writerows(astuple(line) for line in merged.values())
+        writer.writerows(astuple(line) for line in (*kept, *lines))
 
 
 def _columns(kind: type[Row] | type[Difference]) -> list[str]:

@@ -147,6 +147,29 @@ def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     assert (copied / "analysis" / "agreement.csv").read_text(encoding="utf-8").count("\n") == 21
 
 
+def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> None:
+    evaluate_run(copied, ["clean", "agreement"], device="cpu", command="all", progress=False)
+    before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
+    few = Options(num_samples=10)
+    with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):
+        found = evaluate_run(copied, ["clean", "agreement"], options=few, device="cpu", progress=False)
+    assert {row.n for row in found.rows} == {10}
+    assert before == {name: (copied / name).read_bytes() for name in before}
+    evaluate_run(copied, ["clean"], device="cpu", command="again", progress=False)
+    made = (copied / "evaluation.json").read_text(encoding="utf-8")
+    assert '"all"' in made
+    assert '"again"' not in made  # it was read from the scores, not measured
+
+
+def test_a_renamed_run_has_every_line_once(copied: Path) -> None:
+    evaluate_run(copied, ["clean", "fgsm"], device="cpu", progress=False)
+    other = copied.rename(copied.with_name("other"))
+    evaluate_run(other, ["clean"], device="cpu", progress=False)
+    rows = read_rows(other / "rows.csv")
+    assert {row.run for row in rows} == {"other"}
+    assert len({(row.model, row.suite, row.metric) for row in rows}) == len(rows)
+
+
 def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
     for words in (

@@ -10,6 +10,7 @@ from recast.rows import Difference, Row
 from recast.table import render
 
 ARMS = ("parent", "finetuned", "recast")
+UNITS = {"peak_memory": ", bytes", "macs": " per image"}
 PERCENT = ("top1", "top5", "ece", "mce", "low@", "high@", "no_gradient")
 
 
@@ -38,7 +39,7 @@ def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> s
             cells.append(
                 f"{difference} ± {margin:.2f}" if difference and percent and margin is not None else difference
             )
-        table.add_row(f"{suite} {metric}", *cells)
+        table.add_row(f"{suite} {metric}{UNITS.get(metric, '')}", *cells)
     return render(table)
 
 

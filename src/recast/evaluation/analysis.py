@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from recast.data.splits import choose_balanced
+from recast.data.streaming import ImageStream
 from recast.evaluation.bench import Bench, NotMeasured, Source
 from recast.explain.agreement import tabulate_agreement
 from recast.explain.fourier import tabulate_fourier
@@ -47,9 +48,12 @@ def analyse_agreement(bench: Bench) -> Table:
 
 
 def _some(bench: Bench, most: int = IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the images that are looked at."""
+    """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
     images = bench.data.val
-    if bench.options.num_samples is None and len(images) > most:
+    is_stream = isinstance(images, ImageStream)
+    if bench.options.num_samples is None and len(images) > most and not is_stream:
         images = images.subset(choose_balanced(images.labels, most, "num_samples"))
     for batch in bench.batches(Source("", images, bench.data.name)):
+        if is_stream and batch.first >= most:
+            return
         yield batch.images, batch.labels

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recast import __version__
-from recast.data.datasets import ImageFiles, LabelledImages
+from recast.data.datasets import LabelledImages
 from recast.evaluation.bench import Options, PixelModel, Score, Source
 from recast.files import replaced
 
@@ -67,13 +67,13 @@ class SourceKeys:
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {images.img_size}".encode())
         for name in ("crop_pct", "identity", "where"):
             digest.update(repr(getattr(images, name, None)).encode())
+        held = vars(images)
         for name in ("labels", "rows", "pixels"):
-            if isinstance(tensor := getattr(images, name, None), Tensor):
+            if isinstance(tensor := held.get(name), Tensor):
                 _add(digest, name, tensor)
-        if isinstance(base := getattr(images, "base", None), LabelledImages):
+        if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        elif isinstance(images, ImageFiles):
-            digest.update("\n".join(_files(images.paths)).encode())
+        digest.update("\n".join(_files([*held.get("paths", ()), *held.get("shards", ())])).encode())
         return digest.hexdigest()
 
 

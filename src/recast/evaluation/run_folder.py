@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from recast.io import load
 from recast.json_files import read_json, read_names, require
 from recast.models.build import build
 from recast.recipe import load_recipe
-from recast.rows import write_differences, write_rows
+from recast.rows import Row, read_rows, write_differences, write_rows
 from recast.surgery import gpsa_layers
 
 NUM_PICTURES = 4
@@ -110,7 +111,7 @@ def evaluate_run(
 ) -> Results:
     """Measure the arms of a run side by side and keep everything in its folder.
 
-    RUN/rows.csv, differences.csv     what was measured, merged with what is there
+    RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
     RUN/analysis/SUITE.csv            the tables of the suites that have one (`TABLES`)
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
@@ -176,20 +177,29 @@ def _kept_model(run: Run, path: Path) -> nn.Module:
 def write_results(
     run: Run, found: Results, suites: Sequence[str], options: Options, device: str, command: str, seconds: float
 ) -> None:
-    """Merge results into the run's files."""
-    write_rows(run.folder / "rows.csv", found.rows)
-    if found.differences:
-        write_differences(run.folder / "differences.csv", found.differences)
-    for table in found.tables.values():
-        write_table(run.folder / "analysis", table)
-    known, facts = _made(run.folder), surroundings(choose_device(device))
+    """Put results into the run's files; a suite's new ones replace all its older ones.
+
+    A look at some images (num_samples) does not replace what was measured on more of them.
+    """
+    made, facts = _made(run.folder), surroundings(choose_device(device))
+    written = []
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
             continue
         images = max(row.n for row in rows) if rows else found.tables[name].images
+        before = made["suites"].get(name, {})
+        if options.num_samples is not None and before.get("images", 0) > images:
+            warnings.warn(
+                f"{run.folder} keeps {name} of {before['images']:,} images: this look at {images:,} is not written",
+                stacklevel=2,
+            )
+            continue
+        written.append(name)
+        if rows and name in made["suites"] and _stand_there(run.folder, rows):
+            continue  # read from RUN/scores: they were made as it says
         uses = (*SUITES[name].uses, "num_samples", "seed")
-        known["suites"][name] = {
+        made["suites"][name] = {
             "command": command,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 1),
@@ -201,7 +211,19 @@ def write_results(
             "machine": f"{facts['platform']}, {facts['cpu_count']} CPUs",
             "versions": {what: facts[what] for what in ("recast", "torch", "timm", "python")},
         }
-    write_text(run.folder / "evaluation.json", json.dumps(known, indent=1, ensure_ascii=False, default=str) + "\n")
+    write_rows(run.folder / "rows.csv", [row for row in found.rows if row.suite in written])
+    write_differences(run.folder / "differences.csv", [line for line in found.differences if line.suite in written])
+    for name, table in found.tables.items():
+        if name in written:
+            write_table(run.folder / "analysis", table)
+    write_text(run.folder / "evaluation.json", json.dumps(made, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def _stand_there(folder: Path, rows: Sequence[Row]) -> bool:
+    """The very rows are in rows.csv already, all those of their suite."""
+    path = folder / "rows.csv"
+    known = [row for row in read_rows(path) if row.suite == rows[0].suite] if path.is_file() else []
+    return known == list(rows)
 
 
 def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:

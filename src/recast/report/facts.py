@@ -71,7 +71,7 @@ def notes(run: Run) -> list[str]:
     found = []
     images, reached = verdict.test_images(run), verdict.accuracy(run, "recast")
     if images and math.isfinite(reached):
-        one = f"{images:,} test images: one image is {formats.decimal(100 / images, 2)} points"
+        one = f"{formats.plural(images, 'test image')}: one image is {formats.decimal(100 / images, 2)} points"
         if any(math.isfinite(line.low) for line in run.differences):
             found.append(
                 f"{one}. Intervals are of 95 %, bootstrapped over the images; those of differences are paired, as all "

@@ -51,7 +51,7 @@ def _group(runs: Sequence[Run], key: tuple[str, ...], anchor: str) -> Group:
     lines, mean = summary(own)
     return Group(
         anchor=anchor,
-        data=" ".join(part for part in key if part),
+        data=" ".join(part for part in key[:2] if part),
         runs=own,
         anchors=[f"run{place + 1}" for place in places],
         lines=lines,

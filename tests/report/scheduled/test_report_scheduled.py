@@ -171,7 +171,7 @@ def test_several_runs(make_run: MakeRun, make_scheduled: MakeRun, tmp_path: Path
         "2 of 3 recast models became attention during training; the other starts with its parent’s exact predictions;"
     )
     assert joint_verdict(runs[1:]).replace("\u00a0", " ") == (
-        "All 2 recast models became attention during training; of 2 runs with the same network trained the same way as "
+        "Both recast models became attention during training; of 2 runs with the same network trained the same way as "
         "a convolution, the recast model ends above it in 2, below it in 0 and level in 0."
     )
 

@@ -104,6 +104,19 @@ def find_images(words: Sequence[str | Path]) -> list[Path]:
     return found
 
 
+def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
+    """Files, and numbers of validation images, that the words mean. Raises `RecastError` as `find_images` does."""
+    wanted: list[int | Path] = []
+    for word in words:
+        if match := VALIDATION.fullmatch(str(word)):
+            wanted.append(int(match[1]))
+        elif str(word).startswith("val:"):
+            raise RecastError(f"a validation image is named by its number, such as val:3, got {word}")
+        else:
+            wanted += find_images([word])
+    return wanted
+
+
 def read_inputs(
     words: Sequence[str | Path], data: Data, size: tuple[int, int], most: int, crop_pct: float | None = None
 ) -> tuple[list[Input], int]:
@@ -116,10 +129,7 @@ def read_inputs(
     if not words:
         chosen = _different(data)
         return [_of_validation(data, index, size) for index in chosen[:most]], len(chosen)
-    wanted: list[int | Path] = []
-    for word in words:
-        match = VALIDATION.fullmatch(str(word))
-        wanted += [int(match[1])] if match else find_images([word])
+    wanted = find_inputs(words)
     return [
         _of_validation(data, one, size) if isinstance(one, int) else read_image(one, size, data.classes, crop_pct)
         for one in wanted[:most]

@@ -11,7 +11,7 @@ from torch import nn
 
 from recast.evaluation.run_folder import Run, open_run
 from recast.explain.page.make import ARMS, make_scene
-from recast.explain.page.pictures import read_inputs
+from recast.explain.page.pictures import find_inputs, read_inputs
 from recast.explain.page.scene import Scene
 from recast.explain.page.write import check_target, write_pages
 from recast.io import load
@@ -47,6 +47,7 @@ def explain_run(
     target = Path(out) if out is not None else Path(folder) / "explain" / f"{_name(images)}.html"
     if out is not None:
         check_target(target)
+    find_inputs(images)  # a mistyped path is told before the run is loaded
     run = open_run(folder)
     side = run.data.test_size
     inputs, found = read_inputs(images, run.data, size or (side, side), num_images, run.recipe.data.crop_pct)

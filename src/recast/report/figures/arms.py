@@ -92,6 +92,12 @@ def measured_curve(run: Run, arm: str, points: dict[float, tuple[str, str]]) -> 
     return Curve(x, [row.value for row in rows], arm, False, [r.low for r in rows], [r.high for r in rows], label)
 
 
+def clean_point(run: Run, suite: str) -> dict[float, tuple[str, str]]:
+    """Strength 0 of a suite: the clean images, where they were as many."""
+    clean = {row.n for row in run.rows if row.suite == "clean"}
+    return {0.0: ("clean", "top1")} if clean == {row.n for row in run.rows if row.suite == suite} else {}
+
+
 def values_after(run: Run, suite: str, prefix: str) -> list[str]:
     """What follows `prefix` in the metrics of a suite, each once, in the file's order."""
     metrics = [row.metric for row in run.rows if row.suite == suite and row.metric.startswith(prefix)]
@@ -110,7 +116,7 @@ def adversarial(run: Run) -> list[Chart]:
     charts = []
     for suite in ("fgsm", "pgd", "autoattack"):
         points = {float(eps): (suite, f"top1@{eps}") for eps in values_after(run, suite, "top1@") if is_number(eps)}
-        points = {0.0: ("clean", "top1")} | points
+        points = clean_point(run, suite) | points
         curves = [curve for arm in ARMS if (curve := measured_curve(run, arm, points))]
         if not curves:
             continue
@@ -135,7 +141,7 @@ def corruptions(run: Run) -> list[Chart]:
     kinds: dict[tuple[str, str], dict[float, tuple[str, str]]] = {}
     for row in run.rows:
         if (match := PER_CORRUPTION.match(row.metric)) and match["kind"] != "mean":
-            points = kinds.setdefault((row.suite, match["kind"]), {0.0: ("clean", "top1")})
+            points = kinds.setdefault((row.suite, match["kind"]), clean_point(run, row.suite))
             points[float(match["severity"])] = (row.suite, row.metric)
     several = len({suite for suite, _ in kinds}) > 1
     charts = []

@@ -12,6 +12,7 @@ from recast.report.figures.chart import Chart
 from recast.report.figures.lines import Curve, curve_data, line_chart
 from recast.report.read.run import ARMS, Run
 from recast.report.text import formats
+from recast.report.text.words import words
 
 SIZE = re.compile(r"(\d+)x(\d+)")
 
@@ -26,27 +27,30 @@ def _curves(run: Run, points: dict[float, tuple[str, str]]) -> list[Curve]:
 
 
 def _resolution(run: Run) -> list[Chart]:
-    """Over the square root of the pixels: a size that is not square stands between the squares, with its sides."""
+    """Over the side of square sizes; sizes that are not square are told below the chart."""
     sizes = {size: SIZE.fullmatch(size) for size in values_after(run, "resolution", "top1@")}
     sides = {size: (int(match[1]), int(match[2])) for size, match in sizes.items() if match}
-    points = {(h * w) ** 0.5: ("resolution", f"top1@{size}") for size, (h, w) in sides.items()}
-    curves = _curves(run, points)
+    curves = _curves(run, {float(h): ("resolution", f"top1@{size}") for size, (h, w) in sides.items() if h == w})
     if not curves:
         return []
-    names = {(h * w) ** 0.5: str(h) if h == w else f"{h}×{w}" for h, w in sides.values()}
-    curves = [replace(curve, xnames=[f"{names[side]} pixels" for side in curve.x]) for curve in curves]
+    curves = [replace(curve, xnames=[f"{side:g} pixels" for side in curve.x]) for curve in curves]
     best = "; ".join(
-        f"{c.label} best at {names[c.x[max(range(len(c.y)), key=c.y.__getitem__)]]} with {formats.decimal(max(c.y))} %"
+        f"{c.label} best at {c.x[max(range(len(c.y)), key=c.y.__getitem__)]:g} with {formats.decimal(max(c.y))} %"
         for c in curves
     )
     trained = mapping(run.recipe.get("data")).get("img_size")
     note = f"Trained at {trained} pixels." if trained else ""
+    for size, (height, width) in sides.items():
+        if height != width:
+            values = {arm: run.value(arm, "resolution", f"top1@{size}") for arm in ARMS}
+            told = ", ".join(f"{words(run).arms[arm]} {formats.decimal(v)} %" for arm, v in values.items() if v == v)
+            note += f" {height}×{width} (height × width): {told}."
     x = _apart(sorted({side for curve in curves for side in curve.x}))
-    draw = line_chart(curves, xlabel="test size, pixels", xticks=x, xnames=[names[tick] for tick in x], unit=" %")
+    draw = line_chart(curves, xlabel="test size, pixels", xticks=x, xnames=[f"{tick:g}" for tick in x], unit=" %")
     data = curve_data(curves, "side", "top1")
     keys = arm_keys(run, [curve.arm for curve in curves])
     story = f"Top-1 by test resolution: {best}. {note}"
-    return [Chart("resolution", "Top-1, % by test resolution", story, draw, data, keys, note)]
+    return [Chart("resolution", "Top-1, % by test resolution", story, draw, data, keys, note.strip())]
 
 
 def _apart(ticks: Sequence[float]) -> list[float]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import yaml
 
 from recast.errors import RecastError
-from recast.json_files import mapping, read_json, read_text, require
+from recast.json_files import mapping, read_json, read_names, read_text, require
 from recast.report.read.analysis import Analysis, read_analysis
 from recast.report.read.attention import Attention, read_attention
 from recast.report.read.made import Made, read_made
@@ -49,6 +49,8 @@ class Run:
     environment: dict[str, Any]
     rows: list[Row]
     attention: Attention | None
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of the logits."""
     schedule: Schedule | None = None
     """When layers became attention, of a run that is recast during training."""
     differences: list[Difference] = field(default_factory=list)
@@ -101,10 +103,10 @@ class Run:
 
     @property
     def data_key(self) -> tuple[str, ...]:
-        """Runs with the same key were measured on the same images; a folder's name is all that tells folders apart."""
+        """Runs with the same key were measured on the same images: folders are told apart by name and classes."""
         data = mapping(self.recipe.get("data"))
         folder = Path(str(data.get("data_dir") or "")).name if self.dataset in {"folder", "zip"} else ""
-        return self.dataset, folder
+        return self.dataset, folder, *self.classes
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """One line of rows.csv, None where it was not measured."""
@@ -156,6 +158,7 @@ def read_run(path: Path) -> Run:
         environment=_optional(path / "environment.json", read_json) or {},
         rows=_optional(path / "rows.csv", read_rows) or [],
         attention=_optional(path / "attention.npz", read_attention),
+        classes=tuple(_optional(path / "classes.json", read_names) or ()),
         schedule=_optional(path / "schedule.json", lambda file: parse_schedule(read_json(file), str(file))),
         differences=_optional(path / "differences.csv", read_differences) or [],
         made=_optional(path / "evaluation.json", read_made) or [],

@@ -65,6 +65,10 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         return "A mean needs at least two runs."
     if len({run.data_key for run in runs}) > 1:
         return "No mean is given: these runs are of different data."
+    counts = sorted({row.n for run in runs for row in run.rows if row.suite == "clean"})
+    if len(counts) > 1:
+        found = " and ".join(f"{count:,}" for count in counts)
+        return f"No mean is given: these runs were measured on different numbers of images ({found})."
     first = _comparable(runs[0].recipe)
     differ = sorted({key for run in runs[1:] for key in _different(first, _comparable(run.recipe))})
     if differ:

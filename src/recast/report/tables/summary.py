@@ -74,6 +74,8 @@ def over_seeds(runs: Sequence[Run]) -> list[SeedLine]:
     for suite, metric in keys:
         if PER_CORRUPTION.match(metric) or (suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))):
             continue
+        if len({row.n for run in runs if (row := run.row("recast", suite, metric))}) > 1:
+            continue  # measured on different images
         name = base(metric)
         digits = 3 if name == "loss" else 1
         arms = {arm: [run.value(arm, suite, metric) for run in runs] for arm in ARMS}

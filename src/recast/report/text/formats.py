@@ -89,4 +89,4 @@ def interval(low: float, high: float, digits: int = 1) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count}{NBSP}{noun}{'' if count == 1 else 's'}"
+    return f"{count:,}{NBSP}{noun}{'' if count == 1 else 's'}"

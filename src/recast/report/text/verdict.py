@@ -166,9 +166,11 @@ def _joint_start(runs: Sequence[Run]) -> str:
     before = [run for run in runs if not run.is_scheduled]
     during = f"{len(runs) - len(before)} of {len(runs)} recast models became attention during training"
     if not before:
-        return f"All {len(runs)} recast models became attention during training"
+        every = "Both" if len(runs) == 2 else f"All {len(runs)}"
+        return f"{every} recast models became attention during training"
     exact = sum(is_exact(run) for run in before)
-    how_many = f"All {len(before)}" if exact == len(before) else f"{exact} of {len(before)}"
+    every = "Both" if len(before) == 2 else f"All {len(before)}"
+    how_many = every if exact == len(before) else f"{exact} of {len(before)}"
     if len(before) < len(runs):
         others = f"{exact} of the other {len(before)} start with their"
         if exact == len(before):
