@@ -21,6 +21,7 @@ from recast.planning import plan
 from recast.surgery import gpsa_layers
 from recast.training.fit import fit
 from recast.training.metrics import measure
+from recast.training.ranges import check_ranges
 from recast.training.signals import Interrupted
 
 CPU = torch.device("cpu")
@@ -59,8 +60,8 @@ def test_none_are_kept_unless_asked_for_and_training_is_the_same(
     fit(small_child(), data, make_recipe(keep_every=1), tmp_path / "kept", progress=False)
     assert not (tmp_path / "plain" / "checkpoints").exists()
     assert same(*(tmp_path / name / "weights.safetensors" for name in ("plain", "kept")))
-    with pytest.raises(RecastError, match="keep_every must be 1 or more epochs, got 0"):
-        make_recipe(keep_every=0)
+    with pytest.raises(RecastError, match="keep_every must be 1 or more, got 0"):
+        check_ranges(make_recipe(keep_every=0))
 
 
 def test_the_average_is_what_is_kept(data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:

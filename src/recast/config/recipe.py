@@ -71,7 +71,5 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise RecastError(f"epochs must be 0 or more, got {self.epochs}")
-        if self.keep_every is not None and self.keep_every < 1:
-            raise RecastError(f"keep_every must be 1 or more epochs, got {self.keep_every}")
         if self.calibrate and self.recast.gate != "sigmoid":
             raise RecastError("calibrate is for gate='sigmoid': the linear gate already starts as the parent itself")

@@ -28,7 +28,7 @@ RANGES = (
         lambda x: 1 <= x < math.inf,
         ("data.batch_size", "data.img_size", "data.test_size", "data.num_train", "data.num_val", "model.num_classes",
          "model.input_size", "augment.repeats", "optim.base_batch", "distill.teacher_size", "accumulate", "save_steps",
-         "keep", "schedule.probe_images"),
+         "keep", "keep_every", "schedule.probe_images"),
     ),
     Range("0 or more", lambda x: 0 <= x < math.inf,
           ("data.workers", "calibrate", "recalibrate_bn", "epochs", "schedule.conv_epochs")),
