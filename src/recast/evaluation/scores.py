@@ -40,7 +40,9 @@ def resampled_means(scores: np.ndarray, seed: int = 0, resamples: int = RESAMPLE
     rows = max(1, _CHUNK // n)
     means = []
     for begin in range(0, resamples, rows):
-        counts = random.multinomial(n, np.full(n, 1 / n), size=min(rows, resamples - begin))
+        size = min(rows, resamples - begin)
+        drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
         means.append(counts.astype(np.float64) @ scores / n)
     return np.concatenate(means)
 
