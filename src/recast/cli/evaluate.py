@@ -40,7 +40,7 @@ SUITE_HELP = {
 DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost", "agreement", "heads", "fourier"]
 
 
-LEGEND = "  ± half the 95 % interval of the paired difference over the images; × the ratio\n"
+LEGEND = "\n± half the 95 % interval of the paired difference over the images; × the ratio"
 
 
 def run(argv: Sequence[str]) -> int:
