@@ -212,3 +212,23 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "webdataset", None)
     with pytest.raises(RecastError, match=r'pip install "recast-vision\[data\]"'):
         load_data(config)
+
+
+def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
+    """Labels of a stream are not known beforehand: neither the key of its scores nor an analysis may ask for them."""
+    from recast.evaluation import evaluate, measure
+
+    (tmp_path / "shards").mkdir()
+    data = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 3]}))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5)
+    )
+    kept = tmp_path / "scores"
+    first = evaluate(model, "clean", data, batch_size=3, cache=kept, progress=False)
+    assert {row.n for row in first} == {7}
+    assert evaluate(model, "clean", data, batch_size=3, cache=kept, progress=False) == first
+    assert len(list(kept.rglob("*.npz"))) == 1
+    again = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 4]}))
+    assert evaluate(model, "clean", again, batch_size=3, cache=kept, progress=False)[0].n == 8
+    found = measure({"m": model}, ["agreement", "fourier"], again, batch_size=3, progress=False)
+    assert len(found.tables["agreement"].rows) == 8
