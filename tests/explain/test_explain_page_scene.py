@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.evaluation.run_folder import Run
 from recast.explain.page import run_pages
 from recast.explain.page.make import explain, make_scene
 from recast.explain.page.pictures import Input
@@ -135,11 +136,12 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     for epoch in (*range(0, 101), 5000):
         (tmp_path / "checkpoints" / f"epoch-{epoch:04d}.safetensors").touch()
     (tmp_path / "checkpoints" / "epoch-x.safetensors").touch()
-    run: Any = SimpleNamespace(folder=tmp_path, recipe=SimpleNamespace(epochs=100))
+    recipe: Any = SimpleNamespace(epochs=100)
+    run = Run(tmp_path, recipe, cast(Any, None), {})
     states, notes = run_pages.kept_states(run)
     assert list(states) == [0, 10, 20, 30, 40, 50, 59, 69, 79, 89, 99, 100]
     assert states[100] is None  # the end is weights.safetensors itself
     assert notes == ["Of 101 epochs whose weights were kept, 12 are shown."]
-    run.recipe.epochs = 4
+    recipe.epochs = 4
     states, notes = run_pages.kept_states(run)
     assert (list(states), notes) == ([0, 1, 2, 3, 4], [])

@@ -48,6 +48,16 @@ class Run:
     data: Data
     models: dict[str, nn.Module]
 
+    @property
+    def kept(self) -> dict[int, Path]:
+        """Epoch → the weights of that epoch, ascending, where the recipe kept some (`keep_every`)."""
+        found = {}
+        for path in sorted((self.folder / "checkpoints").glob("epoch-*.safetensors")):
+            number = path.stem.removeprefix("epoch-")
+            if number.isdecimal():
+                found[int(number)] = path
+        return dict(sorted(found.items()))
+
 
 def check_run(folder: str | Path) -> None:
     """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
@@ -162,12 +172,7 @@ def kept_models(run: Run) -> list[tuple[str, int, Callable[[], nn.Module]]]:
     """The recast model at the epochs whose weights were kept (`keep_every`): (arm, epoch, function that loads it)."""
     if "recast" not in run.models:
         return []
-    found: list[tuple[str, int, Callable[[], nn.Module]]] = []
-    for path in sorted((run.folder / "checkpoints").glob("epoch-*.safetensors")):
-        number = path.stem.removeprefix("epoch-")
-        if number.isdecimal():
-            found.append(("recast", int(number), partial(_kept_model, run, path)))
-    return found
+    return [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:

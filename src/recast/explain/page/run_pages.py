@@ -18,7 +18,6 @@ from recast.io import load
 
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
-KEPT = re.compile(r"epoch-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,8 @@ def explain_run(
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
     """Epochs to show, where the weights of each lie (None: weights.safetensors), and what to say of them."""
     last = run.recipe.epochs
-    kept = {
-        int(match[1]): path
-        for path in sorted((run.folder / "checkpoints").glob("epoch-*.safetensors"))
-        if (match := KEPT.fullmatch(path.name)) and int(match[1]) < last
-    }
-    epochs = sorted(kept)
+    kept = {epoch: path for epoch, path in run.kept.items() if epoch < last}
+    epochs = list(kept)
     notes = []
     if len(epochs) > MAX_STATES - 1:
         chosen = sorted({epochs[round(i * (len(epochs) - 1) / (MAX_STATES - 2))] for i in range(MAX_STATES - 1)})
