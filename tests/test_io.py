@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recast.config import ModelConfig, RecastConfig
+from recast.config import ModelConfig, PoolConfig, RecastConfig
 from recast.errors import RecastError
 from recast.folding.model import fold_
 from recast.gpsa import GPSA
 from recast.io import load, read_header, save
 from recast.models.build import build, constructor
 from recast.planning import plan
+from recast.pooling.swap import attention_pools
 from recast.surgery import gpsa_layers, recast_
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
@@ -61,6 +62,37 @@ def test_folded_layers_and_added_biases_come_back(tmp_path: Path, open_gates: Ca
     loaded = load(save(model, tmp_path / "child.safetensors", constructor(CONFIG)))
     assert list(gpsa_layers(loaded)) == ["layer3.0.conv1"]
     assert torch.equal(output(loaded), output(model))
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "start"), [("none", "per_class", "average"), ("last_stage", "single", "paper")]
+)
+def test_attention_pooling_comes_back(tmp_path: Path, where: str, kind: Any, start: Any) -> None:
+    torch.manual_seed(0)
+    model = build(CONFIG)
+    recast_(model, plan(model, X, where=where, pool=PoolConfig(kind, start=start, num_heads=2)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "pool" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    path = save(model, tmp_path / "child.safetensors", constructor(CONFIG))
+    loaded = load(path)
+    assert torch.equal(output(loaded), output(model))
+    assert torch.equal(output(load(path, parent=build(CONFIG))), output(model))
+    assert loaded.recast_plan == model.recast_plan
+    (pool,) = attention_pools(loaded).values()
+    assert (pool.start, pool.num_classes) == (start, 10 if kind == "per_class" else None)
+
+
+def test_a_file_from_before_attention_pooling_is_read(tmp_path: Path) -> None:
+    model = recast_model()
+    path = save(model, tmp_path / "child.safetensors", constructor(CONFIG))
+    tensors, header = load_file(path), read_header(path)
+    plan_of_old = json.loads(header["plan"])
+    assert (plan_of_old.pop("pool"), plan_of_old.pop("pool_cost"), plan_of_old["version"]) == (None, None, 4)
+    header["plan"] = json.dumps(plan_of_old | {"version": 3})
+    save_file(tensors, path, metadata={"recast": json.dumps(header)})
+    assert torch.equal(output(load(path)), output(model))
 
 
 def test_a_plain_model_comes_back_and_the_parent_is_left_alone(tmp_path: Path) -> None:

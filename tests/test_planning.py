@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.config import RecastConfig
+from recast.config import PoolConfig, RecastConfig
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.models.small import CifarResNet
 from recast.planning import plan, replan
+from recast.pooling.swap import attention_pool_
 from recast.steps import Edited, Plan
 from recast.surgery import recast_
 from recast.table import quantity
@@ -232,7 +233,7 @@ def test_json_round_trip(config: RecastConfig) -> None:
 
 def test_json_holds_what_a_report_reads() -> None:
     document = json.loads(plan(small(), X).to_json())
-    assert document["version"] == 3
+    assert document["version"] == 4
     step = document["steps"][0]
     assert step["kernel"] == [3, 3]
     assert step["fold"] is None
@@ -385,8 +386,90 @@ def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str
         (lambda d: d["config"].update(alpha=-1), "alpha must be a positive number"),
         (lambda d: d.update(version=1), "no plan of version|not a plan of version"),
         (lambda d: d.update(steps=3), "not a plan"),
+        (lambda d: d.update(pool={"kinds": "single"}), "pool cannot be read.*kind"),
+        (lambda d: d.update(pool={"kind": "two"}), "pool.kind must be one of"),
     ],
 )
 def test_an_edit_that_cannot_be_read_is_refused(change: Any, message: str) -> None:
     with pytest.raises(RecastError, match=message):
         edited(change)
+
+
+# --- attention pooling ------------------------------------------------------------------------------------------------
+
+
+def sized() -> CifarResNet:
+    """`small()` that says what it takes: the pool is looked for at that size."""
+    model = small()
+    model.pretrained_cfg = {"input_size": (3, 16, 16)}  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize("where", ["none", ["none"], "last_stage"])
+@pytest.mark.parametrize("kind", ["single", "per_class"])
+def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None:
+    model, pool = sized(), PoolConfig(kind)
+    text, state = repr(model), {name: value.clone() for name, value in model.state_dict().items()}
+    found = plan(model, X, where=where, pool=pool)
+    assert repr(model) == text
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert (found.pool, bool(found.steps)) == (pool, where == "last_stage")
+    pooled = attention_pool_(sized(), config=pool)
+    assert found.pool_cost is not None
+    added = sum(p.numel() for p in pooled.parameters()) - sum(p.numel() for p in model.parameters())
+    assert found.pool_cost.parameters == added > 0
+    assert found.pool_cost.macs == macs_of(pooled, X) - macs_of(model, X) > 0
+    if not found.steps:
+        assert found.after == found.before + found.pool_cost
+        assert len(found.left) == sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    else:
+        alone = plan(model, X, where=where)
+        assert found.after == alone.after + found.pool_cost
+        assert found.steps == alone.steps
+    assert Plan.from_json(found.to_json()) == found
+    assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(found)
+    assert replan(model, X, Plan.read_edited(found.to_json())).after == found.after
+
+
+def test_the_stride_that_goes_is_counted_in_the_pool() -> None:
+    keep, remove = (
+        plan(sized(), X, RecastConfig(stride=stride), pool=PoolConfig("single")) for stride in ("keep", "remove")
+    )
+    assert keep.pool_cost is not None
+    assert remove.pool_cost is not None
+    assert remove.pool_cost.macs > 2 * keep.pool_cost.macs
+    assert remove.pool_cost.parameters == keep.pool_cost.parameters
+
+
+def test_a_budget_counts_the_pool() -> None:
+    limit = f"params={plan(sized(), X).after.parameters}"
+    plan(sized(), X, budget=limit)
+    with pytest.raises(RecastError, match="budget"):
+        plan(sized(), X, budget=limit, where=["layer3.0.conv1", "layer3.0.conv2"], pool=PoolConfig("single"))
+
+
+def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
+    for pool in (None, PoolConfig()):
+        with pytest.raises(RecastError, match=r"nothing is left to do.*pool\.kind"):
+            plan(sized(), X, where="none", pool=pool)
+    with pytest.raises(RecastError, match="pools") as raised:
+        plan(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), X, where="none", pool=PoolConfig("single"))
+    assert "cannot run on the example" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "perclass"}, "pool.kind must be one of none, single, per_class, got 'perclass'. Did you mean"),
+        ({"start": "mean"}, "pool.start must be one of average, paper"),
+        ({"num_heads": 0}, "pool.num_heads must be at least 1, got 0"),
+        ({"mlp_ratio": 0.0}, "pool.mlp_ratio must be a positive number"),
+        ({"mlp_ratio": float("inf")}, "pool.mlp_ratio"),
+        ({"init_values": float("nan")}, "pool.init_values must be finite"),
+        ({"cls_in_keys": True}, r"1/\(n\+1\) of the weight"),
+    ],
+)
+def test_settings_of_a_pool_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        PoolConfig(**options)
+    PoolConfig("single", start="paper", cls_in_keys=True, init_values=0.0)

@@ -11,13 +11,14 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from recast.config import RecastConfig
+from recast.config import PoolConfig, RecastConfig
 from recast.errors import RecastError
 from recast.folding.model import fold_
 from recast.geometry import Geometry
 from recast.gpsa import GPSA
 from recast.models.small import CifarResNet
 from recast.planning import plan
+from recast.pooling.swap import attention_pool_, attention_pools
 from recast.rules import registry
 from recast.steps import Fold, Plan
 from recast.surgery import applied_plan, gpsa_layers, param_groups, recast_, refresh_gates_
@@ -354,3 +355,130 @@ def test_groups_work_for_the_control_arm_and_for_any_optimiser() -> None:
 
 def test_frozen_models_have_no_groups() -> None:
     assert all(not group["params"] for group in param_groups(small().requires_grad_(False)))
+
+
+# --- attention pooling ----------------------------------------------------------------------------------------------
+
+POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
+
+
+def sized() -> nn.Module:
+    """`small()` in double precision, which says what it takes: the pool is looked for at that size."""
+    model = small().double().eval()
+    model.pretrained_cfg = {"input_size": (3, 16, 16)}
+    return model
+
+
+def pooled_pair(pool: PoolConfig, where: str, **config: Any) -> tuple[nn.Module, nn.Module]:
+    """A parent in double precision, and what a plan with `pool` makes of it."""
+    parent = sized()
+    return parent, recast_(
+        copy.deepcopy(parent), plan(parent, X.double(), RecastConfig(**config), where=where, pool=pool)
+    )
+
+
+@pytest.mark.parametrize("where", ["none", "last_stage"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_plan_with_a_pool_starts_as_the_parent_and_replays(pool: PoolConfig, where: str) -> None:
+    parent, child = pooled_pair(pool, where)
+    done = applied_plan(child)
+    assert (done.pool, len(done.steps)) == (pool, len(gpsa_layers(child)))
+    assert len(attention_pools(child)) == 1
+    assert len(done.steps) == (0 if where == "none" else 2)
+    x = torch.randn(4, 3, 16, 16).double()
+    torch.testing.assert_close(child(x), parent(x), rtol=1e-12, atol=1e-12)
+    again = recast_(copy.deepcopy(parent), Plan.from_json(done.to_json()))
+    assert again.recast_plan == done
+    with torch.no_grad():
+        for parameter in child.parameters():  # nothing is left at its start
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    assert not torch.allclose(child(x), parent(x))
+    again.load_state_dict(child.state_dict())
+    torch.testing.assert_close(again(x), child(x), rtol=1e-12, atol=1e-12)
+    with pytest.raises(RecastError, match="already"):
+        recast_(child, done)
+    with pytest.raises(RecastError, match="already"):
+        recast_(child, plan(parent, X.double(), where="none", pool=PoolConfig("single")))
+
+
+@pytest.mark.parametrize("stride", ["keep", "dilate"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_pooled_first_or_recast_first_is_the_same_network(pool: PoolConfig, stride: Any) -> None:
+    parent = sized()
+    config = RecastConfig(stride=stride)
+    first, second = copy.deepcopy(parent), copy.deepcopy(parent)
+    attention_pool_(first, config=pool)
+    planned = plan(first, X.double(), config)  # of a network that pools already
+    assert planned.pool is None
+    recast_(first, planned, steps=[planned.steps[1].name])
+    recast_(first, planned, steps=[planned.steps[0].name])
+    recast_(second, plan(second, X.double(), config))
+    attention_pool_(second, config=pool)
+    x = torch.randn(4, 3, 16, 16).double()
+    for model in (first, second):
+        assert (applied_plan(model).pool, len(applied_plan(model).steps)) == (pool, 2)
+        if stride == "keep":
+            torch.testing.assert_close(model(x), parent(x), rtol=1e-12, atol=1e-12)
+        replayed = recast_(copy.deepcopy(parent), Plan.from_json(applied_plan(model).to_json()))
+        assert [name for name, _ in replayed.named_parameters()] == [name for name, _ in model.named_parameters()]
+        replayed.load_state_dict(model.state_dict())
+        torch.testing.assert_close(replayed(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_steps_alone_leave_the_pool_for_later() -> None:
+    parent = sized()
+    child, pool = copy.deepcopy(parent), PoolConfig("single")
+    planned = plan(parent, X.double(), pool=pool)
+    names = [step.name for step in planned.steps]
+    recast_(child, planned, steps=names[:1])
+    done = applied_plan(child)
+    assert (done.pool, done.pool_cost, attention_pools(child)) == (None, None, {})
+    attention_pool_(child, config=pool)
+    recast_(child, planned, steps=names[1:])
+    done = applied_plan(child)
+    assert (done.pool, done.pool_cost) == (pool, planned.pool_cost)
+    assert done.after == planned.after
+    assert planned.without_steps().after == planned.before + planned.pool_cost
+    assert planned.without_pool().after == plan(parent, X.double()).after
+
+
+def test_a_pool_that_cannot_be_put_in_leaves_the_convolutions_alone() -> None:
+    model = sized()
+    planned = plan(model, X.double(), pool=PoolConfig("single"))
+    attention_pool_(model, config=PoolConfig("per_class"))
+    before = Snapshot(model)
+    with pytest.raises(RecastError, match="already"):
+        recast_(model, planned)
+    before.check(model)
+
+
+def test_folding_goes_on_with_a_pool() -> None:
+    parent, child = pooled_pair(POOLS[0], "last_stage")
+    assert all(done.convolution for done in fold_(child))
+    assert (applied_plan(child).pool, gpsa_layers(child)) == (POOLS[0], {})
+    x = torch.randn(4, 3, 16, 16).double()
+    torch.testing.assert_close(child(x), parent(x), rtol=1e-12, atol=1e-12)
+    replayed = recast_(copy.deepcopy(parent), Plan.from_json(applied_plan(child).to_json()))
+    replayed.load_state_dict(child.state_dict())
+    assert torch.equal(replayed(x), child(x))
+
+
+def test_a_pool_has_rates_of_its_own_and_its_tokens_never_decay() -> None:
+    _, child = pooled_pair(POOLS[0], "last_stage")
+    names = {id(p): name for name, p in child.named_parameters()}
+    plain = {group["name"] for group in param_groups(child)}
+    assert plain == {"decay", "no_decay", "gates"}
+    groups = {group["name"]: group for group in param_groups(child, lr=1e-4, pool_lr=3e-3, weight_decay=0.1)}
+    assert groups.keys() == plain | {"pool_decay", "pool_no_decay"}
+    (prefix,) = attention_pools(child)
+    held = [names[id(p)] for group in groups.values() for p in group["params"]]
+    assert sorted(held) == sorted(names.values())
+    for name, group in groups.items():
+        assert group["lr"] == (3e-3 if name.startswith("pool") else 1e-3 if name == "gates" else 1e-4)
+        assert group["weight_decay"] == (0.1 if name in ("decay", "pool_decay") else 0.0)
+        for parameter in group["params"]:
+            own = names[id(parameter)]
+            assert own.startswith(f"{prefix}.") == name.startswith("pool"), own
+            if name == "pool_decay":
+                assert parameter.dim() == 2, own
+    assert f"{prefix}.cls_token" in {names[id(p)] for p in groups["pool_no_decay"]["params"]}

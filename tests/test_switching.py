@@ -19,7 +19,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 
-from recast import GPSA, Plan, RecastConfig, RecastError, param_groups, plan, recast_, recast_during_training_
+from recast import (
+    GPSA,
+    Plan,
+    PoolConfig,
+    RecastConfig,
+    RecastError,
+    attention_pool_,
+    param_groups,
+    plan,
+    recast_,
+    recast_during_training_,
+)
 from recast.models.pixel_conv import PixelConv2d
 from recast.moved import moved_parameters
 
@@ -495,3 +506,14 @@ def test_gradients_that_are_there_move_too() -> None:
     gradient = model.stem.weight.grad.clone()
     recast_during_training_(model, optimizer, every(model), ["stem"])
     assert torch.equal(model.stem.weight.grad, gradient)
+
+
+def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:
+    model = timm.create_model("digits_resnet")
+    planned = plan(model, torch.randn(1, 3, 32, 32), where="layer3.1.conv2", pool=PoolConfig("single"))
+    with pytest.raises(RecastError, match="put it in before the optimiser is made"):
+        recast_during_training_(model, torch.optim.SGD(param_groups(model, 0.1)), planned)
+    assert not any(isinstance(module, GPSA) for module in model.modules())
+    attention_pool_(model, config=planned.pool)
+    recast_during_training_(model, torch.optim.SGD(param_groups(model, 0.1)), planned)
+    assert isinstance(model.layer3[1].conv2, GPSA)

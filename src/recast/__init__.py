@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from recast.calibration import calibrate_
     from recast.cmhsa import CMHSA
-    from recast.config import RecastConfig
+    from recast.config import PoolConfig, RecastConfig
     from recast.errors import RecastError
     from recast.evaluation import evaluate
     from recast.explain.attention import record
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recast.gpsa import GPSA
     from recast.io import load, save
     from recast.planning import plan
+    from recast.pooling.swap import attention_pool_
     from recast.schedule import Schedule
     from recast.steps import Plan
     from recast.surgery import param_groups, recast_, refresh_gates_
@@ -38,10 +39,12 @@ __all__ = [
     "GPSA",
     "Geometry",
     "Plan",
+    "PoolConfig",
     "RecastConfig",
     "RecastError",
     "Schedule",
     "__version__",
+    "attention_pool_",
     "calibrate_",
     "evaluate",
     "fold_",
@@ -62,9 +65,11 @@ _HOME = {
     "GPSA": "gpsa",
     "Geometry": "geometry",
     "Plan": "steps",
+    "PoolConfig": "config",
     "RecastConfig": "config",
     "RecastError": "errors",
     "Schedule": "schedule",
+    "attention_pool_": "pooling.swap",
     "calibrate_": "calibration",
     "evaluate": "evaluation",
     "fold_": "folding.model",

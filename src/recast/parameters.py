@@ -13,11 +13,12 @@ from torch import nn
 from recast.cmhsa import CMHSA
 from recast.errors import RecastError
 from recast.gpsa import GPSA
+from recast.pooling.swap import attention_pools
 from recast.steps import Plan
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
-KINDS = ("decay", "no_decay", "gates", "sigmoid_gates")
+KINDS = ("decay", "no_decay", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
 """What groups are called, and their order."""
 GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
 """The groups that the gates of a `RecastConfig.gate` are in."""
@@ -30,6 +31,7 @@ def param_groups(
     weight_decay: float = 0.05,
     layer_decay: float | None = None,
     plan: Plan | None = None,
+    pool_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
     bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
@@ -43,12 +45,17 @@ def param_groups(
     belongs to the layer that it was in. Groups are named "decay", "no_decay", "gates" and "sigmoid_gates", followed by
     "/" and the number of the layer (0: the stem) where there is layer decay.
 
+    pool_lr: rate of attention pooling, whose groups are then "pool_decay" and "pool_no_decay". None: as other weights.
+
     plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
     empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
 
     Raises RecastError where layer decay is asked of a network without `group_matcher`.
     """
     kinds = parameter_kinds(model)
+    if pool_lr is not None:
+        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
+        kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
     layers = {} if layer_decay is None else layer_numbers(model)
     last = max(layers.values(), default=0)
     members: dict[tuple[str, int], list[nn.Parameter]] = {}
@@ -64,13 +71,15 @@ def param_groups(
         "no_decay": lr,
         "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
         "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
+        "pool_decay": pool_lr or 0.0,
+        "pool_no_decay": pool_lr or 0.0,
     }
     return [
         {
             "name": kind if layer_decay is None else f"{kind}/{layer}",
             "params": members[kind, layer],
             "lr": rates[kind] * (1.0 if layer_decay is None else layer_decay ** (last - layer)),
-            "weight_decay": weight_decay if kind == "decay" else 0.0,
+            "weight_decay": weight_decay if kind in ("decay", "pool_decay") else 0.0,
         }
         for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]

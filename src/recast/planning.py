@@ -11,18 +11,21 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from recast.budget import Budget, keep_within
 from recast.cmhsa import CMHSA, RecastLayer
-from recast.config import RecastConfig
+from recast.config import PoolConfig, RecastConfig
 from recast.cost import Cost, count_parameters
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.layer_costs import LayerCosts, on_meta
+from recast.pool_costs import pool_cost
 from recast.rules import find_rule, is_convolution, refusal
 from recast.rules.convolutions import computes_weight
 from recast.rules.sharing import Sharing
 from recast.selection import NOT_CALLED, Where, is_spatial, select
 from recast.shapes import Call, Example, Observation, observe
-from recast.steps import Edited, Left, Plan, Step
+from recast.steps import Edited, Left, Plan, Step, asked_pool
 from recast.strides import Edit, plan_stride_edits, set_geometry_
+
+NOT_SELECTED = "not selected by none"
 
 
 def plan(
@@ -32,6 +35,7 @@ def plan(
     *,
     where: Where | None = None,
     budget: Budget | str | int | None = None,
+    pool: PoolConfig | None = None,
 ) -> Plan:
     """Say which convolutions of `model` become GPSA, at what cost, and why the others stay. Reads only.
 
@@ -39,11 +43,14 @@ def plan(
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
     has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
     predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
-    activation memory of the recast model (`recast.budget.Budget`); layers are taken from the end. Raises `RecastError`
-    for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, or a stride that
-    cannot go.
+    activation memory of the recast model (`recast.budget.Budget`); layers are taken from the end. With `pool` the
+    network's own pooling becomes attention too; `where="none"` then leaves every convolution as it is. Raises
+    `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
+    stride that cannot go, or pooling that cannot be replaced.
     """
-    config, limits = config or RecastConfig(), Budget.parse(budget)
+    config, limits, pool = config or RecastConfig(), Budget.parse(budget), asked_pool(pool)
+    if is_none(where):
+        return _plan_pool(model, example, config, pool)
     convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
     if already := [name for name, module in convolutions.items() if isinstance(module, RecastLayer)]:
         name, reason = already[0], refusal(convolutions[already[0]])
@@ -89,6 +96,10 @@ def plan(
     )
     before = _whole(model, parent, fixed)
     start = _whole(model, seen, fixed)
+    pooling = None
+    if pool is not None:
+        pooling = pool_cost(model, example, pool, seen, names, lambda copy: apply_edits_(copy, geometries, edits))
+        start = start + pooling
     steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
     left |= over
     kept = {step.name for step in steps}
@@ -98,7 +109,27 @@ def plan(
     after = sum((added[name] for name in kept), start)
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
-    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note)
+    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note, pool, pooling)
+
+
+def is_none(where: Where | None) -> bool:
+    """Whether a selection is "none": no convolution."""
+    return (
+        not callable(where) and where is not None and ([where] if isinstance(where, str) else list(where)) == ["none"]
+    )
+
+
+def _plan_pool(model: nn.Module, example: Example, config: RecastConfig, pool: PoolConfig | None) -> Plan:
+    """A plan without steps: attention pooling alone."""
+    if pool is None:
+        raise RecastError(
+            "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
+            "select layers, or take pool.kind=single or per_class"
+        )
+    seen = observe(model, example, set())
+    before, added = _whole(model, seen, 0), pool_cost(model, example, pool, seen)
+    left = tuple(Left(name, NOT_SELECTED) for name, module in model.named_modules() if _is_layer(name, module))
+    return Plan(type(model).__name__, config, (), left, (), before, before + added, "", pool, added)
 
 
 def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:
@@ -112,9 +143,10 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
 
     A step needs no more than its `name`; what else it says of the layer must be so. Raises `RecastError` otherwise.
     """
-    if not edited.steps:
+    if not edited.steps and edited.pool is None:
         raise RecastError("the plan has no step: name at least one layer to recast")
-    planned = plan(model, example, edited.config, where=list(edited.steps), budget=Budget(tokens=None))
+    where = list(edited.steps) or "none"
+    planned = plan(model, example, edited.config, where=where, budget=Budget(tokens=None), pool=edited.pool)
     for step in planned.steps:
         found = json.loads(json.dumps(step.to_dict()))
         stated = edited.steps[step.name]

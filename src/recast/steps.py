@@ -6,13 +6,17 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from recast.config import RecastConfig
+from torch import nn
+
+from recast.config import PoolConfig, RecastConfig
 from recast.cost import Cost
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.strides import Edit
 
-VERSION = 3
+VERSION = 4
+READABLE = (3, VERSION)
+"""Version 3 is the same without attention pooling."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,21 @@ class Edited:
 
     config: RecastConfig
     steps: dict[str, dict[str, Any]]
+    pool: PoolConfig | None = None
 
 
 def _read_config(d: dict[str, Any]) -> RecastConfig:
     lists = {name: tuple(value) for name, value in d.items() if isinstance(value, list)}
     return RecastConfig(**d | lists)
+
+
+def _read_pool(d: dict[str, Any] | None) -> PoolConfig | None:
+    return asked_pool(None if d is None else PoolConfig(**d))
+
+
+def asked_pool(config: PoolConfig | None) -> PoolConfig | None:
+    """None for a pool that is the network's own."""
+    return config if config is not None and config.is_on else None
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,10 @@ class Plan:
     before: Cost
     after: Cost
     note: str = ""
+    pool: PoolConfig | None = None
+    """Attention in the place of the network's own pooling (`recast.pooling.swap.attention_pool_`)."""
+    pool_cost: Cost | None = None
+    """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""
 
     def to_json(self) -> str:
         """Everything needed to replay the plan, as indented JSON."""
@@ -143,6 +161,8 @@ class Plan:
             "edits": [asdict(edit) for edit in self.edits],
             "totals": {"before": self.before.to_dict(), "after": self.after.to_dict()},
             "note": self.note,
+            "pool": None if self.pool is None else asdict(self.pool),
+            "pool_cost": None if self.pool_cost is None else self.pool_cost.to_dict(),
         }
         return json.dumps(document, indent=1)
 
@@ -151,12 +171,13 @@ class Plan:
         """The inverse of `to_json`. Raises `RecastError` if the text is not a plan of this version."""
         try:
             d = json.loads(text)
-            if d["version"] != VERSION:
+            if d["version"] not in READABLE:
                 raise RecastError(f"a plan of version {VERSION} was expected, got version {d['version']}: plan again")
             return cls(
                 d["model"], _read_config(d["config"]), tuple(map(Step.from_dict, d["steps"])),
                 tuple(Left(**item) for item in d["left"]), tuple(Edit(**edit) for edit in d["edits"]),
-                Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"],
+                Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"], _read_pool(d.get("pool")),
+                None if d.get("pool_cost") is None else Cost(**d["pool_cost"]),
             )  # fmt: skip
         except RecastError:
             raise
@@ -170,7 +191,7 @@ class Plan:
             d = json.loads(text)
         except ValueError as error:
             raise RecastError(f"this is not a plan: {error}") from None
-        if not isinstance(d, dict) or not isinstance(d.get("steps"), list) or d.get("version", VERSION) != VERSION:
+        if not isinstance(d, dict) or not isinstance(d.get("steps"), list) or d.get("version", VERSION) not in READABLE:
             raise RecastError(f"this is not a plan of version {VERSION}: plan again with recast plan --out")
         steps: dict[str, dict[str, Any]] = {}
         for step in d["steps"]:
@@ -180,10 +201,15 @@ class Plan:
                 raise RecastError(f"the plan names {step['name']} twice")
             steps[step["name"]] = step
         try:
-            return Edited(_read_config(d.get("config", {})), steps)
+            config = _read_config(d.get("config", {}))
         except (TypeError, ValueError) as error:
             known = ", ".join(field.name for field in fields(RecastConfig))
             raise RecastError(f"the plan's config cannot be read ({error}); its fields are {known}") from None
+        try:
+            return Edited(config, steps, _read_pool(d.get("pool")))
+        except (TypeError, ValueError) as error:
+            known = ", ".join(field.name for field in fields(PoolConfig))
+            raise RecastError(f"the plan's pool cannot be read ({error}); its fields are {known}") from None
 
     def only(self, names: list[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
@@ -192,7 +218,32 @@ class Plan:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
+    def without_steps(self) -> Plan:
+        """The plan of a network none of whose convolutions is recast: its pooling may be."""
+        return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
+
+    def without_pool(self) -> Plan:
+        """The plan with the network's own pooling."""
+        return replace(self, pool=None, pool_cost=None, after=self.after - (self.pool_cost or NOTHING))
+
     def __str__(self) -> str:
         from recast.table import plan_table
 
         return plan_table(self)
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+def with_pool(done: Plan | None, model: nn.Module, config: PoolConfig) -> Plan:
+    """What `attention_pool_` leaves as `model.recast_plan`: the steps taken so far (`done`; None: none) and the pool.
+
+    Its costs are not counted here, which takes images: `plan(model, images, where="none", pool=config)` does.
+    Raises RecastError where `done` has a pool already.
+    """
+    if done is None:
+        note = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
+        return Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, note, config)
+    if done.pool is not None:
+        raise RecastError(f"{type(model).__name__} pools with attention already: its pooling is replaced once")
+    return replace(done, pool=config, pool_cost=None)

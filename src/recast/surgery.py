@@ -8,14 +8,16 @@ from dataclasses import replace
 from torch import nn
 
 from recast.cmhsa import CMHSA, RecastLayer
+from recast.config import PoolConfig
 from recast.errors import RecastError, suggest
 from recast.folding.layers import as_folded
 from recast.folding.norms import what_remains
 from recast.gpsa import GPSA
 from recast.parameters import param_groups as param_groups
 from recast.planning import apply_edits_
+from recast.pooling.swap import attention_pool_
 from recast.rules import check_finite, find_rule, refusal
-from recast.steps import Plan, Step
+from recast.steps import NOTHING, Plan, Step
 from recast.strides import Edit, replace_module_
 
 
@@ -38,22 +40,26 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model` by attention, in place; returns the model (a new one if it is a conv
-    itself).
+    """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
+    returns the model (a new one if it is a conv itself).
 
-    With the linear gate at its start and `stride="keep"` the model computes exactly what it did. `steps` names the
-    steps to take now (all by default); later calls with the same plan may take others. Every check, and every new
-    layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer is already
-    recast, or weights are not finite.
+    With the linear gate at its start and `stride="keep"` the model computes exactly what it did, with attention pooling
+    that starts as the average to rounding. `steps` names the steps to take now (all by default, and the pool); later
+    calls with the same plan may take others, and `attention_pool_(model, config=plan.pool)` the pool. Every check, and
+    every new layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer or
+    the pooling is already recast, or weights are not finite.
     """
     if steps is not None and not steps:
         return model
     chosen = plan if steps is None else plan.only(list(steps))
-    done = getattr(model, "recast_plan", None)
+    pool = plan.pool if steps is None else None
+    done = _done(model)
     modules, layers = check_recast(model, plan, chosen)
+    if pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
+        attention_pool_(model, config=pool)
 
     waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
-    if done is None:
+    if done is None or not done.steps:
         apply_edits_(model, waiting, plan.edits)
     for name, layer in layers.items():
         if name == "":
@@ -64,8 +70,13 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         if step.fold is not None and step.fold.batch_norm is not None:
             norm = model.get_submodule(step.fold.batch_norm)
             replace_module_(model, norm, what_remains(norm))
-    model.recast_plan = _applied(plan, chosen, done)  # type: ignore[assignment]
+    model.recast_plan = _applied(plan, chosen, done, pool)  # type: ignore[assignment]
     return model
+
+
+def _done(model: nn.Module) -> Plan | None:
+    done = getattr(model, "recast_plan", None)
+    return done if isinstance(done, Plan) else None
 
 
 def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -73,11 +84,12 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
     Raises `RecastError` for whatever `recast_` would refuse.
     """
-    done = getattr(model, "recast_plan", None)
-    if isinstance(done, Plan):
+    done = _done(model)
+    if done is not None:
         _check_continues(done, plan, chosen)
+    begun = done is not None and bool(done.steps)
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
-    layers = {step.name: _layer(modules[step.name], plan, step, continued=done is not None) for step in chosen.steps}
+    layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     return modules, layers
 
 
@@ -96,8 +108,15 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
     return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
 
 
-def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
-    """What a replay needs: the steps taken so far, and the new geometry of those that wait as edits; their costs."""
+def _applied(plan: Plan, chosen: Plan, done: Plan | None, pool: PoolConfig | None) -> Plan:
+    """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
+    now (`pool`) or before; their costs."""
+    if done is not None and not chosen.steps:  # the pool alone
+        added = plan.pool_cost or NOTHING
+        return replace(done, pool=pool, pool_cost=plan.pool_cost, after=done.after + added)
+    if pool is None:
+        before = None if done is None else done.pool
+        plan = plan if before is not None and before == plan.pool else replace(plan.without_pool(), pool=before)
     steps = chosen.steps if done is None else done.steps + chosen.steps
     taken = {step.name for step in steps}
     waiting = tuple(
@@ -110,7 +129,9 @@ def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
 
 
 def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:
-    """A model that is partly recast goes on with the plan it was begun with."""
+    """A model that is partly recast goes on with the plan it was begun with; one with a pool alone takes any."""
+    if not done.steps or not chosen.steps:
+        return
     taken = {step.name for step in done.steps}
     if again := [step.name for step in chosen.steps if step.name in taken]:
         raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")

@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from recast.errors import RecastError
 from recast.moved import Moved, moved_parameters, moved_state
 from recast.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
+from recast.pooling.swap import attention_pools
 from recast.steps import Plan
 from recast.surgery import check_recast, recast_
 
@@ -74,6 +75,11 @@ def recast_during_training_(
     names = [step.name for step in chosen.steps]
     if not names:
         return model
+    if plan.pool is not None and not attention_pools(network):
+        raise RecastError(
+            "the plan's attention pooling is not in the network, and the optimiser would not know it: put it in before "
+            "the optimiser is made, attention_pool_(model, config=plan.pool)"
+        )
     if "" in names:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
     for average in copies:  # `recast_` looks at the network itself before its first change

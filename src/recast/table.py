@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from recast.config import PoolConfig
     from recast.cost import Cost
     from recast.steps import Plan, Step
 
@@ -45,10 +46,14 @@ def plan_table(plan: Plan, width: int | None = None) -> str:
     Where `width` (of the terminal, if not given) is too small for that, before and after stand below one another.
     """
     width = width or terminal_width()
-    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast\n"
-    table = _wide(plan)
-    text = title + render(table if _natural_width(table) <= width else _narrow(plan), width) + "\n"
-    text += textwrap.fill(_fixed(plan), width) + "\n"
+    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast"
+    text = title + ("\n" if plan.pool is None else ", attention pooling\n")
+    if plan.before.parameters:  # else nobody counted
+        table = _wide(plan)
+        text += render(table if _natural_width(table) <= width else _narrow(plan), width) + "\n"
+        text += textwrap.fill(_fixed(plan), width) + "\n"
+    if plan.pool is not None:
+        text += "\n" + textwrap.fill(_pool(plan, plan.pool), width) + "\n"
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
     return text + _left(plan, width) + (f"\nnote: {plan.note}\n" if plan.note else "")
@@ -119,6 +124,18 @@ def _fixed(plan: Plan) -> str:
     """What a training step keeps whatever the batch."""
     before, after = (quantity(cost.fixed_bytes, "B", 1024) for cost in (plan.before, plan.after))
     return f"MACs and activations are for one image; a training step also keeps {before} → {after} whatever the batch"
+
+
+def _pool(plan: Plan, config: PoolConfig) -> str:
+    """What the pooling becomes, and what that adds."""
+    tokens = "a single token" if config.kind == "single" else "a token for every class"
+    start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"
+    text = f"attention pooling: {tokens}, {config.num_heads} head{'s' * (config.num_heads > 1)}, {start}"
+    if plan.pool_cost is None:
+        return text
+    parameters, macs = quantity(plan.pool_cost.parameters), quantity(plan.pool_cost.macs)
+    activations = quantity(plan.pool_cost.activation_bytes, "B", 1024)
+    return f"{text}; adds {parameters} parameters, {macs} MACs and {activations} of activations, counted above"
 
 
 def _convolution(step: Step) -> str:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from recast.cmhsa import RecastLayer
 from recast.config import Backend
 from recast.errors import RecastError
+from recast.pooling.swap import attention_pools
 from recast.rules.convolutions import parametrization_of
 from recast.shapes import Example, batch_of, hooks, in_eval, run_example
 from recast.steps import Plan
@@ -24,6 +25,8 @@ from recast.surgery import applied_plan, gpsa_layers, recast_layers
 TOLERANCE = 1e-5
 LAYER_SCALE = re.compile(r"(layer_scale|gamma)_?\d*")
 """How torchvision and timm call the parameters of LayerScale."""
+QUERY = 10.0
+"""What the control adds to a query: far from the average, whose queries are 0."""
 TIES = 10_000
 """One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
 
@@ -175,7 +178,7 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
         max_relative_error=max(relative_error(a, b) for a, b in tensors),
         bitwise=all(torch.equal(a, b) for a, b in tensors),
         argmax_agreement=float(equal.double().mean()),
-        backend=", ".join(backends) or "convolution",
+        backend=", ".join(backends) or ("convolution" if plan.pool is None else "attention pooling"),
         layers={name: _layer_error(after.layers[name], outputs) for name, outputs in before.layers.items()},
         predictions=equal.numel(),
     )
@@ -232,6 +235,24 @@ def _settle_norms_(model: nn.Module, example: Example) -> None:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+
+
+@contextmanager
+def moved_queries(model: nn.Module) -> Iterator[None]:
+    """The control of a proof for attention pooling: inside the block its queries are others; the output must move."""
+    biases = [pool.attn.q.bias for pool in attention_pools(model).values()]
+    if not biases:
+        raise RecastError("the control needs attention pooling")
+    kept = [bias.detach().clone() for bias in biases]
+    with torch.no_grad():
+        for bias in biases:
+            bias.add_(QUERY)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for bias, before in zip(biases, kept, strict=True):
+                bias.copy_(before)
 
 
 @contextmanager

@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+import recast
 from recast.cli import main
+from recast.explain.page import sheet
 
 
 @pytest.fixture(scope="session")
@@ -111,8 +117,148 @@ def test_mistakes_are_one_line_and_write_nothing(
         ([run, image, "--img-size", "big"], "--img-size takes pixels"),
         ([run, image, "--imgsize", "3"], "img-size"),
         ([run, image, "--out", tmp_path / "no" / "page.html"], "does not exist"),
-        ([run, image, "--out", tmp_path / "page.txt"], "ending .html"),
+        ([run, image, "--out", tmp_path / "page.txt"], "ending .html or .png"),
+        ([run, image, "--out", tmp_path / "page.jpg"], "JPEG would blur them"),
+        ([run, image, "--layer", "stem"], "no layer 'stem' has maps"),
+        ([run, image, "--pretrained"], "is a run folder, which knows its own: leave --pretrained away"),
+        ([run, image, "--device", "abacus"], "device 'abacus' cannot be used here"),
     ):
         extra = [] if "--out" in words else ["--out", out]
         assert message in refused("explain", *words, *extra)
     assert not out.exists()
+
+
+# ---- networks by name, and files of recast.save
+
+VIT = """import timm, torch
+
+def net(num_classes=3):
+    torch.manual_seed(0)
+    small = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+    return timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **small)
+"""
+
+
+@pytest.fixture
+def vit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A transformer of the user's, in a module of the current folder."""
+    (tmp_path / "own_vit.py").write_text(VIT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_vit", raising=False)
+    return "own_vit:net"
+
+
+def test_a_model_by_name(cli: Callable[..., Any], vit: str, photos: Path, tmp_path: Path) -> None:
+    image = photos / "3" / "b.png"
+    done = cli("explain", vit, image, "--img-size", "32")
+    assert (done.code, done.out) == (0, "page: own_vit-net-b.html\n")  # in the current folder
+    assert done.err == "note: the network has random weights: give --checkpoint or --pretrained for trained ones\n"
+    data = data_of(tmp_path / "own_vit-net-b.html")
+    assert data["first"] == data["order"][-1]
+    (state,) = data["states"]
+    assert state["layers"][data["first"]]["kind"] == "classes"
+    assert "maps" in {layer["kind"] for layer in state["layers"].values()}
+    (picture,) = data["pictures"]
+    assert (picture["size"], picture["label"]) == ([32, 32], None)
+    assert sorted(name for name, _ in picture["predictions"][0]["recast"]) == ["0", "1", "2"]
+    assert any("Random weights" in note for note in data["notes"])
+    # weights, names of the classes, another layer first
+    torch.manual_seed(1)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    trained = timm.create_model("vit_tiny_patch16_224", num_classes=4, **small)
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    (tmp_path / "names.txt").write_text("cat\ndog\n3\ncow\n\n", encoding="utf-8")
+    words = ["--checkpoint", "w.safetensors", "--num-classes", "4", "--classes", "names.txt", "--img-size", "32"]
+    done = cli("explain", vit, image, *words, "--layer", data["order"][0], "--out", "page.html", "--json")
+    assert done.err == ""
+    found = json.loads(done.out)
+    assert (found["pages"], found["layers"], found["opens"]) == (["page.html"], data["order"], data["order"][0])
+    assert found["images"][0]["label"] == "3"
+    said = {one["class"]: one["probability"] for one in found["images"][0]["predictions"]["recast"]}
+    assert set(said) == {"cat", "dog", "3", "cow"}
+    assert data_of(tmp_path / "page.html")["first"] == data["order"][0]
+    assert ["Weights", "w.safetensors"] in data_of(tmp_path / "page.html")["facts"]
+
+
+def test_a_picture_of_a_folder_with_a_file_that_is_no_image(
+    cli: Callable[..., Any], vit: str, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "3" / "a.png").write_text("no image", encoding="utf-8")
+    done = cli("explain", vit, photos, "--img-size", "32", "--out", "maps.png")
+    assert (done.code, done.out) == (0, "picture: maps.png\n")
+    assert f"note: Left out, because it is no image that can be read: {photos / '3' / 'a.png'}.\n" in done.err
+    with Image.open(tmp_path / "maps.png") as drawn:
+        width, height = drawn.size
+    assert width == 2 * sheet.MARGIN + 5 * sheet.SIDE + 4 * sheet.GAP  # the image, the mean, three heads
+    assert height > 2 * sheet.SIDE
+
+
+def test_a_network_of_1000_classes_has_imagenets_names(cli: Callable[..., Any], vit: str, photos: Path) -> None:
+    (photos / "n02123045").mkdir()
+    (photos / "3" / "b.png").rename(photos / "n02123045" / "b.png")
+    words = [vit, photos / "n02123045", "--num-classes", "1000", "--img-size", "32", "--json"]
+    (image,) = json.loads(cli("explain", *words).out)["images"]
+    assert image["label"] == "tabby"
+    assert not any(one["class"].isdigit() for one in image["predictions"]["recast"])
+
+
+def test_a_saved_network_says_what_it_is(
+    cli: Callable[..., Any], refused: Callable[..., str], shared: Path, vit: str, photos: Path, tmp_path: Path
+) -> None:
+    image = photos / "3" / "b.png"
+    child = timm.create_model("digits_resnet", num_classes=10)
+    recast.recast_(child, recast.plan(child, torch.zeros(1, 3, 16, 16)))
+    how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 10}}
+    recast.save(child, tmp_path / "child.safetensors", how)
+    assert cli("explain", "child.safetensors", image, "--img-size", "16").out == "page: child-b.html\n"
+    data = data_of(tmp_path / "child-b.html")
+    assert {layer["kind"] for layer in data["states"][0]["layers"].values()} == {"gpsa"}
+    assert not any("Random" in note for note in data["notes"])
+    # one that does not say it: the network's name, and the file as its weights
+    recast.save(child, tmp_path / "bare.safetensors")
+    assert "recast explain MODEL IMAGE --checkpoint bare.safetensors" in refused("explain", "bare.safetensors", image)
+    words = ["digits_resnet", image, "--num-classes", "10", "--img-size", "16", "--checkpoint", "bare.safetensors"]
+    assert cli("explain", *words, "--out", "bare.html").code == 0
+    bare = data_of(tmp_path / "bare.html")
+    assert bare["pictures"][0]["predictions"] == data["pictures"][0]["predictions"]
+    assert bare["order"] == data["order"]
+    # a file must not have code run that it names
+    recast.save(child, tmp_path / "code.safetensors", {"name": "own_vit:net", "kwargs": {}})
+    assert "asks to run own_vit:net; if you trust it: recast explain own_vit:net" in refused(
+        "explain", "code.safetensors", image
+    )
+    assert "own_vit" not in sys.modules
+    assert "leave --checkpoint" in refused("explain", "child.safetensors", image, "--num-classes", "10")
+
+
+def test_mistakes_with_models_are_one_line(
+    refused: Callable[..., str], shared: Path, vit: str, photos: Path, tmp_path: Path
+) -> None:
+    image, weights = photos / "3" / "b.png", shared / "weights.safetensors"
+    (tmp_path / "text.png").write_text("no image", encoding="utf-8")
+    (tmp_path / "w.pth").write_bytes(b"weights")
+    (tmp_path / "gap.txt").write_text("cat\n\ndog\n", encoding="utf-8")
+    (tmp_path / "two.txt").write_text("cat\ndog\n", encoding="utf-8")
+    size = ["--img-size", "32"]
+    for words, message in (
+        (["runs/mien", image], "runs/mien is no run folder (there is no such folder), and no model: timm has no model"),
+        (["resnet5o", image], "Did you mean resnet50"),
+        (["torchvision:resnet5o", image], "torchvision has no model 'resnet5o'"),
+        ([image, image], "is an image, and the network comes first"),
+        (["w.pth", image], "recast explain MODEL IMAGE --checkpoint w.pth"),
+        (["gone.safetensors", image], "no such file: gone.safetensors"),
+        ([weights, image], "was not written by recast.save: it carries no constructor and no plan. Weights alone"),
+        ([vit], "which images? recast explain own_vit:net IMAGE"),
+        ([vit, "val:3"], "val:3 is of a run's data, and own_vit:net is no run"),
+        ([vit, tmp_path / "gone.png"], "no such image or folder"),
+        ([vit, tmp_path / "text.png", *size], "cannot read image"),
+        ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
+        ([vit, image, *size, "--checkpoint", tmp_path / "none.pth"], "does not exist"),
+        ([vit, image, *size, "--classes", "two.txt"], "two.txt names 2 classes, own_vit:net has 3"),
+        ([vit, image, *size, "--classes", "gap.txt"], "but line 2 is empty"),
+        ([vit, image, *size, "--classes", weights], "no text in UTF-8"),
+        ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
+        ([vit, image, *size, "--layer", "head"], "no layer 'head' has maps"),
+    ):
+        assert message in refused("explain", *words)
+    assert not list(tmp_path.glob("*.html"))

@@ -56,7 +56,7 @@ def test_the_short_forms(words: list[str], key: str, value: object) -> None:
 def test_every_field_of_a_recipe_has_one_short_name() -> None:
     short = short_names(_parser(Recipe()))
     sections = [field.name for field in dataclasses.fields(Recipe) if dataclasses.is_dataclass(field.default_factory)]
-    assert sections == ["model", "data", "augment", "recast", "schedule", "optim", "regularization", "distill"]
+    assert sections == ["model", "data", "augment", "recast", "pool", "schedule", "optim", "regularization", "distill"]
     dotted = {
         f"{section}.{field.name}" for section in sections for field in dataclasses.fields(getattr(Recipe(), section))
     }

@@ -176,6 +176,23 @@ def test_an_edited_plan_is_shown_and_verified(cli: Cli, refused: Refused, tmp_pa
     assert "No such file" in refused("plan", *MODEL, "--plan", tmp_path / "none.json")
 
 
+def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+    path, alone = tmp_path / "plan.json", (*MODEL, "--where", "none", "--pool", "per_class")
+    shown = cli("plan", *alone, "--out", path)
+    assert "0 of 11 convolutions recast, attention pooling" in shown.out
+    assert "a token for every class, 1 head, starts as the average; adds" in shown.out
+    content = json.loads(cli("verify", *MODEL, "--plan", path, "--num-images", "2", "--json").out)
+    assert content["same"] is content["telling"] is True
+    assert 0 < content["forms"]["auto"]["max_relative_error"] < 1e-5 < content["control"]["max_relative_error"]
+    assert "nothing is left to do" in refused("plan", *MODEL, "--where", "none")
+    assert "change them in its pool" in refused("plan", *MODEL, "--plan", path, "--pool", "single")
+    done = cli("verify", *alone, "--start", "paper", "--num-images", "2")
+    assert done.code == 1
+    assert "0 convolutions recast, attention pooling (per class), 2 images" in done.out
+    assert "NOT the same function" in done.out
+    assert done.err.startswith("note: pool.start=paper is a function of its own")
+
+
 def test_a_regular_expression_may_hold_a_comma(cli: Cli) -> None:
     shown = json.loads(cli("plan", *MODEL, "--where", "re:conv[0-9]{1,2}$", "--json").out)
     assert len(shown["steps"]) > 3

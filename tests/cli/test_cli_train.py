@@ -229,3 +229,51 @@ def test_report_of_a_run_that_was_not_evaluated(shared: Path, cli: Cli, refused:
     assert "say where (--out FILE.html)" in refused("report", run, run)
     assert "RUN is missing" in refused("report")
     assert "not a run folder" in refused("report", tmp_path / "nowhere")
+
+
+def test_a_run_of_attention_pooling_alone(shared: Path, cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("attention_pool_quick", "--checkpoint", shared / "weights.safetensors", "--model", "digits_resnet")
+    small = ("--data", "digits", "--img-size", "16", "--num-train", "40", "--num-val", "20", "--batch-size", "20")
+    done = cli("train", *words, *small, "--epochs", "1", "--pool", "per_class", "--device", "cpu", "--out", out)
+    assert done.code == 0
+    assert "0 of 11 convolutions recast, attention pooling" in done.out
+    assert "same prediction on 20 of 20 images (attention pooling)" in done.out
+    recipe = load_recipe(out / "recipe.yaml")
+    assert (recipe.where, recipe.pool.kind, recipe.regularization.freeze) == (["none"], "per_class", "trunk")
+    verified = json.loads((out / "verify.json").read_text(encoding="utf-8"))
+    assert verified["max_relative_error"] < 1e-5
+    measured = json.loads(cli("evaluate", out, "--suite", "clean", "--json").out)
+    assert {row["model"] for row in measured} == {"parent", "finetuned", "recast"}
+    assert cli("report", out).code == 0
+
+
+def test_pooling_that_cannot_be_taken_apart_is_one_line(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "headless.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes):\n"
+        "    return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "train",
+        "finetune",
+        "--model",
+        "headless:net",
+        "--where",
+        "none",
+        "--img-size",
+        "16",
+        "--batch-size",
+        "20",
+    )
+    assert "take a single token" in refused(*words, "--pool.kind", "per_class", "--json", "--out", tmp_path / "run")
+    assert "would never train" in refused(
+        *words[:4], "--pool", "single", "--freeze", "trunk", "--out", tmp_path / "run"
+    )
+    assert "--pool must be one of none, single, per_class" in refused(*words, "--pool", "double")
+    assert "starts from trained weights" in refused("train", "attention_pool", "--model", "digits_resnet")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["headless.py"]

@@ -19,7 +19,7 @@ import pytest
 import recast.explain
 from recast.errors import RecastError
 from recast.explain.page import pack as packing
-from recast.explain.page.pack import pack, pack_maps
+from recast.explain.page.pack import first_layer, pack, pack_maps
 from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene, State
 from recast.explain.page.write import page_names, write_pages
 
@@ -100,6 +100,31 @@ def test_packed_maps_are_scales_then_bytes() -> None:
     count = 9 * 6 * 6
     assert np.array_equal(np.frombuffer(raw[: 4 * count], dtype="<f4"), maps.scale.ravel())
     assert raw[4 * count :] == maps.stored.tobytes()
+
+
+def test_packed_maps_say_their_names_and_sign() -> None:
+    assert {key: pack_maps(some_maps())[key] for key in ("names", "signed")} == {"names": [], "signed": False}
+    values = np.linspace(-1, 0.5, 12, dtype=np.float32).reshape(2, 1, 1, 2, 3)
+    packed = pack_maps(Maps.of(values, (0,), (0,), names=("cat 61 %", "dog 20 %"), signed=True))
+    assert (packed["names"], packed["signed"], packed["blocks"]) == (["cat 61 %", "dog 20 %"], True, [2, 3])
+
+
+def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
+    layers = [
+        replace(a_layer(name), kind=kind)
+        for name, kind in zip("abcd", ("gpsa", "classes", "classes", "maps"), strict=True)
+    ]
+    scene = a_scene(states=2)
+    scene = replace(scene, states=(State(0, tuple(layers[:1])), State(1, tuple(layers))), layer_order=tuple("abcd"))
+    assert first_layer(scene) == "c"
+    assert first_layer(scene, "a") == "a"
+    assert first_layer(a_scene()) == "layer4"
+    assert first_layer(replace(a_scene(), layer_order=())) is None
+    with pytest.raises(RecastError, match=r"no layer 'layer5' has maps. Did you mean layer4\? Those that do: layer4"):
+        write_pages(a_scene(), tmp_path / "page.html", layer="layer5")
+    assert list(tmp_path.iterdir()) == []
+    _, *pages = write_pages(a_scene(3), tmp_path / "all.html", layer="layer4", limit=10)
+    assert [data_of(page)["first"] for page in pages] == ["layer4"] * 3
 
 
 def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
@@ -196,7 +221,8 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for out, message in (
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
-        (tmp_path / "page.pdf", r"give it the ending \.html"),
+        (tmp_path / "page.pdf", r"give it the ending \.html or \.png"),
+        (tmp_path / "page.JPG", r"JPEG would blur them, got .*page\.JPG: give it the ending \.png"),
     ):
         with pytest.raises(RecastError, match=message):
             write_pages(a_scene(), out)
@@ -224,7 +250,10 @@ def test_the_palette_is_the_reports() -> None:
 
 
 def test_writing_needs_no_torch() -> None:
-    code = "import sys, recast.explain.page.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)))"
+    code = (
+        "import sys, recast.explain.page.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
+        "import recast.explain.page.sheet; assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -90,7 +90,7 @@ def mix_of(layer: Any, x: Tensor) -> Tensor:
 MAPS = """async ([name, view]) => {
   const of = page.scene.states[0].layers[name], stored = await Maps.unpack(page.scene.pictures[0].maps[0][name]);
   const all = [];
-  for (let head = 0; head < Maps.heads(of); head++)
+  for (let head = 0; head < Maps.heads(of, stored); head++)
     for (let i = 0; i < of.queries[0][2]; i++) for (let j = 0; j < of.queries[1][2]; j++)
       all.push(...Maps.map(of, stored, view, head, [i, j]));
   const bytes = new Uint8Array(Float32Array.from(all).buffer);
@@ -246,6 +246,7 @@ def test_mouse_keys_and_touch(look: Callable[..., Any], open_gates: Callable[...
     assert where(phone) == "Query row 1 of 6, column 1 of 7"
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch says it once a process
 def test_a_model_without_maps_has_its_predictions(look: Callable[..., Any], tmp_path: Path) -> None:
     page = look(explain(every_geometry(), torch.rand(3, 12, 14), tmp_path / "page.html", classes=["cat", "dog", "cow"]))
     assert "no recast layer" in page.inner_text("#nothing")
@@ -257,22 +258,113 @@ def test_a_model_without_maps_has_its_predictions(look: Callable[..., Any], tmp_
     page.mouse.click(200, 300)
 
 
-def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path) -> None:
-    """What attention pooling gives: one map for each class."""
-    maps = np.random.default_rng(0).dirichlet(np.ones(20), 3).reshape(3, 1, 1, 4, 5).astype(np.float32)
+def scene_with_classes() -> Scene:
+    """Two pictures, a layer of each kind of maps: for every query and of either sign, and a map for each class."""
+    rng = np.random.default_rng(0)
     grid, one = (Axis(0, 1, 4), Axis(0, 1, 5)), (Axis(0, 1, 1), Axis(0, 1, 1))
-    layer = Layer("pool", "classes", "attention pooling", (1, 1), (), (4, 5), grid, one, names=("cat", "dog", "cow"))
-    pixels = np.zeros((8, 10, 3), dtype=np.uint8)
-    picture = Picture("x.png", pixels, None, (), ({},), ({"pool": Maps.of(maps, (0,), (0,))},))
-    scene = Scene("classes", {"recast": "Network"}, (State(None, (layer,)),), (picture,), layer_order=("pool",))
+    every = tuple(range(4)), tuple(range(5))
+    mixing = Layer("mixing", "maps", "4×5 patches", (1, 1), (), (4, 5), grid, grid, names=("weights",))
+    heads = Layer("token", "classes", "of either sign", (1, 1), (), (4, 5), grid, one, names=("mean", "head 1"))
+    pool = Layer("pool", "classes", "attention pooling", (1, 1), (), (4, 5), grid, one, names=("1.", "2.", "3."))
+    pictures = []
+    for name, ranked in (("a.png", ("cat 61 %", "dog 20 %", "cow 3 %")), ("b.png", ("cow 50 %", "dog 9 %", "cat 8 %"))):
+        pixels = np.full((40, 50, 3), 255, dtype=np.uint8)
+        classes = rng.dirichlet(np.ones(20), 3).reshape(3, 1, 1, 4, 5).astype(np.float32)
+        classes[2] = 0.04
+        signed = rng.normal(0, 1, (1, 4, 5, 4, 5)).astype(np.float32)
+        stored = {
+            "mixing": Maps.of(signed, *every, signed=True),
+            "token": Maps.of(signed[:, :2, :1].reshape(2, 1, 1, 4, 5), (0,), (0,), signed=True),
+            "pool": Maps.of(classes, (0,), (0,), names=ranked),
+        }
+        pictures.append(Picture(name, pixels, None, (), ({},), (stored,)))
+    order = ("mixing", "token", "pool")
+    layers = (mixing, heads, pool)
+    return Scene("classes", {"recast": "Network"}, (State(None, layers),), tuple(pictures), layer_order=order)
+
+
+PIXELS = """(selector) => [...document.querySelectorAll(selector)].map((canvas) => {
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  return Array.from({ length: data.length / 4 }, (_, i) => Array.from(data.slice(4 * i, 4 * i + 4)));
+})"""
+
+
+def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path) -> None:
+    """What attention pooling and class tokens give, beside a layer with queries."""
+    scene = scene_with_classes()
+    stored = [picture.maps[0] for picture in scene.pictures]
     page = look(write_pages(scene, tmp_path / "page.html")[0])
-    assert [head.inner_text() for head in page.locator(".caption").all()] == ["cat", "dog", "cow"]
-    assert not page.is_visible("#cursor")
-    found = np.array(page.evaluate("page.maps().maps.map((map) => Array.from(map))"))
-    assert np.abs(found - maps.reshape(3, 20)).max() < 0.0041
-    page.locator(".head").nth(1).click()
+
+    def captions() -> list[str]:
+        return [head.inner_text() for head in page.locator(".caption").all()]
+
+    def maps() -> np.ndarray:
+        return np.array(page.evaluate("page.maps().maps.map((map) => Array.from(map))"))
+
+    # it opens with the classes, the likeliest one's map over the image, and takes no query
+    assert page.inner_text("#layer-name") == "pool"
+    assert captions() == ["cat 61 %", "dog 20 %", "cow 3 %"]
+    assert np.abs(maps() - stored[0]["pool"].values.reshape(3, 20)).max() < 1e-6
     assert page.is_visible("#overlay")
-    assert page.inner_text("#chosen").startswith("Dog. Largest weight")
+    assert not page.is_visible("#cursor")
+    assert not page.is_visible("#scales")
+    assert page.get_attribute("#stage", "role") == "group"
+    assert "query" not in page.get_attribute("#stage", "aria-label").lower()
+    assert page.inner_text("#where") == ""
+    before = page.evaluate("JSON.stringify(page.chosen)")
+    page.click("#stage", position={"x": 9, "y": 9})
+    page.focus("#stage")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("JSON.stringify(page.chosen)") == before
+    # min–max: the smallest weight is cividis' darkest, the largest its brightest, an even map is in the middle
+    for tile, values in zip(page.evaluate(PIXELS, ".head canvas")[:2], maps(), strict=False):
+        assert tile[values.argmin()] == [0, 34, 77, 255]
+        assert tile[values.argmax()] == [253, 231, 55, 255]
+    assert len({tuple(color) for color in page.evaluate(PIXELS, ".head canvas")[2]}) == 1
+    assert page.evaluate(PIXELS, "#overlay")[0] == page.evaluate(PIXELS, ".head canvas")[0]
+    least, most = maps()[0].min(), maps()[0].max()
+    ends = [float(text.replace("−", "-")) for text in page.inner_text("#legend").split("\n")]
+    assert ends == pytest.approx([least, most], rel=0.06)
+    # a tile is laid over the image, and says what it is, its true range and that it is min–max
+    page.locator(".head").nth(1).press("Enter")
+    assert page.evaluate(PIXELS, "#overlay")[0] == page.evaluate(PIXELS, ".head canvas")[1]
+    assert page.inner_text("#chosen").startswith("Dog 20 %: weights from ")
+    assert "(min–max)" in page.inner_text("#chosen")
+    assert page.locator(".head").nth(1).get_attribute("aria-label").startswith("Map 2, dog 20 %: largest weight")
+    page.locator(".head").nth(2).click()
+    assert page.inner_text("#chosen") == "Cow 3 %: an even map, every weight is 0.04."
+    assert not page.is_visible("#legend")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#overlay")
+    # another image has its own classes
+    page.locator("#thumbs button").nth(1).click()
+    page.evaluate("page.drawn()")
+    assert captions() == ["cow 50 %", "dog 9 %", "cat 8 %"]
+    assert np.abs(maps() - stored[1]["pool"].values.reshape(3, 20)).max() < 1e-6
+    page.evaluate("page.choose({ head: 2 })")
+    # of either sign: blue for the lowest, orange for the largest, as far from 0 as each other
+    page.keyboard.press("[")
+    page.evaluate("page.drawn()")
+    assert np.abs(maps() - stored[1]["token"].values.reshape(2, 20)).max() < 1e-6
+    for tile, values in zip(page.evaluate(PIXELS, ".head canvas"), maps(), strict=True):
+        red, _, blue, _ = tile[values.argmin()]
+        assert blue > red
+        red, _, blue, _ = tile[values.argmax()]
+        assert red > blue
+    assert page.evaluate(PIXELS, "#overlay")[0] == page.evaluate(PIXELS, ".head canvas")[0]
+    # and back to a query: none of the heads is over the image, the stage takes clicks and keys again
+    page.keyboard.press("1")
+    page.evaluate("page.drawn()")
+    assert not page.is_visible("#overlay")
+    assert page.get_attribute("#stage", "role") == "application"
+    page.click("#stage", position={"x": 9, "y": 9})
+    assert where(page) == "Query row 1 of 4, column 1 of 5"
+    assert np.abs(maps() - stored[1]["mixing"].values[:, 0, 0].reshape(1, 20)).max() < 1e-6
+    assert page.evaluate("page.maps().signed")
+    page.evaluate("page.choose({ layer: 2 })")
+    assert page.is_visible("#overlay")
 
 
 def test_it_opens_and_answers_at_once(

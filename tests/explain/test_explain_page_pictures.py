@@ -145,6 +145,29 @@ def test_folders_and_labels(tmp_path: Path) -> None:
         find_images([tmp_path / "gone"])
 
 
+def test_files_that_are_no_images_are_left_out_by_name(tmp_path: Path) -> None:
+    for name in ("a.png", "c.png", "e.png"):
+        save(photo(), tmp_path / name)
+    (tmp_path / "b.png").write_text("no image", encoding="utf-8")
+    found, notes = read_inputs([tmp_path], small_data(), SIZE, 16)
+    assert [one.name for one in found] == ["a.png", "c.png", "e.png"]
+    assert notes == [f"Left out, because it is no image that can be read: {tmp_path / 'b.png'}."]
+    # a broken one does not take the place of another, nor does it count
+    found, notes = read_inputs([tmp_path], small_data(), SIZE, 2)
+    assert [one.name for one in found] == ["a.png", "c.png"]
+    assert "2 of 3 images are shown" in notes[1]
+    bad = [tmp_path / f"{i}.png" for i in range(5)]
+    for path in bad:
+        path.touch()
+    with pytest.raises(RecastError, match=r"none of 5 files is an image that can be read; the first: .*0\.png"):
+        read_inputs(bad, small_data(), SIZE, 16)
+    assert "2.png and 2 more." in read_inputs([*bad, tmp_path / "a.png"], small_data(), SIZE, 16)[1][0]
+    with pytest.raises(RecastError, match="cannot read image"):  # alone it is told as it is
+        read_inputs([bad[0]], small_data(), SIZE, 16)
+    with pytest.raises(RecastError, match="val:9 is no validation image"):  # a mistyped number is no bad file
+        read_inputs([tmp_path / "a.png", "val:9"], small_data(), SIZE, 16)
+
+
 def small_data() -> Data:
     labels = torch.tensor([2, 2, 0, 1])
     pixels = torch.randint(0, 255, (4, 3, 16, 16), dtype=torch.uint8)
@@ -161,10 +184,10 @@ def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
     save(photo(), tmp_path / "a.png")
     save(photo(), tmp_path / "b.png")
     words = ["val:1", tmp_path, "val:2"]
-    for most in (16, 2):
-        found, count = read_inputs(words, data, SIZE, most)
+    for most, notes in ((16, []), (2, ["2 of 4 images are shown: --num-images takes more."])):
+        found, said = read_inputs(words, data, SIZE, most)
         assert [one.name for one in found] == ["val:1", "a.png", "b.png", "val:2"][:most]
-        assert count == 4
+        assert said == notes
     with pytest.raises(RecastError, match=r"val:4 is no validation image of three: it has 4, counted from 0"):
         read_inputs(["val:4"], data, SIZE, 16)
     with pytest.raises(RecastError, match="leave --img-size away"):

@@ -20,6 +20,7 @@ from recast.evaluation.run_folder import Run
 from recast.explain.page import run_pages
 from recast.explain.page.make import explain, make_scene
 from recast.explain.page.pictures import Input
+from recast.explain.page.scene import Maps
 from recast.gpsa import GPSA
 from recast.planning import plan
 from recast.surgery import recast_
@@ -145,3 +146,30 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     recipe.epochs = 4
     states, notes = run_pages.kept_states(run)
     assert (list(states), notes) == ([0, 1, 2, 3, 4], [])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_stored_maps_come_back(signed: bool) -> None:
+    """To half a step of 255 (or, signed, 127 on either side of 0), whose square root is what is stored."""
+    values = np.random.default_rng(0).normal(size=(2, 1, 3, 4, 5)).astype(np.float32)
+    values[0, 0, 0] = 0  # no scale to divide by
+    values[1, 0, 2, 1, 1] = np.nan
+    maps = Maps.of(values, (0,), (0, 1, 2), 2, names=("a", "b"), signed=signed)
+    kept = np.nan_to_num(values) if signed else np.maximum(np.nan_to_num(values), 0)
+    largest = np.abs(kept).max((-2, -1), keepdims=True)
+    assert np.all(np.abs(maps.values - kept) <= (0.008 if signed else 0.004) * largest)
+    assert np.array_equal(maps.values[0, 0, 0], np.zeros((4, 5)))
+    assert (maps.stored.dtype, maps.stored[0, 0, 0, 0, 0]) == (np.uint8, 128 if signed else 0)
+    by_hand = maps.scale[1, 0, 1]
+    by_hand = by_hand * (
+        np.sign(maps.stored[1, 0, 1] - 128.0) * ((maps.stored[1, 0, 1] - 128.0) / 127) ** 2
+        if signed
+        else (maps.stored[1, 0, 1] / 255.0) ** 2
+    )
+    assert np.allclose(maps.values[1, 0, 1], by_hand)
+    coarse = maps.coarser_keys()
+    assert (coarse.pool, coarse.names, coarse.signed) == (4, ("a", "b"), signed)
+    sums = [[maps.values[1, 0, 1, i : i + 2, j : j + 2].sum() for j in (0, 2, 4)] for i in (0, 2)]
+    assert np.allclose(coarse.values[1, 0, 1], sums, atol=0.008 * np.abs(sums).max())
+    assert maps.fewer_queries().columns == (0, 2)
+    assert maps.fewer_queries().signed is signed

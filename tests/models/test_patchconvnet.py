@@ -18,7 +18,7 @@ from recast.errors import RecastError
 from recast.models.build import input_defaults
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
 from recast.models.patchconvnet_weights import from_official, to_official, to_per_class
-from recast.models.pooling import AttentionPool
+from recast.pooling.layer import AttentionPool
 
 # name: parameters (with 1000 classes), GMAC at 224×224. None of them from our code: counted on the published one.
 SIZES = {
@@ -250,6 +250,9 @@ def test_the_start_of_a_per_class_network() -> None:
     multi = tiny(per_class=True)
     multi.load_state_dict(checkpoint_filter_fn(single.state_dict(), multi))
     assert float((single(images()) - multi(images())).abs().max()) > 0.01
+    same = tiny(per_class=True, cls_in_keys=True)
+    same.load_state_dict(checkpoint_filter_fn(single.state_dict(), same))
+    torch.testing.assert_close(same(images()), single(images()), rtol=0, atol=1e-14)
     single.pool.cls_in_keys = False
     torch.testing.assert_close(single(images()), multi(images()), rtol=0, atol=1e-14)
     assert set(to_per_class(single.state_dict(), 5)) == set(multi.state_dict())

@@ -159,6 +159,7 @@ cait_s36 83.3  cait_s36_384 85.0  cait_s36_distilled 84.0  cait_s36_distilled_38
 cait_m36_384 84.9  cait_m36_distilled 85.1  cait_m36_distilled_384 86.1  cait_m48_distilled_448 86.5
 resmlp_12 76.6  resmlp_24 79.4  resmlp_big_24 81.0  resmlp_12_distilled 77.8  resmlp_24_distilled 80.8
 resmlp_36_distilled 81.1  resmlp_big_24_distilled 83.6  rsb_a1 80.4  rsb_a2 79.8  rsb_a3 78.1
+resnet50_attention_pool 80.1
 patchconvnet_s20 78.7  patchconvnet_s36 80.7  patchconvnet_s60 82.1  patchconvnet_s120 83.2  patchconvnet_b36 82.8
 patchconvnet_b60 83.5  patchconvnet_b120 84.1  patchconvnet_s60_384 83.7  patchconvnet_b120_384 85.2
 patchconvnet_s60_multi 81.1  patchconvnet_s60_multi_finetune 82.0  patchconvnet_s60_21k_1k 82.9

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recast.recipes
-from recast.config import OptimConfig, RecastConfig, Recipe, ScheduleConfig
+from recast.config import OptimConfig, PoolConfig, RecastConfig, Recipe, ScheduleConfig
 from recast.errors import RecastError
 from recast.recipe import recipe_from_dict, recipe_to_dict
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
@@ -26,6 +26,7 @@ HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 RECAST = {
     *recipes_by_paper()["to start from"],
     *(name for name in RECIPES if name.startswith(("tcnn", "prs", "cmhsa"))),
+    "resnet50_attention_pool",
 } - {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in ("", "_gpu", "_small")}
 
 
@@ -115,7 +116,8 @@ def test_an_arm_that_is_not_trained_beside_a_recipe_is_a_recipe_or_the_arm_of_on
         other = make_recipe(arm[2])
         assert other.is_plain != bool(arm[1]), name
         assert other.control == bool(arm[1]), name
-        alike = {"where": [], "recast": RecastConfig(), "schedule": ScheduleConfig(), "control": False}
+        alike = {"where": [], "recast": RecastConfig(), "pool": PoolConfig(), "schedule": ScheduleConfig()}
+        alike |= {"control": False}
         one, two = (change(each, **alike, optim={"gate_lr": None}) for each in (recipe, other))
         assert one == two, name
 
@@ -168,6 +170,18 @@ def test_small_data_recipes() -> None:
     assert own.model.num_classes is None  # the folder's
     assert own.augment.scale[0] > 0.08, "milder than ImageNet's"
     assert own.augment.mixup < 0.8
+
+
+def test_attention_pooling_starts_as_the_average_where_there_are_weights() -> None:
+    paper, own, quick = map(make_recipe, ("resnet50_attention_pool", "attention_pool", "attention_pool_quick"))
+    assert paper.pool == PoolConfig("single", start="paper")
+    assert change(paper, pool=PoolConfig()) == make_recipe("rsb_a2")
+    for recipe in (own, quick):
+        assert recipe.pool == PoolConfig("single", start="average")
+        assert (recipe.where, recipe.control, recipe.has_layers, recipe.is_plain) == (["none"], True, False, False)
+        assert recipe.optim.pool_lr == pytest.approx(10 * recipe.optim.lr)
+    assert (own.regularization.freeze, quick.regularization.freeze) == ("none", "trunk")
+    assert quick.epochs < own.epochs
 
 
 def test_change_makes_a_copy_and_knows_its_fields() -> None:

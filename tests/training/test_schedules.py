@@ -235,7 +235,7 @@ def test_plan_and_schedule_need_each_other(data: Data, tmp_path: Path) -> None:
         ({"schedule": ScheduleConfig("at_once"), "epochs": 0}, "no epoch of attention is left"),
         ({"schedule": ScheduleConfig("learned", order="first_first")}, "order belongs to schedule=progressive"),
         ({"schedule": ScheduleConfig("learned"), "recast": RecastConfig(stride="remove")}, "got stride=remove"),
-        ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts nothing"),
+        ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts no convolution"),
         ({"schedule": PROGRESSIVE, "recalibrate_bn": 8}, "recalibrate_bn prepares a network"),
         ({"schedule": PROGRESSIVE, "distill": DistillConfig("parent", feature_epochs=1.0)}, "feature_epochs prepares"),
     ],

@@ -23,7 +23,7 @@ COMMANDS = {
     "verify": "recast a model and compare it with its parent, layer by layer and end to end",
     "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
     "evaluate": "measure the arms of a run: accuracy, attacks, corruptions, cost",
-    "explain": "click a pixel of an image and see where every head of a run looks, epoch by epoch",
+    "explain": "see where a run, or any network, looks in an image: a page to click, maps of classes, a PNG",
     "report": "one HTML page of one or several runs",
     "zoo": "recast and verify the architectures of timm and torchvision, one row each",
 }

@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
+from recast.recipe import load_recipe
 from recast.rows import Row
 
 EXAMPLES = """  recast evaluate runs/mine
@@ -136,8 +137,11 @@ def _evaluate(options: Namespace, command: str) -> int:
 
 def _suites(asked: list[str], folder: Path) -> list[str]:
     """What is asked for, or the defaults that make sense for the run."""
-    was_recast = (folder / "plan.json").is_file()
-    return asked or [name for name in DEFAULT_SUITES if was_recast or name not in ("agreement", "heads")]
+    if asked:
+        return asked
+    recipe = load_recipe(folder / "recipe.yaml")
+    has_arms, has_heads = not recipe.is_plain, recipe.has_layers
+    return [name for name in DEFAULT_SUITES if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
 def _why_two_arms(folder: Path) -> str:

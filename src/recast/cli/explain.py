@@ -1,66 +1,119 @@
-"""`recast explain RUN IMAGE…`: a page on which a clicked pixel shows what every head attends to."""
+"""`recast explain RUN|MODEL IMAGE…`: a page, or a picture, of where a network looks."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jsonargparse import Namespace
+
 from recast.cli.options import new_parser, parse, parse_size, print_json
+from recast.config import ModelConfig
 from recast.errors import RecastError
 
 if TYPE_CHECKING:
-    from recast.explain.page.run_pages import Explained
+    from recast.explain.page.write import Explained
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
   recast explain runs/mine                        (four of them, of different classes)
+  recast explain deit_tiny_patch16_224 cat.jpg --pretrained
+  recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
+  recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
+  recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
 """
+RANDOM = "the network has random weights: give --checkpoint or --pretrained for trained ones"
+OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes")
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the pages and say where they are."""
     parser = new_parser(
         "explain",
-        "RUN [IMAGE …] [options]",
-        "One self-contained HTML page: click a pixel of the image, and every head of the chosen layer shows where\n"
-        "it looks, beside its gates and the predictions of the arms. A slider goes over the epochs whose weights were\n"
-        "kept (recast train … --keep-every N). Images that do not fit into one page get one each, and a page that\n"
-        "lists them.",
+        "RUN|MODEL [IMAGE …] [options]",
+        "One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it\n"
+        "shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where\n"
+        "it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs\n"
+        "whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,\n"
+        "and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image.",
         EXAMPLES,
     )
-    parser.add_argument("run", type=str, help="run folder of recast train")
     parser.add_argument(
-        "images", type=str, nargs="*", default=[], help="files, folders, or val:N; default four validation images"
+        "subject",
+        type=str,
+        help="run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME, pkg.module:function, or a "
+        "file of recast.save",
     )
-    parser.add_argument("--out", type=str | None, default=None, help="the HTML file; default RUN/explain/IMAGE.html")
     parser.add_argument(
-        "--img_size", type=str | None, default=None, help="224, or 224x160 (height x width); default the run's own"
+        "images", type=str, nargs="*", default=[], help="files, folders; of a run val:N, default four of those"
+    )
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="the file, .html or .png; default RUN/explain/IMAGE.html, or here"
+    )
+    parser.add_argument("--layer", type=str | None, default=None, help="the layer to open first, or to draw in a PNG")
+    parser.add_argument(
+        "--img_size", type=str | None, default=None, help="224, or 224x160 (height x width); default the network's own"
     )
     parser.add_argument("--num_images", type=int, default=16, help="at most this many images")
+    parser.add_argument("--checkpoint", type=str | None, default=None, help="of a model: weights, .safetensors or .pth")
+    parser.add_argument("--pretrained", type=bool, default=False, help="of a model: fetch the registry's own weights")
+    parser.add_argument("--num_classes", type=int | None, default=None, help="of a model: classes of the head")
+    parser.add_argument(
+        "--classes",
+        type=str | None,
+        default=None,
+        help="of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers",
+    )
+    parser.add_argument("--device", type=str, default="cpu", help="auto, cpu, cuda or mps")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
     options = parse(parser, argv)
     if options.num_images < 1:
         raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
     size = None if options.img_size is None else parse_size(options.img_size, 0)
-
-    from recast.explain.page.run_pages import explain_run
-
-    done = explain_run(options.run, options.images, options.out, size=size, num_images=options.num_images)
+    done = _explain(options, size)
+    for note in done.notes:
+        print(f"note: {note}", file=sys.stderr)
     if options.json:
-        print_json(_summary(done))
+        print_json(_summary(done, options.layer))
     else:
         first, *others = done.pages
-        print(f"page: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
+        kind = "picture" if first.suffix.lower() == ".png" else "page"
+        print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
     return 0
 
 
-def _summary(done: Explained) -> dict[str, Any]:
+def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
+    from recast.explain.page.model_pages import explain_model
+    from recast.explain.page.open_model import is_trained, names_a_run
+
+    rest: dict[str, Any] = {
+        "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
+    }  # fmt: skip
+    if names_a_run(options.subject):
+        if given := [name for name in OF_MODELS if options[name]]:
+            option = given[0].replace("_", "-")
+            raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
+        from recast.explain.page.run_pages import explain_run
+
+        return explain_run(options.subject, options.images, options.out, **rest)
+    config = ModelConfig(options.subject, options.checkpoint, options.pretrained, options.num_classes)
+    done = explain_model(config, options.images, options.out, classes=options.classes, **rest)
+    if not is_trained(config):
+        print(f"note: {RANDOM}", file=sys.stderr)
+    return done
+
+
+def _summary(done: Explained, layer: str | None) -> dict[str, Any]:
     """The pages, and the predictions at the last epoch."""
+    from recast.explain.page.pack import first_layer
+
     scene = done.scene
     return {
         "pages": [str(path) for path in done.pages],
         "layers": list(scene.layer_order),
+        "opens": first_layer(scene, layer),
         "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [
             {

@@ -11,6 +11,7 @@ METAVARS = {
     "checkpoint": "FILE", "config": "FILE", "out": "PATH", "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS",
     "budget": "LIMITS", "device": "DEVICE", "name": "NAME", "data": "NAME", "opt": "NAME",
     "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR", "figures": "DIR",
+    "subject": "RUN|MODEL", "images": "IMAGE", "classes": "FILE", "layer": "LAYER",
 }  # fmt: skip
 
 
@@ -31,8 +32,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
             return "-h, --help"
         if not action.option_strings:
             return METAVARS.get(last, last.upper())
-        # model.name is --model, optim.lr is --lr
-        name = (action.dest.removesuffix(".name") if last == "name" else last).replace("_", "-")
+        name = short_name(action.dest).replace("_", "-")
         if hint is bool:
             return f"--{name}" if name == "json" else f"--[no-]{name}"
         return f"--{name} {_metavar(hint, last)}"
@@ -48,6 +48,12 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         if isinstance(default, list | tuple):
             default = " ".join(map(str, default))
         return f"{text} [{default}]"
+
+
+def short_name(dotted: str) -> str:
+    """model.name is --model, pool.kind is --pool, optim.lr is --lr."""
+    group, _, last = dotted.rpartition(".")
+    return group if group and last in ("name", "kind") else last
 
 
 def _metavar(hint: Any, name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from recast.cli.help import METAVARS, Formatter
+from recast.cli.help import METAVARS, Formatter, short_name
 from recast.errors import RecastError, suggest
 from recast.recipe import describe_type
 
@@ -57,9 +57,10 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
 
 
 def short_names(parser: ArgumentParser) -> dict[str, str]:
-    """`{"lr": "optim.lr", "model": "model.name", …}`: last part of a dotted option, or its group for a name."""
+    """`{"lr": "optim.lr", "model": "model.name", "pool": "pool.kind", …}`: last part of a dotted option, or its group
+    for what the group is about."""
     dotted = [action.dest for action in parser._actions if "." in action.dest]
-    return {d.removesuffix(".name") if d.endswith(".name") else d.rpartition(".")[2]: d for d in dotted}
+    return {short_name(name): name for name in dotted}
 
 
 def rewrite(argv: Sequence[str], parser: ArgumentParser) -> list[str]:

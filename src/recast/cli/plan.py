@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, parse_size
-from recast.config import ModelConfig, RecastConfig
+from recast.config import ModelConfig, PoolConfig, RecastConfig
 from recast.errors import RecastError
 from recast.files import write_text
 
@@ -24,8 +24,9 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
   recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
   recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
+  recast plan resnet50 --where none --pool single              (attention pooling alone)
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
 amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
@@ -43,11 +44,12 @@ def add_model_options(parser: ArgumentParser) -> None:
         "--where",
         type=list[str],
         default=DEFAULT_WHERE,
-        help="last_stage, all, stage:N, names, globs or re:REGEX",
+        help="last_stage, all, stage:N, names, globs or re:REGEX; none: the pooling alone",
     )
     parser.add_argument("--budget", type=str, default=DEFAULT_BUDGET, help="limits, e.g. macs=1.3x,memory=2GiB")
     parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
     parser.add_argument("--recast", type=RecastConfig, default=RecastConfig())
+    parser.add_argument("--pool", type=PoolConfig, default=PoolConfig())
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
 
 
@@ -72,12 +74,14 @@ def make_plan(model: nn.Module, example: Example, options: Namespace) -> Plan:
     from recast.planning import plan, replan
 
     if options.plan is None:
-        return plan(model, example, options.recast, where=options.where, budget=options.budget)
+        return plan(model, example, options.recast, where=options.where, budget=options.budget, pool=options.pool)
     given = {"--where": options.where != DEFAULT_WHERE, "--budget": options.budget != DEFAULT_BUDGET}
     if clash := [name for name, is_given in given.items() if is_given]:
         raise RecastError(f"--plan names the layers itself: leave {clash[0]} away")
     if options.recast != RecastConfig():
         raise RecastError("--plan holds the settings of the layers: change them in its config")
+    if options.pool != PoolConfig():
+        raise RecastError("--plan holds the settings of the pooling: change them in its pool")
     return replan(model, example, read_edited(options.plan))
 
 

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, print_json
 from recast.cli.plan import read_edited
-from recast.config import Recipe
+from recast.config import PoolConfig, Recipe
 from recast.errors import RecastError
 from recast.recipe import load_recipe, recipe_to_dict
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
@@ -25,6 +25,7 @@ from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_b
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
+  recast train attention_pool_quick --model resnet50 --pretrained --data folder --data-dir DIR --out runs/pool
   recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (replay a run, change what you like)
   recast train --resume runs/mine                                      (go on where it stopped)
   recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start, or go on: for a queue)
@@ -90,10 +91,16 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
 
 def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
     """The recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
-    if (recipe.where, recipe.budget, recipe.recast) != (base.where, base.budget, base.recast):
-        raise RecastError("--plan names the layers and holds their settings: leave --where, --budget and --recast away")
+    given = ("where", "budget", "recast", "pool")
+    if any(getattr(recipe, name) != getattr(base, name) for name in given):
+        raise RecastError(
+            "--plan names the layers and holds their settings: leave --where, --budget, --recast and --pool away"
+        )
     edited = read_edited(path)
-    return dataclasses.replace(recipe, where=list(edited.steps), budget="tokens=none", recast=edited.config)
+    return dataclasses.replace(
+        recipe, where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
+        pool=edited.pool or PoolConfig(),
+    )  # fmt: skip
 
 
 def _base(named: Namespace) -> Recipe | None:
@@ -123,7 +130,8 @@ def _description(named: str | None) -> str:
     if named in RECIPES:
         return f"{named}: {inspect.cleandoc(RECIPES[named].__doc__ or '')}"
     own, *papers = recipes_by_paper().items()
-    lines = [f"  {name:<10}{_first_line(RECIPES[name])}" for name in own[1]]
+    width = max(map(len, own[1])) + 2
+    lines = [f"  {name:<{width}}{_first_line(RECIPES[name])}" for name in own[1]]
     for paper, names in papers:
         lines.append(f"{paper}:")
         lines += textwrap.wrap(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """  recast verify resnet50
   recast verify resnext50_32x4d --img-size 224x160 --where 'layer3.*' 'layer4.*'
+  recast verify resnet50 --where none --pool per_class        (attention pooling alone)
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 FORMS: tuple[Backend, ...] = ("split", "dense")
@@ -31,8 +32,9 @@ def run(argv: Sequence[str]) -> int:
         "verify",
         "MODEL [options]",
         "Recast a model and compare it with its parent on images: random ones, or those of a data set.\n"
-        "Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer:\n"
-        "it must show, or the comparison proves nothing. Exit code 1: not the same function, or nothing proved.",
+        "Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer, or\n"
+        "moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the\n"
+        "same function, or nothing proved.",
         EXAMPLES,
     )
     add_model_options(parser)
@@ -50,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     from recast.device import choose_device
     from recast.models.build import build, input_defaults
     from recast.surgery import recast_
-    from recast.verification import TOLERANCE, enliven_, swapped_taps, verify
+    from recast.verification import TOLERANCE, enliven_, moved_queries, swapped_taps, verify
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)
@@ -67,10 +69,11 @@ def run(argv: Sequence[str]) -> int:
     model, batch = model.to(device), batch.to(device)
     planned = make_plan(model, batch[:1], options)
     child = recast_(copy.deepcopy(model), planned)
-    # C-MHSA has one form only
-    forms: tuple[Backend, ...] = ("auto",) if options.recast.gate == "bias" else FORMS
+    # C-MHSA and attention pooling have one form only
+    one_form = planned.config.gate == "bias" or not planned.steps
+    forms: tuple[Backend, ...] = ("auto",) if one_form else FORMS
     results = {form: verify(model, child, batch, backend=form) for form in forms}
-    with swapped_taps(child):
+    with swapped_taps(child) if planned.steps else moved_queries(child):
         control = verify(model, child, batch)
     telling = control.max_relative_error > 100 * TOLERANCE
     same = all(result.ok() for result in results.values())
@@ -81,21 +84,32 @@ def run(argv: Sequence[str]) -> int:
         )
     else:
         height, width = batch.shape[-2:]
-        print(f"{planned.model}: {len(planned.steps)} convolutions recast, {len(batch)} images of {height}×{width}")
+        pooling = "" if planned.pool is None else f", attention pooling ({planned.pool.kind.replace('_', ' ')})"
+        print(
+            f"{planned.model}: {len(planned.steps)} convolutions recast{pooling}, {len(batch)} images of "
+            f"{height}×{width}"
+        )
         for result in results.values():
             print(f"  {result}")
         written_out = results[forms[-1]]
         for name, error in written_out.layers.items():
             print(f"    {name}: relative error {error:.1e} ({written_out.backend})")
-        print(f"  control, two taps of one layer swapped: {control}")
+        what = "two taps of one layer swapped" if planned.steps else "the query of the pooling moved"
+        print(f"  control, {what}: {control}")
         print("same function" if same else "NOT the same function", end="")
         print("" if telling else "; the control did not show, so this proves nothing")
     notes = {
         "sigmoid": "the sigmoid gate's start is not the parent (see calibrate_)",
         "bias": "C-MHSA is the convolution in the limit: a larger --bias-init leaks less",
     }
-    if options.recast.gate in notes and not same:
-        print(f"note: {notes[options.recast.gate]}", file=sys.stderr)
+    if planned.steps and planned.config.gate in notes and not same:
+        print(f"note: {notes[planned.config.gate]}", file=sys.stderr)
+    if planned.pool is not None and planned.pool.start == "average" and not (planned.steps or same):
+        print(f"note: {planned.model} does not end in the mean over its last map, and the pool starts as that mean",
+              file=sys.stderr)  # fmt: skip
+    if planned.pool is not None and planned.pool.start == "paper":
+        print("note: pool.start=paper is a function of its own, for training: average starts as the parent's mean",
+              file=sys.stderr)  # fmt: skip
     return 0 if same and telling else 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from recast.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
 from recast.config.layer import Backend, Content, Gate, RecastConfig, StrideMode
+from recast.config.pool import PoolConfig, PoolKind, PoolStart
 from recast.config.recipe import Recipe
 from recast.config.schedule import ScheduleConfig
 from recast.config.training import DistillConfig, OptimConfig, RegularizationConfig
@@ -21,6 +22,9 @@ __all__ = [
     "Gate",
     "ModelConfig",
     "OptimConfig",
+    "PoolConfig",
+    "PoolKind",
+    "PoolStart",
     "RecastConfig",
     "Recipe",
     "RegularizationConfig",

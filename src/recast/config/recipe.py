@@ -7,6 +7,7 @@ from typing import Literal
 
 from recast.config.inputs import AugmentConfig, DataConfig, ModelConfig
 from recast.config.layer import RecastConfig
+from recast.config.pool import PoolConfig
 from recast.config.schedule import ScheduleConfig
 from recast.config.training import DistillConfig, OptimConfig, RegularizationConfig
 from recast.errors import RecastError
@@ -21,10 +22,11 @@ class Recipe:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     recast: RecastConfig = field(default_factory=RecastConfig)
     where: list[str] = field(default_factory=lambda: ["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: nothing, the network itself is
-    trained."""
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the network's own
+    pooling (pool.kind none) the network itself is trained."""
     budget: str = "tokens=1024"
     """Limits of a plan: tokens=N per layer; macs=, params=, memory= of the recast model (1.3x, 5G, 64MiB)."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     calibrate: int = 0
     """Sigmoid gate: solve W_out on this many training images right after the recast; 0: the paper's start."""
@@ -64,9 +66,14 @@ class Recipe:
     """auto, cpu, cuda or mps."""
 
     @property
+    def has_layers(self) -> bool:
+        """Convolutions become attention."""
+        return self.where != ["none"]
+
+    @property
     def is_plain(self) -> bool:
-        """Nothing is recast: the network itself is trained."""
-        return self.where == ["none"]
+        """Nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
+        return not (self.has_layers or self.pool.is_on)
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

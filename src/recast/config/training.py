@@ -19,6 +19,8 @@ class OptimConfig:
     gate_lr: float | None = None
     """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
     the weights for λ where a schedule recasts during training (T-CNN*)."""
+    pool_lr: float | None = None
+    """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
     weight_decay: float = 0.05
     """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
     layer_decay: float | None = None
@@ -59,6 +61,9 @@ class RegularizationConfig:
     """linear: from 0 at the first block to drop_path at the last; uniform: the same in every block."""
     layer_scale: float | None = None
     """Value that the network's LayerScale starts with. None: as the network was built."""
+    freeze: Literal["none", "trunk"] = "none"
+    """trunk: only attention pooling and the classifier train (in the control arm the classifier); everything else keeps
+    its weights and BatchNorm statistics and drops nothing."""
     freeze_bn: bool = False
     """BatchNorm normalises with its stored statistics and does not update them."""
     ema_decay: float | None = None

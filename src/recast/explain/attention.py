@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +15,69 @@ from torch import Tensor, nn
 from recast.budget import DEFAULT_TOKENS
 from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError
+from recast.explain.grids import Grids, watched_grids
 from recast.files import replaced
 from recast.functional import AttentionMaps, BiasedMaps, expand_heads
 from recast.gpsa import GPSA
+from recast.pooling.adapters import PooledLayer
+from recast.pooling.layer import AttentionPool
+from recast.pooling.swap import attention_pools
 from recast.shapes import in_eval
 from recast.surgery import gpsa_layers, recast_layers
 
 
+class PoolMaps(NamedTuple):
+    """Where the tokens of an attention pool look: `weights` (B, H, T, h, w) of the pixels, and what the tokens keep for
+    themselves, `tokens` (B, H, T); None where they are not among the keys. Together they sum to 1. T = 1, or one a
+    class."""
+
+    weights: Tensor
+    tokens: Tensor | None
+
+
+@torch.no_grad()
+def pool_maps(pool: AttentionPool, x: Tensor, grids: Grids | None = None) -> PoolMaps:
+    """The maps of a pool for what it takes. Pooled tokens do not tell their grid: it is looked up in `grids`."""
+    weights = pool.attention_maps(pool.as_map(x))
+    if isinstance(pool, PooledLayer) and pool.takes == "NLC" and grids is not None:
+        grid = grids.of(x.shape[0], weights.shape[-1], max_prefix=0)
+        weights = weights if grid is None else weights.flatten(-2).unflatten(-1, grid)
+    if not pool.cls_in_keys:
+        return PoolMaps(weights, None)
+    total = weights.sum((-2, -1), dtype=torch.promote_types(weights.dtype, torch.float32))
+    return PoolMaps(weights, (1 - total).clamp_min(0))
+
+
 @contextmanager
-def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps | BiasedMaps]]:
-    """Record the maps of every recast layer during forward passes: `with record(model) as maps: model(x)`.
+def watched_pools(model: nn.Module, grids: Grids, keep: Callable[[str, PoolMaps], None]) -> Iterator[None]:
+    """Call `keep(name, maps)` after every call of an attention pool."""
+
+    def watch(name: str) -> Callable[[nn.Module, Any, dict[str, Any], Any], None]:
+        def see(pool: nn.Module, inputs: Any, named: dict[str, Any], _output: Any) -> None:
+            assert isinstance(pool, AttentionPool)
+            keep(name, pool_maps(pool, (*inputs, *named.values())[0], grids))
+
+        return see
+
+    pools = attention_pools(model)
+    handles = [pool.register_forward_hook(watch(name), with_kwargs=True) for name, pool in pools.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps | BiasedMaps | PoolMaps]]:
+    """Record the maps of every recast layer and pool during forward passes: `with record(model) as maps: model(x)`.
 
     `maps[name]` holds S, G, C and their mix, each (1 or B, heads, queries, padded keys), of the layer's latest call;
-    without gradients. Of a C-MHSA layer it holds position, content and mix (`BiasedMaps`). The maps are made in full
-    whatever the layer's backend; above the default token budget a warning says so.
+    without gradients. Of a C-MHSA layer it holds position, content and mix (`BiasedMaps`), of an attention pool the
+    weights of the pixels (`PoolMaps`). The maps are made in full whatever the layer's backend; above the default token
+    budget a warning says so. Other networks' attention: `recast.explain.tokens.record_tokens`.
     """
-    maps: dict[str, AttentionMaps | BiasedMaps] = {}
+    maps: dict[str, AttentionMaps | BiasedMaps | PoolMaps] = {}
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(layer: nn.Module, inputs: Any, _output: Any) -> None:
@@ -45,7 +92,8 @@ def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps | BiasedMaps]]:
 
     handles = [layer.register_forward_hook(watch(name)) for name, layer in recast_layers(model).items()]
     try:
-        yield maps
+        with watched_grids(model) as grids, watched_pools(model, grids, maps.__setitem__):
+            yield maps
     finally:
         for handle in handles:
             handle.remove()

@@ -11,6 +11,7 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.pooling.layer import AttentionPool
 
 AUXILIARY = ("AuxLogits", "aux1", "aux2")
 """Classifiers beside the last one: torchvision's Inception v3 and GoogLeNet."""
@@ -45,8 +46,10 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
 
 
 def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
+    pools = [module for module in model.modules() if isinstance(module, AttentionPool)]
+    inside = {id(module) for pool in pools for module in pool.modules()}
     for kind in (nn.Linear, nn.Conv2d):
-        if layers := [module for module in model.modules() if isinstance(module, kind)]:
+        if layers := [module for module in model.modules() if isinstance(module, kind) and id(module) not in inside]:
             return layers[-1]
     return None
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-import torch
 from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite, trunc_normal_
 from timm.models import (
     PretrainedCfg,
@@ -27,10 +26,10 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.models.patchconvnet_weights import TOKENS, from_official, to_per_class
-from recast.models.pooling import INIT_STD, AttentionPool
 from recast.models.trunk import Trunk
+from recast.pooling.layer import INIT_STD, AttentionPool, ClassHead
 
-__all__ = ["Block", "ClassHead", "PatchConvNet", "checkpoint_filter_fn"]
+__all__ = ["Block", "PatchConvNet", "checkpoint_filter_fn"]
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm2d": LayerNorm2d, "batchnorm2d": nn.BatchNorm2d}
 WIDTHS = {"s": 384, "b": 768, "l": 1024}
@@ -70,21 +69,14 @@ class Block(nn.Module):
         return x + self.drop_path(self.ls(self.conv2(self.se(y))))
 
 
-class ClassHead(nn.Linear):
-    """logit_j = w_j · z_j + b_j of B×C×d features, one vector a class: B×C. Parameters as in `nn.Linear(d, C)`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return torch.einsum("bcd,cd->bc", input, self.weight) + self.bias
-
-
 class PatchConvNet(Trunk):
     """Stem, `depth` blocks, attention pooling, a linear head.
 
     `per_class`: one token a class instead of a single one (`AttentionPool`), and logit j from class j's vector only.
     `norm_layer`: layernorm2d, or batchnorm2d (the trunk's norms; those of the pooling stay). `init_values`: start of
     every LayerScale. `drop_path_rate`: stochastic depth, the same in every block (section 3.3). `drop_rate`: dropout
-    before the head. `num_heads`, `mlp_ratio`: of the pooling. `global_pool=""`: no pooling, the map.
-    `num_classes=0`: pooled features B×d instead of logits.
+    before the head. `num_heads`, `mlp_ratio`, `cls_in_keys`: of the pooling (`AttentionPool`). `global_pool=""`: no
+    pooling, the map. `num_classes=0`: pooled features B×d instead of logits.
     Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
     """
 
@@ -102,6 +94,7 @@ class PatchConvNet(Trunk):
         drop_path_rate: float = 0.0,
         num_heads: int = 1,
         mlp_ratio: float = 3.0,
+        cls_in_keys: bool | None = None,
         global_pool: str = "attn",
     ) -> None:
         super().__init__()
@@ -115,7 +108,9 @@ class PatchConvNet(Trunk):
         self.in_chans = in_chans
         self.per_class = per_class
         self.grad_checkpointing = False
-        self._pool: dict[str, Any] = {"num_heads": num_heads, "mlp_ratio": mlp_ratio, "init_values": init_values}
+        self._pool: dict[str, Any] = {
+            "num_heads": num_heads, "mlp_ratio": mlp_ratio, "cls_in_keys": cls_in_keys, "init_values": init_values
+        }  # fmt: skip
         self.stem = _stem(in_chans, embed_dim)
         self.blocks = nn.Sequential(*(Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth)))
         self.feature_info = [{"num_chs": embed_dim, "reduction": STRIDE, "module": f"blocks.{i}"} for i in range(depth)]

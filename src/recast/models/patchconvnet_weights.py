@@ -106,8 +106,9 @@ def to_official(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_per_class(weights: Mapping[str, Tensor], num_classes: int) -> dict[str, Tensor]:
     """Start of a per-class network from a single-token one: its token repeated for every class, all else as it is.
 
-    The head's row j becomes class j's own. The logits differ through the token's own key, which the single token looks
-    at too and the classes' do not: a short fine-tuning follows (as in the paper, section 3.1).
+    The head's row j becomes class j's own. With `cls_in_keys=True` the per-class network computes what the single-token
+    one did. In the paper's own form the logits differ through the token's own key, which the single token looks at and
+    the classes' do not: a short fine-tuning follows (as in the paper, section 3.1).
     Raises RecastError if `weights` do not hold a single token.
     """
     token = weights.get(TOKENS)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from recast.config import Recipe
 from recast.errors import RecastError, suggest
 from recast.recipe import load_recipe, save_recipe
+from recast.recipes import attention_pool as pooling
 from recast.recipes import cait, deit, deit3, patchconvnet, prs, resmlp, rsb, tcnn, tcnn_star
+from recast.recipes.attention_pool import attention_pool as _attention_pool
+from recast.recipes.attention_pool import attention_pool_quick as _attention_pool_quick
 from recast.recipes.digits import digits as _digits
 from recast.recipes.entry import Entry, RecipeFunction
 from recast.recipes.finetune import finetune as _finetune
@@ -25,10 +28,13 @@ _OWN: dict[str, RecipeFunction] = {
     "folder": _folder,
     "cifar10": _cifar10,
     "cifar100": _cifar100,
+    "attention_pool": _attention_pool,
+    "attention_pool_quick": _attention_pool_quick,
     "digits": _digits,
 }
 _ENTRIES: dict[str, list[Entry]] = {
-    paper.PAPER: paper.ENTRIES for paper in (tcnn, tcnn_star, prs, deit, deit3, cait, resmlp, patchconvnet, rsb)
+    paper.PAPER: paper.ENTRIES
+    for paper in (tcnn, tcnn_star, prs, deit, deit3, cait, resmlp, patchconvnet, rsb, pooling)
 }
 
 RECIPES: dict[str, RecipeFunction] = _OWN | {
@@ -41,7 +47,7 @@ AFTER: dict[str, str] = {
 }
 """A later stage of a training → the recipe whose weights it starts from (`--checkpoint`)."""
 
-NEEDS_WEIGHTS: frozenset[str] = frozenset(AFTER) | {"cifar10", "cifar100"}
+NEEDS_WEIGHTS: frozenset[str] = frozenset(AFTER) | {"cifar10", "cifar100", "attention_pool", "attention_pool_quick"}
 """Recipes that mean nothing from random weights: they are to be given `--checkpoint` (or `--pretrained`)."""
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from recast.config import AugmentConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import Entry, change, compute, imagenet
 
-__all__ = ["ENTRIES", "PAPER"]
+__all__ = ["ENTRIES", "OPEN", "PAPER", "TARGETS", "a2"]
 
 PAPER = "ResNet strikes back (Wightman et al. 2021, arXiv:2110.00476)"
 
@@ -47,7 +47,7 @@ OPEN = (
 )
 
 
-def _a2() -> Recipe:
+def a2() -> Recipe:
     """300 epochs at 224."""
     return Recipe(
         model=ModelConfig("resnet50"),
@@ -83,7 +83,7 @@ def _a2() -> Recipe:
 def _a1() -> Recipe:
     """600 epochs at 224, with label smoothing, less decay and more Mixup."""
     return change(
-        _a2(),
+        a2(),
         augment={"mixup": 0.2},
         optim={"weight_decay": 0.01},
         regularization={"label_smoothing": 0.1, "bce_threshold": None},
@@ -94,7 +94,7 @@ def _a1() -> Recipe:
 def _a3() -> Recipe:
     """100 epochs at 160, validated at 224, without repeated augmentation and stochastic depth."""
     return change(
-        _a2(),
+        a2(),
         data={"img_size": 160, "test_size": 224},
         augment={"auto_augment": "rand-m6-mstd0.5-inc1", "repeats": 1},
         optim={"lr": 8e-3},
@@ -103,7 +103,7 @@ def _a3() -> Recipe:
     )
 
 
-MADE_BY = {"a1": _a1, "a2": _a2, "a3": _a3}
+MADE_BY = {"a1": _a1, "a2": a2, "a3": _a3}
 TARGETS = {"a1": "stay soft, so that smoothing acts", "a2": "above 0.2 count as 1", "a3": "above 0.2 count as 1"}
 
 ENTRIES: list[Entry] = [

@@ -44,12 +44,18 @@ def tiles(run: Run) -> list[dict[str, str]]:
     if before > 0 and math.isfinite(after):
         found.append(
             {
-                "label": "Compute as attention" if run.gate == "bias" else "Compute with every head open",
+                "label": _compute_label(run),
                 "value": f"{formats.signed(100 * (after - before) / before, 0)}{formats.NBSP}%",
                 "detail": f"{formats.compact(before)} → {formats.compact(after)} MACs per image",
             }
         )
     return found
+
+
+def _compute_label(run: Run) -> str:
+    if not run.has_layers:
+        return "Compute with attention pooling"
+    return "Compute as attention" if run.gate == "bias" else "Compute with every head open"
 
 
 def _compared(run: Run, label: str, values: dict[str, float]) -> dict[str, str]:
@@ -111,12 +117,16 @@ def plan_part(run: Run) -> dict[str, Any]:
 
 def _plan_lead(run: Run) -> str:
     planned, left = len(run.plan["steps"]), len(run.plan["left"])
+    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.pool_kind)
+    pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
+    if not run.has_layers:
+        return f"{pooling}No convolution was recast. Costs are per image, before → after."
     done = len(run.schedule.switched) if run.schedule else planned
     who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
     what, how = "gated positional self-attention", " with every head open, as in training"
     if run.gate == "bias":
         what, how = "self-attention with a positional bias (C-MHSA)", ""
-    return f"{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
+    return f"{pooling}{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ from recast.training.distributed import (
     wrapped,
     wrapped_again,
 )
+from recast.training.freezing import rest_trunk
 from recast.training.inputs import Inputs
 from recast.training.learned import decide, probe_halves, to_be_decided
 from recast.training.metrics import MetricsLog, gates_and_spans, measure
@@ -87,7 +88,8 @@ def fit(
     with process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
         if rows := on_first(lambda: _finished(out, resume)):
             if plan is not None and (made := read_header(out / "weights.safetensors")["plan"]) is not None:
-                recast_(model, Plan.from_json(made))
+                ended = Plan.from_json(made)  # its pool is in the model that was given
+                recast_(model, ended, steps=[step.name for step in ended.steps])
             load_weights_(model, read_weights(out / "weights.safetensors"), out / "weights.safetensors")
             refresh_gates_(model.eval())
             return rows
@@ -188,7 +190,9 @@ class _Fit:
         state, recipe, position = self.state, self.recipe, self.state.position
         self._switch()
         self.model.train()
-        if recipe.regularization.freeze_bn:
+        if recipe.regularization.freeze == "trunk":
+            rest_trunk(self.model, recipe.model.num_classes)
+        elif recipe.regularization.freeze_bn:
             freeze_batch_norm(self.model)
         self.display.start_epoch(position.epoch, position.step)
         source = self._loader(position.epoch, position.step)

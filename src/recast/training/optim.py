@@ -14,8 +14,8 @@ timm's schedulers start and end every group at the same absolute rate, which wou
 rate; and this one has no state: a resumed run needs only t.
 
 With `base_batch` the rate of the weights is lr × batch_size / base_batch (Goyal et al. 2017), which is the lr above.
-What is given as an absolute rate stays one: gate_lr, warmup_lr and min_lr are never scaled. Gates without a gate_lr
-follow the weights: 10 × the scaled rate.
+What is given as an absolute rate stays one: gate_lr, pool_lr, warmup_lr and min_lr are never scaled. Gates without a
+gate_lr follow the weights, 10 × the scaled rate; attention pooling without a pool_lr has the weights' rate.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from recast.training.ranges import check_ranges
 
 LINEAR_GATES = "gates"
 GATE_GROUPS = (LINEAR_GATES, "sigmoid_gates")
+POOL_GROUPS = ("pool_decay", "pool_no_decay")
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -98,7 +99,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
     options.
     """
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
-    groups = param_groups(model, lr, config.gate_lr, config.weight_decay, config.layer_decay)
+    groups = param_groups(model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr)
     if not groups:
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:
@@ -146,17 +147,17 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
     """The rate of the weights and that of the gates (None without gates), as they are now; the head's end of it where
-    layers have rates of their own."""
-    rates: dict[bool, float] = {}
+    layers have rates of their own. Where no weights train besides, the pooling's or the gates' stands for theirs."""
+    rates: dict[str, float] = {}
     for group in optimizer.param_groups:
-        is_gate = _kind(group) in GATE_GROUPS
-        rates[is_gate] = max(float(group["lr"]), rates.get(is_gate, 0.0))
-    gates = rates.get(True)
-    return rates[False] if False in rates else rates[True], gates
+        kind = _kind(group)
+        of = "gates" if kind in GATE_GROUPS else "pool" if kind in POOL_GROUPS else "weights"
+        rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
+    return next(rates[of] for of in ("weights", "pool", "gates") if of in rates), rates.get("gates")
 
 
 def _kind(group: dict[str, Any]) -> str:
-    """decay, no_decay, gates or sigmoid_gates; layers come after a slash."""
+    """One of `recast.parameters.KINDS`; layers come after a slash."""
     return str(group["name"]).partition("/")[0]
 
 

@@ -35,9 +35,9 @@ RANGES = (
     Range(
         "0 or a positive number",
         lambda x: 0 <= x < math.inf,
-        ("augment.color_jitter", "augment.mixup", "augment.cutmix", "optim.lr", "optim.gate_lr", "optim.weight_decay",
-         "optim.warmup_epochs", "optim.warmup_lr", "optim.min_lr", "optim.gate_l1", "regularization.layer_scale",
-         "distill.feature_epochs"),
+        ("augment.color_jitter", "augment.mixup", "augment.cutmix", "optim.lr", "optim.gate_lr", "optim.pool_lr",
+         "optim.weight_decay", "optim.warmup_epochs", "optim.warmup_lr", "optim.min_lr", "optim.gate_l1",
+         "regularization.layer_scale", "distill.feature_epochs"),
     ),
     Range("a positive number", lambda x: 0 < x < math.inf,
           ("optim.clip_grad", "optim.eps", "distill.temperature", "data.std")),
@@ -68,6 +68,7 @@ def check_ranges(recipe: Recipe) -> None:
     if recipe.augment.scale[0] > recipe.augment.scale[1]:
         raise RecastError(f"augment.scale must be (smallest, largest) share of the area, got {recipe.augment.scale}")
     check_schedule(recipe)
+    check_freeze(recipe)
     if recipe.distill.feature_epochs > recipe.epochs:
         raise RecastError(
             f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {recipe.distill.feature_epochs}: "
@@ -100,13 +101,24 @@ def check_schedule(recipe: Recipe) -> None:
         raise RecastError(
             f"a learned schedule measures gates where the recast is exact, got stride={recipe.recast.stride}: take keep"
         )
-    if recipe.is_plain:
-        raise RecastError(f"where none recasts nothing, so schedule={config.name} has no layers: leave one of them out")
+    if not recipe.has_layers:
+        raise RecastError(
+            f"where none recasts no convolution, so schedule={config.name} has no layers: leave one of them out"
+        )
     unused = {"calibrate": recipe.calibrate, "recalibrate_bn": recipe.recalibrate_bn,
               "distill.feature_epochs": recipe.distill.feature_epochs}  # fmt: skip
     if used := [field for field, value in unused.items() if value]:
         raise RecastError(
             f"{used[0]} prepares a network that is recast before training, got schedule={config.name}: leave it out"
+        )
+
+
+def check_freeze(recipe: Recipe) -> None:
+    """Raise RecastError where layers would be recast that never train."""
+    if recipe.regularization.freeze == "trunk" and recipe.has_layers:
+        raise RecastError(
+            "regularization.freeze=trunk trains attention pooling and the classifier alone, so the recast layers "
+            f"(where {' '.join(recipe.where)}) would never train: add --where none, or leave freeze out"
         )
 
 

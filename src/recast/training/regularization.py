@@ -23,6 +23,7 @@ from torchvision.ops import StochasticDepth
 from recast.cmhsa import RecastLayer
 from recast.config import Recipe
 from recast.errors import RecastError
+from recast.training.freezing import freeze_trunk_
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
@@ -144,7 +145,8 @@ def set_grad_checkpointing_(model: nn.Module) -> nn.Module:
 
 
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, memory format.
+    """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, what is
+    frozen, memory format.
 
     LayerScale is set whatever weights the network has: weights to go on from are loaded after this. Raises RecastError
     for what the network has not.
@@ -154,6 +156,8 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
         set_drop_path_(model, config.drop_path, config.drop_path_mode)
     if config.layer_scale is not None:
         set_layer_scale_(model, config.layer_scale)
+    if config.freeze == "trunk":
+        freeze_trunk_(model, recipe.model.num_classes)
     if recipe.grad_checkpointing:
         set_grad_checkpointing_(model)
     if recipe.channels_last:

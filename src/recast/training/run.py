@@ -22,6 +22,7 @@ from recast.files import write_text
 from recast.io import save
 from recast.models.build import constructor
 from recast.planning import plan
+from recast.pooling.swap import attention_pool_, attention_pools
 from recast.recipe import save_recipe
 from recast.schedule import Schedule
 from recast.steps import Left, Plan
@@ -60,14 +61,16 @@ def train(
 ) -> Path:
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
-    With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates.
+    With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention
+    pooling (`recipe.pool`) goes in before training all the same. The control arm keeps the network's own pooling.
 
     out/                recipe.yaml classes.json environment.json plan.json verify.json
                         metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
     out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   only where nothing else holds the parent's weights: random ones, or a new head
 
-    Where the recipe recasts nothing (`where: [none]`) the network itself is trained into `out`: no plan, no control.
+    Where the recipe recasts nothing (`where: [none]`, `pool.kind: none`) the network itself is trained into `out`: no
+    plan, no control.
     recipe.yaml is the recipe with what was left open filled in (classes, normalisation), so that it replays the run.
     With `resume` a run goes on where it stopped, with the recipe in its folder; what is finished is left alone.
     `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text.
@@ -87,6 +90,11 @@ def train(
             named = ", ".join(prepared.data.bad_images[:5]) + (" ..." if len(prepared.data.bad_images) > 5 else "")
             warnings.warn(
                 f"{len(prepared.data.bad_images)} images cannot be read and are left out: {named}", stacklevel=2
+            )
+        if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(prepared.parent):
+            raise RecastError(
+                f"optim.pool_lr is the rate of attention pooling, which {recipe.model.name} has not: leave it out, or "
+                "take pool.kind=single"
             )
         planned = None if recipe.is_plain else _plan(prepared)
         if is_first() and recipe.recast.gate == "bias" and recipe.recast.bias_init > ASLEEP:
@@ -114,7 +122,7 @@ def train(
 def _plan(prepared: Prepared) -> Plan:
     recipe = prepared.recipe
     where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-    return plan(prepared.parent, prepared.example, recipe.recast, where=where, budget=recipe.budget)
+    return plan(prepared.parent, prepared.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
 
 
 def _open_folder(prepared: Prepared, out: Path, resume: bool, house: bool) -> Prepared:
@@ -163,6 +171,9 @@ def _train_arms(
     else:
         begun = _announced(parent, planned, data, recipe, out, device, say)
         child = copy.deepcopy(parent)
+        if begun.pool is not None:
+            with seeded(mix_seed("pool", recipe.seed)):
+                attention_pool_(child, config=begun.pool)
         fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher, plan=begun)
         on_first(lambda: write_text(out / "plan.json", as_it_ended(begun, child).to_json()))
         recipe = replace(recipe, schedule=ScheduleConfig())  # the control arm stays the network that it is
@@ -214,7 +225,7 @@ def _announced(
 def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
     """The plan with the steps that were taken; what never left the convolution is among the layers that were left."""
     done = getattr(child, "recast_plan", None)
-    ended = done if isinstance(done, Plan) else replace(planned, steps=(), edits=(), after=planned.before)
+    ended = done if isinstance(done, Plan) and done.steps else planned.without_steps()
     taken = {step.name for step in ended.steps}
     stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
     return replace(ended, left=planned.left + stayed)

@@ -1,4 +1,4 @@
-"""`explain`: pages on which a query pixel is clicked and every head shows what it attends to."""
+"""`explain`: pages of what attends to what: a clicked query pixel in every head, a class in the image."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.explain.page.pictures import Input, read_image
+from recast.explain.page.predictions import ranked
 from recast.explain.page.record_maps import record_maps
 from recast.explain.page.scene import Picture, Prediction, Scene, State
 from recast.explain.page.write import check_target, write_pages
@@ -47,9 +48,10 @@ def explain(
     own (timm's), or ImageNet's. size: what the image is resized and cropped to, side or (height, width); without it the
     network's own, or 224. against: networks whose predictions stand beside it ("parent", "finetuned", or any name).
 
-    A model without recast layers has a page too: its predictions, and that there are no maps. Models are run in eval
-    mode, without gradients, and left as they were. Raises `RecastError` for an image that cannot be read, a model that
-    cannot take it, or nowhere to write.
+    Shown are recast layers, attention pools and the attention of transformers (timm's, torchvision's); a model with
+    none of these has a page too: its predictions, and that there are no maps. Models are run in eval mode, without
+    gradients, and left as they were. Raises `RecastError` for an image that cannot be read, a model that cannot take
+    it, or nowhere to write.
     """
     check_target(Path(out))
     defaults = input_defaults(model)
@@ -89,6 +91,7 @@ def make_scene(
     predictions: list[list[dict[str, tuple[Prediction, ...]]]] = [[] for _ in inputs]
     maps: list[list[dict[str, Any]]] = [[] for _ in inputs]
     order: list[str] = []
+    left_out: dict[str, None] = {}
     for epoch, networks in states:
         layers: tuple[Any, ...] = ()
         for index, shown in enumerate(inputs):
@@ -97,20 +100,21 @@ def make_scene(
                 normalised = _normalised(shown.pixels[None], normalisation, network)
                 with _takes(arm, shown.pixels):
                     if arm == "recast":
-                        outputs[arm], layers, stored = record_maps(network, normalised)
+                        outputs[arm], layers, stored, said = record_maps(network, normalised, classes)
                         maps[index].append(stored)
+                        left_out |= dict.fromkeys(said)
                     else:
                         with in_eval(network), torch.no_grad():
                             outputs[arm] = network(normalised)
-            ranked = {arm: _ranked(output, classes) for arm, output in outputs.items()}
-            predictions[index].append({arm: best for arm, best in ranked.items() if best})
+            best = {arm: ranked(output, classes, TOP) for arm, output in outputs.items()}
+            predictions[index].append({arm: tuple(one[1:] for one in found) for arm, found in best.items() if found})
         made.append(State(epoch, layers))
         order = _merged(order, [layer.name for layer in layers])
     pictures = [
         Picture(shown.name, _bytes(shown.pixels), shown.label, shown.notes, tuple(p), tuple(m))
         for shown, p, m in zip(inputs, predictions, maps, strict=True)
     ]
-    return Scene(title, dict(arms), tuple(made), tuple(pictures), tuple(notes), tuple(facts), tuple(order))
+    return Scene(title, dict(arms), tuple(made), tuple(pictures), (*notes, *left_out), tuple(facts), tuple(order))
 
 
 def _input(
@@ -145,17 +149,6 @@ def _takes(arm: str, pixels: Tensor) -> Iterator[None]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         height, width = pixels.shape[-2:]
         raise RecastError(f"the network ({arm}) cannot take an image of {height}×{width} pixels: {reason}") from None
-
-
-def _ranked(output: Any, classes: Sequence[str] | None) -> tuple[Prediction, ...]:
-    """The likeliest classes; none where the output is not one finite number per class."""
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or not output.isfinite().all():
-        return ()
-    if classes is not None and len(classes) != output.shape[1]:
-        raise RecastError(f"{len(classes)} names of classes for a network with {output.shape[1]} outputs")
-    found = output.float().softmax(1)[0].topk(min(TOP, output.shape[1]))
-    names = [str(i) if classes is None else classes[i] for i in found.indices.tolist()]
-    return tuple(zip(names, found.values.tolist(), strict=True))
 
 
 def _bytes(pixels: Tensor) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,9 @@ ORIENTATION = 274
 VALIDATION = re.compile(r"val:(\d+)")
 DIFFERENT = 4
 """How many validation images are shown where none is asked for, each of another class."""
+
+NAMED = 3
+"""How many files that cannot be read are named."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,19 @@ def _cut(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
+def page_stem(words: Sequence[str | Path]) -> str:
+    """What a page of the images that `words` name is called: that of the one word, else images, or validation."""
+    if len(words) != 1:
+        return "images" if words else "validation"
+    name = str(words[0])
+    return safe_stem(name if name.startswith("val:") else Path(name).resolve().stem) or "image"
+
+
+def safe_stem(name: str) -> str:
+    """A name with nothing in it that a file's name should not have."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")
+
+
 def find_images(words: Sequence[str | Path]) -> list[Path]:
     """The files that are meant: files as they are, of a folder every image below it, by name.
 
@@ -119,21 +135,59 @@ def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
 
 def read_inputs(
     words: Sequence[str | Path], data: Data, size: tuple[int, int], most: int, crop_pct: float | None = None
-) -> tuple[list[Input], int]:
+) -> tuple[list[Input], list[str]]:
     """What the words of a command mean: files, folders, and `val:N` for the N-th validation image.
 
-    The first `most` of them, and how many there are. No word at all: one validation image of each of `DIFFERENT`
-    classes. Raises `RecastError` as `find_images` and `read_image` do, and for a number that the validation images do
-    not have.
+    The first `most` of them, and notes as `read_files` gives them. No word at all: one validation image of each of
+    `DIFFERENT` classes. Raises `RecastError` as `find_images` and `read_files` do, and for a number that the validation
+    images do not have.
     """
     if not words:
         chosen = _different(data)
-        return [_of_validation(data, index, size) for index in chosen[:most]], len(chosen)
-    wanted = find_inputs(words)
-    return [
-        _of_validation(data, one, size) if isinstance(one, int) else read_image(one, size, data.classes, crop_pct)
-        for one in wanted[:most]
-    ], len(wanted)
+        return [_of_validation(data, index, size) for index in chosen[:most]], _more(len(chosen), most)
+
+    def read(one: int | Path) -> Input:
+        return (
+            _of_validation(data, one, size) if isinstance(one, int) else read_image(one, size, data.classes, crop_pct)
+        )
+
+    return read_files(find_inputs(words), read, most)
+
+
+def read_files(
+    wanted: Sequence[int | Path], read: Callable[[int | Path], Input], most: int
+) -> tuple[list[Input], list[str]]:
+    """The first `most` images that can be read, and notes: which files cannot, and that there are more.
+
+    A file that is no image is left out as long as another one is left. Raises `RecastError` where none is.
+    """
+    found: list[Input] = []
+    broken: list[tuple[Path, RecastError]] = []
+    for seen, one in enumerate(wanted):
+        if len(found) == most:
+            return found, [*_left_out(broken), *_more(len(wanted) - len(broken), most)]
+        try:
+            found.append(read(one))
+        except RecastError as error:
+            if isinstance(one, int) or (seen == len(wanted) - 1 and not found and not broken):
+                raise
+            broken.append((one, error))
+    if not found:
+        raise RecastError(f"none of {len(wanted)} files is an image that can be read; the first: {broken[0][1]}")
+    return found, _left_out(broken)
+
+
+def _left_out(broken: Sequence[tuple[Path, RecastError]]) -> list[str]:
+    """One note on files that are left out: the first by name."""
+    if not broken:
+        return []
+    names = ", ".join(str(path) for path, _ in broken[:NAMED])
+    rest = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+    return [f"Left out, because it is no image that can be read: {names}{rest}."]
+
+
+def _more(found: int, most: int) -> list[str]:
+    return [f"{most} of {found} images are shown: --num-images takes more."] if found > most else []
 
 
 def _different(data: Data) -> list[int]:

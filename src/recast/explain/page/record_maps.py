@@ -1,52 +1,104 @@
-"""From a model and an image to the maps of a page: what every recast layer attends to, for some or all queries."""
+"""From a model and an image to the maps of a page: what every layer attends to, for some or all queries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recast.cmhsa import CMHSA, RecastLayer
 from recast.errors import RecastError
+from recast.explain.attention import PoolMaps, watched_pools
+from recast.explain.grids import watched_grids
+from recast.explain.page.class_layers import TOP_CLASSES, Described, pool_layer, token_layers
+from recast.explain.page.coarse import MAX_KEYS, MAX_QUERIES, pooled, spread, step_of
+from recast.explain.page.predictions import ranked
 from recast.explain.page.scene import Axis, Floats, Layer, Maps
 from recast.explain.rows_of_maps import MAX_NUMBERS, content_of, rows_of
+from recast.explain.tokens import TokenMaps, token_names, watched_tokens
 from recast.functional import expand_heads
 from recast.gpsa import GPSA
+from recast.pooling.layer import AttentionPool
 from recast.shapes import in_eval
 from recast.surgery import recast_layers
 
-MAX_QUERIES, MAX_KEYS = 400, 1024
-"""Queries and blocks of keys of a layer whose content is stored: early layers have thousands of each."""
+NAMED = 6
+"""Modules that a note names, of many."""
 
 
-def record_maps(model: nn.Module, image: Tensor) -> tuple[Any, tuple[Layer, ...], dict[str, Maps]]:
-    """What `model` gives for one image (1, C, height, width), its recast layers, and what they store for this image.
+class Recorded(NamedTuple):
+    """What a network gave, its layers in the order of their calls, what they store, and what is said of the others."""
 
-    The layers come in the order of their calls; of one that is called twice it is the latest call. The model is run in
-    eval mode, without gradients, and left as it was. Maps of many tokens are never held in full.
+    output: Any
+    layers: tuple[Layer, ...]
+    maps: dict[str, Maps]
+    notes: tuple[str, ...]
+
+
+def record_maps(model: nn.Module, image: Tensor, classes: Sequence[str] | None = None) -> Recorded:
+    """What `model` gives for one image (1, C, height, width), its layers that attend, and what these store of it.
+
+    Recast layers, transformers' attention over tokens, attention pools (with one token a class: the likeliest classes,
+    by the names in `classes`). Of a layer that is called twice it is the latest call. The model is run in eval mode,
+    without gradients, and left as it was. Maps of many tokens are never held in full, but for transformers' own.
     """
-    found: dict[str, tuple[Layer, Maps]] = {}
+    found: dict[str, list[Described]] = {}
+    pools: dict[str, PoolMaps] = {}
+    left_out: dict[str, str] = {}
+
+    def keep(name: str, described: list[Described]) -> None:
+        found.pop(name, None)
+        found[name] = described
 
     def watch(name: str) -> Callable[[nn.Module, Any, dict[str, Any]], None]:
-        def keep(layer: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        def see(layer: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
             assert isinstance(layer, RecastLayer)
             x = (*inputs, *named.values())[0]  # may be passed by name
-            found.pop(name, None)
-            found[name] = describe(name, layer, *x.shape[-2:]), stored_maps(layer, x)
+            keep(name, [(describe(name, layer, *x.shape[-2:]), stored_maps(layer, x))])
 
-        return keep
+        return see
 
-    layers = recast_layers(model)
-    handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        with in_eval(model), torch.no_grad():
+    def keep_tokens(name: str, maps: TokenMaps) -> None:
+        keep(name, token_layers(name, maps, token_names(model, maps.num_prefix)))
+
+    def keep_pool(name: str, maps: PoolMaps) -> None:
+        pools[name] = maps
+        keep(name, [])  # its place; which classes are the likeliest is known at the end
+
+    with ExitStack() as stack:
+        for name, layer in recast_layers(model).items():
+            stack.callback(layer.register_forward_pre_hook(watch(name), with_kwargs=True).remove)
+        grids = stack.enter_context(watched_grids(model))
+        stack.enter_context(watched_pools(model, grids, keep_pool))
+        stack.enter_context(watched_tokens(model, grids, keep_tokens, left_out.__setitem__))
+        stack.enter_context(in_eval(model))
+        with torch.no_grad():
             output = model(image)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return output, tuple(layer for layer, _ in found.values()), {name: maps for name, (_, maps) in found.items()}
+    best = ranked(output, classes, TOP_CLASSES)
+    for name, of_pool in pools.items():
+        pool = model.get_submodule(name)
+        assert isinstance(pool, AttentionPool)
+        found[name] = [pool_layer(name, of_pool, pool.num_classes, best)]
+    described = [one for several in found.values() for one in several]
+    return Recorded(
+        output,
+        tuple(layer for layer, _ in described),
+        {layer.name: maps for layer, maps in described},
+        _notes(left_out),
+    )
+
+
+def _notes(left_out: dict[str, str]) -> tuple[str, ...]:
+    """A sentence for every reason why modules have no maps."""
+    notes = []
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        notes.append(f"Without maps: {', '.join(names[:NAMED])}{more} ({reason}).")
+    return tuple(notes)
 
 
 @torch.no_grad()
@@ -101,39 +153,17 @@ def stored_maps(layer: RecastLayer, x: Tensor) -> Maps:
     height, width = x.shape[-2:]
     geometry = layer.geometry
     counts = [len(at) for at in geometry.query_positions(height, width)]
-    step, pool = _step(counts[0], counts[1], MAX_QUERIES), _step(height, width, MAX_KEYS)
-    rows, columns = (_spread(count, step) for count in counts)
+    step, pool = step_of(counts[0], counts[1], MAX_QUERIES), step_of(height, width, MAX_KEYS)
+    rows, columns = (spread(count, step) for count in counts)
     chosen = torch.tensor([i * counts[1] + j for i in rows for j in columns], device=x.device)
     maps_of = content_of(layer, x[:1]) if isinstance(layer, GPSA) else rows_of(layer, x[:1])
     size, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     pieces = []
     for some in chosen.split(max(1, MAX_NUMBERS // (layer.num_heads * size[0] * size[1]))):
         maps = maps_of(some)[0].float().unflatten(-1, size)[..., at_rows, at_columns]
-        pieces.append(_pooled(maps, pool))
+        pieces.append(pooled(maps, pool))
     values = torch.cat(pieces, dim=1).unflatten(1, (len(rows), len(columns)))
     return Maps.of(values.cpu().numpy(), rows, columns, pool)
-
-
-def _step(rows: int, columns: int, most: int) -> int:
-    """The smallest power of two that leaves at most `most` of rows × columns."""
-    step = 1
-    while -(-rows // step) * -(-columns // step) > most:
-        step *= 2
-    return step
-
-
-def _spread(count: int, step: int) -> tuple[int, ...]:
-    """Every `step`-th of `count`, from the middle of the first group on."""
-    return tuple(range(min(step // 2, count - 1), count, step))
-
-
-def _pooled(maps: Tensor, pool: int) -> Tensor:
-    """Sums over blocks of keys: (…, Y, X) → (…, ⌈Y/pool⌉, ⌈X/pool⌉)."""
-    if pool == 1:
-        return maps
-    down, right = (-size % pool for size in maps.shape[-2:])
-    padded = nn.functional.pad(maps, (0, right, 0, down))
-    return padded.unflatten(-1, (-1, pool)).unflatten(-3, (-1, pool)).sum((-3, -1))
 
 
 def _array(values: Tensor) -> Floats:

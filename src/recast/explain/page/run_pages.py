@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from recast.device import choose_device
 from recast.evaluation.run_folder import Run, open_run
 from recast.explain.page.make import ARMS, make_scene
-from recast.explain.page.pictures import find_inputs, read_inputs
-from recast.explain.page.scene import Scene
-from recast.explain.page.write import check_target, write_pages
+from recast.explain.page.pictures import find_inputs, page_stem, read_inputs
+from recast.explain.page.write import Explained, check_target, write_pages
 from recast.io import load
 
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
-
-
-@dataclass(frozen=True)
-class Explained:
-    """What was written: the pages, the one to open first, and what they show."""
-
-    pages: list[Path]
-    scene: Scene
 
 
 def explain_run(
@@ -35,31 +26,32 @@ def explain_run(
     *,
     size: tuple[int, int] | None = None,
     num_images: int = 16,
+    layer: str | None = None,
+    device: str = "cpu",
 ) -> Explained:
     """Write pages of what a run's heads attend to in images, the arms' predictions side by side.
 
     images: files, folders, `val:N` for the N-th validation image of the run's data; none: four validation images of
     different classes. At most `num_images` are taken. size: (height, width) instead of the run's validation size.
-    out: the HTML file; without it RUN/explain/NAME.html. Raises `RecastError` as `open_run`, `read_inputs` and
-    `write_pages` do; nothing is written then.
+    out: the file, HTML or PNG; without it RUN/explain/NAME.html. layer: the one that is open first, and that a PNG
+    draws. Raises `RecastError` as `open_run`, `read_inputs` and `write_pages` do; nothing is written then.
     """
-    target = Path(out) if out is not None else Path(folder) / "explain" / f"{_name(images)}.html"
+    target = Path(out) if out is not None else Path(folder) / "explain" / f"{page_stem(images)}.html"
     if out is not None:
         check_target(target)
     find_inputs(images)  # a mistyped path is told before the run is loaded
     run = open_run(folder)
     side = run.data.test_size
-    inputs, found = read_inputs(images, run.data, size or (side, side), num_images, run.recipe.data.crop_pct)
+    inputs, said = read_inputs(images, run.data, size or (side, side), num_images, run.recipe.data.crop_pct)
     states, notes = kept_states(run)
-    if found > len(inputs):
-        notes.append(f"{len(inputs)} of {found} images are shown: --num-images takes more.")
+    notes += said
     arms = {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     if run.recipe.is_plain:
         arms = {"recast": "Network"}
     scene = make_scene(
         f"{run.recipe.model.name} on {run.data.name}",
         inputs,
-        _networks(run, states),
+        _networks(run, states, choose_device(device)),
         run.data.classes,
         (run.data.mean, run.data.std),
         arms,
@@ -68,7 +60,7 @@ def explain_run(
     )
     if out is None:
         target.parent.mkdir(exist_ok=True)
-    return Explained(write_pages(scene, target), scene)
+    return Explained(write_pages(scene, target, layer=layer), scene, said)
 
 
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
@@ -84,30 +76,22 @@ def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
     return {**{epoch: kept[epoch] for epoch in epochs}, last: None}, notes
 
 
-def _networks(run: Run, states: Mapping[int, Path | None]) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
+def _networks(
+    run: Run, states: Mapping[int, Path | None], device: torch.device
+) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
     """The arms at every epoch, loaded one epoch at a time; the control arm's of that epoch too, where it was kept."""
     for epoch, path in states.items():
         if run.recipe.is_plain:
             (trained,) = run.models.values()
-            yield (epoch if len(states) > 1 else None), {"recast": trained if path is None else load(path, trained)}
-            continue
-        networks = dict(run.models)
-        if path is not None:
-            networks["recast"] = load(path, parent=run.models["parent"])
-            control = run.folder / "finetuned" / "checkpoints" / path.name
-            if "finetuned" in networks:
-                networks["finetuned"] = (
-                    load(control, run.models["parent"]) if control.is_file() else networks["finetuned"]
-                )
-        yield (epoch if len(states) > 1 else None), networks
-
-
-def _name(images: Sequence[str | Path]) -> str:
-    if len(images) != 1:
-        return "images" if images else "validation"
-    name = str(images[0])
-    stem = Path(name).resolve().stem
-    return re.sub(r"[^\w.-]+", "-", name if name.startswith("val:") else stem).strip(".-") or "image"
+            networks = {"recast": trained if path is None else load(path, trained)}
+        else:
+            networks = dict(run.models)
+            if path is not None:
+                networks["recast"] = load(path, parent=run.models["parent"])
+                control = run.folder / "finetuned" / "checkpoints" / path.name
+                if "finetuned" in networks and control.is_file():
+                    networks["finetuned"] = load(control, run.models["parent"])
+        yield epoch if len(states) > 1 else None, {arm: network.to(device) for arm, network in networks.items()}
 
 
 def _facts(run: Run, states: Mapping[int, Path | None]) -> list[tuple[str, str]]:

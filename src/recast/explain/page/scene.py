@@ -4,8 +4,10 @@ A GPSA layer's positional attention follows from a few numbers per head, so the 
 
     A = c_S·S + c_G·G + c_C·C        S one-hot at the tap, G = softmax_δ(−α‖δ−Δ‖²), both over the padded grid
 
-Only the content C, which depends on the image, is stored. Other layers store their whole maps. Torch is not needed
-here. H heads; I×J queries; Y×X keys, the pixels of the layer's input (padding left out).
+Only the content C, which depends on the image, is stored. Other layers store their whole maps: those of every query
+("maps": C-MHSA, transformers, over the grid of patches), or maps without a query ("classes": attention pools, class
+tokens). Torch is not needed here. H heads, or K maps without a query; I×J queries; Y×X keys, the pixels of the layer's
+input (padding left out).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Layer:
 
     name: str
     kind: str
-    """gpsa: made of S, G and C. maps: stored as they are. classes: one map per class, no query."""
+    """gpsa: made of S, G and C. maps: stored as they are. classes: maps without a query, one per class or head."""
     description: str
     """What is said under its name: "3×3 pad 1, linear gate"."""
     kernel: tuple[int, int]
@@ -43,7 +45,7 @@ class Layer:
     keys: tuple[Axis, Axis]
     queries: tuple[Axis, Axis]
     names: tuple[str, ...] = ()
-    """What the maps are called where they are no taps."""
+    """What the maps are called where they are no taps. Where that depends on the image, its `Maps.names` say it."""
     gates: tuple[tuple[str, Floats], ...] = ()
     """Symbol and values (H,) of what stands under every map, the most telling first."""
     shift: Floats | None = None
@@ -60,13 +62,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Maps:
-    """What is stored of a layer for one image: maps of some queries, over blocks of keys, a byte a value.
+    """What is stored of a layer for one image: maps of some queries, over blocks of keys, a byte b a value.
 
-        value ≈ scale · (stored / 255)²        scale (H, I', J'): the largest value of the head's map for that query
+        value ≈ scale · (b / 255)²                                scale (H, I', J'): the largest value of the head's map
+        value ≈ scale · sign(b − 128) · ((b − 128) / 127)²        signed: the largest |value|
 
     A value is the attention that a query gives to a block of `pool` × `pool` pixels, in all. The square gives small
-    weights finer steps: down to 1/65,025 of the largest; a value is off by 0.4 % of the largest at most. Queries `rows`
-    and `columns` are stored (indices on the query grid); others borrow from the nearest.
+    weights finer steps: down to 1/65,025 of the largest; a value is off by 0.4 % of the largest at most, by 0.8 % of
+    signed ones. Queries `rows` and `columns` are stored (indices on the query grid); others borrow from the nearest.
+    Maps without a query have one row and one column.
     """
 
     scale: Floats
@@ -75,20 +79,36 @@ class Maps:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     pool: int = 1
+    names: tuple[str, ...] = ()
+    """What the maps of this image are called, as "tabby 61 %"; empty: as the layer's."""
+    signed: bool = False
 
     @classmethod
-    def of(cls, values: Floats, rows: tuple[int, ...], columns: tuple[int, ...], pool: int = 1) -> Maps:
-        """Quantise values (H, I', J', Y', X') that are not negative."""
-        values = np.maximum(np.nan_to_num(values, nan=0.0, posinf=0.0), 0.0)
-        scale = values.max(axis=(-2, -1)).astype(np.float32)
-        safe = np.where(scale > 0, scale, 1.0)[..., None, None]
-        return cls(scale, np.round(255 * np.sqrt(values / safe)).astype(np.uint8), rows, columns, pool)
+    def of(
+        cls,
+        values: Floats,
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        pool: int = 1,
+        *,
+        names: tuple[str, ...] = (),
+        signed: bool = False,
+    ) -> Maps:
+        """Quantise values (H, I', J', Y', X'): negative ones become 0 unless `signed`."""
+        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        values = values if signed else np.maximum(values, 0.0)
+        scale = np.abs(values).max(axis=(-2, -1)).astype(np.float32)
+        shares = values / np.where(scale > 0, scale, 1.0)[..., None, None]
+        roots = np.sign(shares) * np.sqrt(np.abs(shares))
+        stored = np.round(128 + 127 * roots) if signed else np.round(255 * roots)
+        return cls(scale, stored.astype(np.uint8), rows, columns, pool, names, signed)
 
     @property
     def values(self) -> Floats:
         """As the page computes them, (H, I', J', Y', X')."""
-        shares = self.stored.astype(np.float32) / np.float32(255)
-        return np.asarray(self.scale[..., None, None] * shares**2, dtype=np.float32)
+        stored = self.stored.astype(np.float32)
+        roots = (stored - np.float32(128)) / np.float32(127) if self.signed else stored / np.float32(255)
+        return np.asarray(self.scale[..., None, None] * np.sign(roots) * roots**2, dtype=np.float32)
 
     def fewer_queries(self) -> Maps:
         """Every second row and column of queries."""
@@ -105,7 +125,7 @@ class Maps:
         values = self.values
         for axis in (-2, -1):
             values = np.add.reduceat(values, np.arange(0, values.shape[axis], 2), axis=axis)
-        return Maps.of(values, self.rows, self.columns, 2 * self.pool)
+        return Maps.of(values, self.rows, self.columns, 2 * self.pool, names=self.names, signed=self.signed)
 
 
 Prediction = tuple[str, float]

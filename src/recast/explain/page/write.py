@@ -1,11 +1,16 @@
-"""A `Scene` as HTML files: one page, or a page for every image and one that leads to them. No torch is needed."""
+"""A `Scene` as HTML files: one page, or a page for every image and one that leads to them; or as a PNG.
+
+No torch is needed.
+"""
 
 from __future__ import annotations
 
 import html
 import json
 import re
+from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +21,42 @@ from recast.files import replaced
 
 THUMBNAIL = 240
 """Sides of the pictures of a list, at most."""
+PAGES, PICTURE = (".html", ".htm"), ".png"
 SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
 
 
-def write_pages(scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT) -> list[Path]:
-    """Write the scene to the HTML file `out`; returns the files written, the one to open first.
+@dataclass(frozen=True)
+class Explained:
+    """What was written: the files, the one to open first, what they show, and what to say of the images."""
+
+    pages: list[Path]
+    scene: Scene
+    notes: list[str]
+
+
+def write_pages(
+    scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT, layer: str | None = None
+) -> list[Path]:
+    """Write the scene to the file `out`, HTML or PNG; returns the files written, the one to open first.
 
     Several images share one page while its data stay below `limit` bytes (`together`: always, with coarser maps).
-    Otherwise every image has a page of its own in the folder OUT_files/ beside `out`, which lists them. Written under
-    temporary names and renamed. Raises `RecastError` where nothing can be written.
+    Otherwise every image has a page of its own in the folder OUT_files/ beside `out`, which lists them. `layer` is open
+    first (default: `first_layer`), and the one that a PNG draws (`write_sheet`). Written under temporary names and
+    renamed. Raises `RecastError` where nothing can be written, and for a layer without maps.
     """
     check_target(out)
-    packed = pack(scene, limit if together or len(scene.pictures) == 1 else None)
+    if out.suffix.lower() == PICTURE:
+        from recast.explain.page.sheet import write_sheet
+
+        return write_sheet(scene, out, layer)
+    packed = pack(scene, limit if together or len(scene.pictures) == 1 else None, layer)
     if together or len(scene.pictures) == 1 or size(packed) <= limit:
         return [_write(out, render(packed))]
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
     names = page_names([picture.name for picture in scene.pictures])
     for index, name in enumerate(names):
-        one = pack(only(scene, index), limit)
+        one = pack(only(scene, index), limit, layer)
         one["title"] = f"{scene.pictures[index].name}: {scene.title}"
         one["home"] = f"../{out.name}"
         _write(folder / name, render(one))
@@ -43,13 +65,18 @@ def write_pages(scene: Scene, out: Path, *, together: bool = False, limit: int =
 
 
 def check_target(out: Path) -> None:
-    """Raise `RecastError` unless `out` can be the name of a page."""
+    """Raise `RecastError` unless `out` can be the name of a page, or of a picture that can be drawn here."""
     if out.is_dir():
         raise RecastError(f"the page must be a file, got the folder {out}: add a name such as explain.html")
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise RecastError(f"the page is an HTML file, got {out}: give it the ending .html")
+    ending = out.suffix.lower()
+    if ending in (".jpg", ".jpeg"):
+        raise RecastError(f"maps are drawn as PNG, JPEG would blur them, got {out}: give it the ending .png")
+    if ending not in (*PAGES, PICTURE):
+        raise RecastError(f"maps are written as an HTML page or a PNG, got {out}: give it the ending .html or .png")
     if not out.parent.is_dir():
         raise RecastError(f"the folder of the page does not exist: {out.parent}")
+    if ending == PICTURE and find_spec("matplotlib") is None:
+        raise RecastError("a PNG of maps needs matplotlib: pip install 'recast-vision[report]', or write an .html page")
 
 
 def size(packed: dict[str, Any]) -> int:

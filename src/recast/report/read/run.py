@@ -79,12 +79,24 @@ class Run:
         """What the recast layers are, in a few words."""
         if self.is_plain:
             return "nothing recast"
+        if not self.has_layers:
+            return "attention pooling"
         return "C-MHSA" if self.gate == "bias" else f"{self.gate} gate"
 
     @property
     def is_plain(self) -> bool:
         """Nothing is recast: the one arm is a network that was trained, in rows.csv as `finetuned`."""
-        return bool(self.recipe.get("where") == ["none"])
+        return _is_plain(self.recipe)
+
+    @property
+    def pool_kind(self) -> str:
+        """What the network's pooling became: single, per_class, or none."""
+        return _pool_kind(self.recipe)
+
+    @property
+    def has_layers(self) -> bool:
+        """Convolutions became attention, not the pooling alone."""
+        return bool(self.recipe.get("where") != ["none"])
 
     @property
     def is_scheduled(self) -> bool:
@@ -145,13 +157,12 @@ def read_run(path: Path) -> Run:
         raise RecastError(f"{path / 'recipe.yaml'} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(recipe, dict):
         raise RecastError(f"{path / 'recipe.yaml'} must hold a mapping, got {type(recipe).__name__}")
-    is_plain = recipe.get("where") == ["none"]
     control = path / "finetuned" / "metrics.jsonl"
     return Run(
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan={"steps": [], "left": []} if is_plain else _plan(path / "plan.json"),
+        plan={"steps": [], "left": []} if _is_plain(recipe) else _plan(path / "plan.json"),
         metrics=_metrics(path / "metrics.jsonl"),
         control=_metrics(control) if control.is_file() else [],
         verify=_optional(path / "verify.json", _verify),
@@ -164,6 +175,14 @@ def read_run(path: Path) -> Run:
         made=_optional(path / "evaluation.json", read_made) or [],
         analysis=read_analysis(path / "analysis"),
     )
+
+
+def _pool_kind(recipe: dict[str, Any]) -> str:
+    return str(mapping(recipe.get("pool")).get("kind") or "none")
+
+
+def _is_plain(recipe: dict[str, Any]) -> bool:
+    return recipe.get("where") == ["none"] and _pool_kind(recipe) == "none"
 
 
 def _optional(path: Path, read: Callable[[Path], T]) -> T | None:

@@ -7,11 +7,12 @@ const Colors = (() => {
   const LIGHT = ["#08306b", "#0a5a9e", "#3f8cc7", "#93c0e0", "#f7f5f0", "#f5c79b", "#e88a3c", "#c55a02", "#6e2d00"];
   const DARK = ["#b5dcff", "#62b2ec", "#2b78b0", "#214a68", "#23272d", "#5f3a1c", "#ad5f1b", "#ff8b38", "#ffd9b8"];
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const stops = (signed) => (signed ? (dark.matches ? DARK : LIGHT) : POSITIVE);
+  // over an image the colours are multiplied with it: there the quiet one must be light in dark mode too
+  const stops = (signed, laid) => (signed ? (dark.matches && !laid ? DARK : LIGHT) : POSITIVE);
 
   const tables = new Map();
-  function table(signed) {
-    const key = stops(signed);
+  function table(signed, laid) {
+    const key = stops(signed, laid);
     if (!tables.has(key)) tables.set(key, interpolated(key));
     return tables.get(key);
   }
@@ -28,12 +29,24 @@ const Colors = (() => {
 
   // Draws weights (rows × columns) onto a canvas, one pixel each; `see` gives the opacity of a share of the strongest.
   function paint(canvas, values, rows, columns, limit, signed, see) {
+    draw(canvas, values, rows, columns, (value) => Math.max(-1, Math.min(1, value / limit)), signed, see, false);
+  }
+
+  // Draws a map for lying over its image: from its smallest to its largest weight; signed: as far as the larger of both.
+  function lay(canvas, values, rows, columns, signed) {
+    const { least, most, even } = Maps.range(values);
+    const size = Math.max(-least, most) || 1;
+    const share = signed ? (value) => value / size : even ? () => 0.5 : (value) => (value - least) / (most - least);
+    draw(canvas, values, rows, columns, share, signed, null, true);
+  }
+
+  function draw(canvas, values, rows, columns, shareOf, signed, see, laid) {
     if (canvas.width !== columns || canvas.height !== rows) [canvas.width, canvas.height] = [columns, rows];
     const context = canvas.getContext("2d");
     const picture = context.createImageData(columns, rows);
-    const colors = table(signed);
+    const colors = table(signed, laid);
     for (let i = 0; i < values.length; i++) {
-      const share = Math.max(-1, Math.min(1, values[i] / limit));
+      const share = shareOf(values[i]);
       const at = 3 * Math.round(255 * (signed ? (share + 1) / 2 : Math.max(0, share)));
       for (let c = 0; c < 3; c++) picture.data[4 * i + c] = colors[at + c];
       picture.data[4 * i + 3] = see ? 255 * see(Math.abs(share)) : 255;
@@ -41,7 +54,7 @@ const Colors = (() => {
     context.putImageData(picture, 0, 0);
   }
 
-  const gradient = (signed) => `linear-gradient(90deg, ${stops(signed).join(", ")})`;
+  const gradient = (signed, laid) => `linear-gradient(90deg, ${stops(signed, laid).join(", ")})`;
 
   /* The weight of the strongest colour, for maps that share it. A head that is nearly the convolution has one weight
      near 1 and the rest a thousand times smaller: each map's largest is left out, and saturates. */
@@ -60,5 +73,5 @@ const Colors = (() => {
     return (limit > 1e-5 * largest ? limit : largest) || 1;
   }
 
-  return { paint, gradient, limitOf, whenSchemeChanges: (then) => dark.addEventListener("change", then) };
+  return { paint, lay, gradient, limitOf, whenSchemeChanges: (then) => dark.addEventListener("change", then) };
 })();

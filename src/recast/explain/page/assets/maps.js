@@ -3,7 +3,8 @@
 
    gpsa:  A = c_S·S + c_G·G + c_C·C   S one-hot at the tap, G a Gaussian around Δ over the padded grid, C stored
    maps, classes:  stored as they are
-   stored value = scale · (byte / 255)², of a block of pool × pool pixels, shared out evenly among them */
+   stored value = scale · (byte / 255)², of a block of pool × pool pixels, shared out evenly among them;
+   where it may be negative scale · sign(byte − 128) · ((byte − 128) / 127)² */
 const Maps = (() => {
   async function unpack(packed) {
     const text = atob(packed.data);
@@ -15,7 +16,9 @@ const Maps = (() => {
     const maps = all.byteLength / (size + 4); // a scale of 4 bytes for each map
     const view = new DataView(all, 0, 4 * maps);
     const scale = Float32Array.from({ length: maps }, (_, i) => view.getFloat32(4 * i, true));
-    return { ...packed, data: null, scale, bytes: new Uint8Array(all, 4 * maps) };
+    const share = (byte) => (packed.signed ? Math.sign(byte - 128) * ((byte - 128) / 127) ** 2 : (byte / 255) ** 2);
+    const shares = Float64Array.from({ length: 256 }, (_, byte) => share(byte));
+    return { ...packed, data: null, scale, shares, bytes: new Uint8Array(all, 4 * maps) };
   }
 
   function nearest(values, wanted) {
@@ -44,7 +47,7 @@ const Maps = (() => {
     const [rows, columns] = [layer.keys[0][2], layer.keys[1][2]];
     const [down, right] = stored.blocks;
     const number = (head * stored.rows.length + nearest(stored.rows, i)) * stored.columns.length + nearest(stored.columns, j);
-    const scale = factor * stored.scale[number] / 65025;
+    const scale = factor * stored.scale[number];
     const first = number * down * right;
     const pool = stored.pool;
     for (let y = 0; y < rows; y++) {
@@ -52,7 +55,7 @@ const Maps = (() => {
       for (let x = 0; x < columns; x++) {
         const wide = Math.min(pool, columns - (x - x % pool));
         const byte = stored.bytes[first + Math.floor(y / pool) * right + Math.floor(x / pool)];
-        out[y * columns + x] += scale * byte * byte / (high * wide);
+        out[y * columns + x] += scale * stored.shares[byte] / (high * wide);
       }
     }
   }
@@ -74,7 +77,16 @@ const Maps = (() => {
 
   const views = (layer) => (layer.kind === "gpsa" ? ["mix", "position", "content"] : ["mix"]);
 
-  const heads = (layer) => (layer.names.length ? layer.names.length : layer.offsets.length);
+  // what the maps are called: those of a picture where they depend on it; none where they are taps
+  const names = (layer, stored) => (stored.names.length ? stored.names : layer.names);
+  const heads = (layer, stored) => names(layer, stored).length || layer.offsets.length;
+
+  // the smallest and the largest weight; even: all one weight, as far as a byte tells
+  function range(values) {
+    let [least, most] = [Infinity, -Infinity];
+    for (const value of values) [least, most] = [Math.min(least, value), Math.max(most, value)];
+    return { least, most, even: most - least <= 1e-3 * Math.max(Math.abs(most), Math.abs(least)) };
+  }
 
   // Weights of a head for a query (its row and column on the query grid), over the pixels, row by row.
   function map(layer, stored, view, head, query) {
@@ -95,9 +107,10 @@ const Maps = (() => {
     return out;
   }
 
-  // Whether weights below zero can occur: the linear gate's shares may leave [0, 1].
-  function isSigned(layer, view) {
-    if (layer.kind !== "gpsa" || view === "content") return false;
+  // Whether weights below zero can occur: the linear gate's shares may leave [0, 1]; of other layers the maps say so.
+  function isSigned(layer, view, stored) {
+    if (layer.kind !== "gpsa") return stored.signed;
+    if (view === "content") return false;
     const shares = layer.gaussian.map((c, h) => {
       const shift = layer.shift ? layer.shift[h] : 0;
       const total = shift + c || 1;
@@ -106,5 +119,5 @@ const Maps = (() => {
     return shares.some((of) => of.some((share) => share < -1e-6));
   }
 
-  return { unpack, map, views, heads, isSigned, nearest };
+  return { unpack, map, views, names, heads, range, isSigned, nearest };
 })();

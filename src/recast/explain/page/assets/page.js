@@ -3,7 +3,7 @@
 const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
-  const chosen = { picture: 0, state: scene.states.length - 1, layer: 0, view: "mix", each: false, at: [0.5, 0.5], head: -1 };
+  const chosen = { picture: 0, state: scene.states.length - 1, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: false, at: [0.5, 0.5], head: -1 };
   const { number, percent } = Words;
   const cache = new Map();
   let shown = null; // maps of all heads, as last drawn
@@ -23,6 +23,7 @@ const page = (() => {
   const picture = () => scene.pictures[chosen.picture];
   const name = () => scene.order[chosen.layer];
   const layer = () => scene.states[chosen.state].layers[name()];
+  const hasClasses = () => layer()?.kind === "classes"; // maps without a query, laid over the image
 
   function stored() {
     const key = `${chosen.picture}/${chosen.state}/${name()}`;
@@ -58,16 +59,18 @@ const page = (() => {
 
   // ---- drawing
 
-  function makeGrid(of) {
-    const heads = Maps.heads(of);
-    const onGrid = of.kernel[0] * of.kernel[1] === heads;
-    const columns = onGrid ? of.kernel[1] : Math.ceil(Math.sqrt(heads));
+  function makeGrid(of, stored) {
+    const [heads, names, laid] = [Maps.heads(of, stored), Maps.names(of, stored), of.kind === "classes"];
+    const onGrid = of.offsets.length && of.kernel[0] * of.kernel[1] === heads;
+    const columns = onGrid ? of.kernel[1] : laid ? Math.min(heads, heads === 4 ? 2 : 3) : heads <= 3 ? heads : Math.ceil(Math.sqrt(heads));
     by("grid").style.setProperty("--columns", columns);
     by("grid").classList.toggle("dense", columns > 5);
+    by("grid").classList.toggle("laid", laid);
     by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
-      const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, head) }));
+      const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, names, head) }));
       if (of.gates.length) caption.append(element("span", { textContent: `${of.gates[0][0]} ${number(of.gates[0][1][head])}` }));
       const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "query" }));
+      if (laid) frame.prepend(element("img", { src: picture().src, alt: "" }));
       frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
       const button = element("button", { type: "button", className: "head" }, frame, caption);
       button.addEventListener("click", () => choose({ head: chosen.head === head ? -1 : head }));
@@ -82,9 +85,11 @@ const page = (() => {
   function overlay(head) {
     const canvas = by("overlay");
     canvas.hidden = !shown || head < 0 || head >= shown.maps.length;
+    by("stage").classList.toggle("laid", !canvas.hidden && shown.of.kind === "classes");
     if (canvas.hidden) return;
-    const limit = chosen.each ? shown.limits[head] : shown.limit;
     const [rows, columns] = [shown.of.keys[0][2], shown.of.keys[1][2]];
+    if (shown.of.kind === "classes") return void Colors.lay(canvas, shown.maps[head], rows, columns, shown.signed);
+    const limit = chosen.each ? shown.limits[head] : shown.limit;
     Colors.paint(canvas, shown.maps[head], rows, columns, limit, shown.signed, (share) => 0.12 + 0.78 * Math.sqrt(share));
   }
 
@@ -97,8 +102,10 @@ const page = (() => {
     for (const id of ["grid", "legend", "chosen"]) by(id).hidden = !of;
     by("layer-name").textContent = name() || "";
     const when = scene.states.length > 1 ? `, epoch ${scene.states[chosen.state].epoch}` : "";
-    by("layer-about").textContent = of ? `${of.description}, input ${of.keys[0][2]}×${of.keys[1][2]}${when}` : "";
+    const size = of && of.offsets.length ? `, input ${of.keys[0][2]}×${of.keys[1][2]}` : "";
+    by("layer-about").textContent = of ? `${of.description}${size}${when}` : "";
     by("cursor").hidden = !of;
+    drawStage(of);
     if (!of) {
       shown = null;
       overlay(-1);
@@ -109,34 +116,59 @@ const page = (() => {
     if (key !== JSON.stringify(chosen)) return; // something else was chosen meanwhile
     const view = Maps.views(of).includes(chosen.view) ? chosen.view : "mix";
     const query = queryAt(of);
-    const maps = Array.from({ length: Maps.heads(of) }, (_, head) => Maps.map(of, from, view, head, query));
+    const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => Maps.map(of, from, view, head, query));
     const limits = chosen.each ? maps.map((values) => Colors.limitOf([values])) : null;
-    shown = { of, maps, query, view, limits, limit: Colors.limitOf(maps), signed: Maps.isSigned(of, view) };
-    const gridKey = `${chosen.state}/${name()}`;
-    if (grid.dataset.key !== gridKey) makeGrid(of);
+    const names = Maps.names(of, from);
+    const laid = of.kind === "classes";
+    const told = from.names.length > 0; // names of this image's own say too what fell on the token
+    shown = { of, maps, names, told, query, view, limits, limit: Colors.limitOf(maps), signed: Maps.isSigned(of, view, from) };
+    const gridKey = `${chosen.state}/${name()}${laid || from.names.length ? `/${chosen.picture}` : ""}`;
+    if (grid.dataset.key !== gridKey) makeGrid(of, from);
     grid.dataset.key = gridKey;
     const box = boxOf(of, query);
     const [rows, columns] = [of.keys[0][2], of.keys[1][2]];
     [...grid.children].forEach((button, head) => {
-      Colors.paint(button.querySelector("canvas"), maps[head], rows, columns, chosen.each ? limits[head] : shown.limit, shown.signed);
+      const canvas = button.querySelector("canvas");
+      if (laid) Colors.lay(canvas, maps[head], rows, columns, shown.signed);
+      else Colors.paint(canvas, maps[head], rows, columns, chosen.each ? limits[head] : shown.limit, shown.signed);
       put(box, button.querySelector(".query"));
-      button.querySelector(".query").hidden = of.kind === "classes";
+      button.querySelector(".query").hidden = laid;
       button.setAttribute("aria-pressed", String(head === chosen.head));
       const top = Words.largest(maps[head], columns);
       const gate = of.gates.length ? ` ${of.gates[0][0]} = ${number(of.gates[0][1][head])};` : "";
-      button.setAttribute("aria-label", `Head ${head + 1}, ${Words.tapInWords(of, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
+      button.setAttribute("aria-label", `${laid ? "Map" : "Head"} ${head + 1}, ${Words.tapInWords(of, names, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
     });
     put(box, by("cursor"));
-    by("cursor").hidden = of.kind === "classes";
+    by("cursor").hidden = laid;
     overlay(chosen.head);
     drawLegend();
     const queries = of.queries.map((axis) => axis[2]);
-    by("where").textContent = of.kind === "classes" ? "" : `Query row ${query[0] + 1} of ${queries[0]}, column ${query[1] + 1} of ${queries[1]}`;
+    by("where").textContent = laid ? "" : `Query row ${query[0] + 1} of ${queries[0]}, column ${query[1] + 1} of ${queries[1]}`;
     by("chosen").textContent = Words.head(shown, chosen.head);
+  }
+
+  // whether the image takes a query, and how it says so
+  function drawStage(of) {
+    const takes = Boolean(of) && of.kind !== "classes";
+    const stage = by("stage");
+    stage.classList.toggle("still", !takes);
+    stage.tabIndex = takes ? 0 : -1;
+    stage.setAttribute("role", takes ? "application" : "group");
+    stage.setAttribute("aria-label", takes ? "Query pixel: click, or move it with the arrow keys" : "The image, with the chosen map over it");
+    by("heads").setAttribute("aria-label", takes ? "Heads" : "Maps");
   }
 
   function drawLegend() {
     const [low, bar, high] = by("legend").children;
+    if (shown.of.kind === "classes") {
+      bar.style.background = Colors.gradient(shown.signed, true);
+      const range = chosen.head >= 0 && chosen.head < shown.maps.length ? Maps.range(shown.maps[chosen.head]) : null;
+      by("legend").hidden = Boolean(range?.even); // one colour has no scale
+      const size = range && Math.max(-range.least, range.most);
+      const ends = !range ? (shown.signed ? ["−", "+"] : ["smallest", "largest"]) : shown.signed ? Words.pair(-size, size) : Words.pair(range.least, range.most);
+      [low.textContent, high.textContent] = ends;
+      return;
+    }
     bar.style.background = Colors.gradient(shown.signed);
     const end = chosen.each ? "each head’s own" : number(shown.limit);
     low.textContent = shown.signed ? (chosen.each ? "−" : `≤ −${end}`) : "0";
@@ -177,7 +209,7 @@ const page = (() => {
     for (const input of document.querySelectorAll(".choices input")) input.checked = String(chosen[input.name]) === input.value;
     const views = of ? Maps.views(of) : [];
     by("views").hidden = views.length < 2;
-    by("scales").hidden = !of;
+    by("scales").hidden = !of || hasClasses();
     by("epoch").value = chosen.state;
     const { epoch } = scene.states[chosen.state];
     by("epoch-name").textContent = epoch === 0 ? "0, before training" : `${epoch} of ${scene.states[scene.states.length - 1].epoch}`;
@@ -188,7 +220,10 @@ const page = (() => {
 
   // Change what is chosen and draw it; the promise is for what must be unpacked first.
   function choose(change) {
+    const had = hasClasses();
     Object.assign(chosen, change);
+    // over the image lies the first map of a layer without a query, unless it was taken off; of others none at first
+    if (!("head" in change) && (had !== hasClasses() || ("layer" in change && hasClasses() && chosen.head > 0))) chosen.head = hasClasses() ? 0 : -1;
     if ("picture" in change) drawPicture();
     if ("picture" in change || "state" in change) drawPredictions();
     drawControls();
@@ -207,13 +242,14 @@ const page = (() => {
   }
 
   function moveTo(event) {
+    if (hasClasses()) return;
     const box = by("stage").getBoundingClientRect();
     const within = (x) => Math.max(0, Math.min(1, x));
     choose({ at: [within((event.clientY - box.top) / box.height), within((event.clientX - box.left) / box.width)] });
   }
   function step(down, right) {
     const of = layer();
-    if (!of) return;
+    if (!of || hasClasses()) return;
     const query = queryAt(of).map((index, axis) => Math.max(0, Math.min(of.queries[axis][2] - 1, index + [down, right][axis])));
     choose({ at: query.map((index, axis) => placeOf(of, axis, index)) });
   }
@@ -222,7 +258,7 @@ const page = (() => {
   function listen() {
     const stage = by("stage");
     stage.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
+      if (event.button !== 0 || hasClasses()) return;
       stage.setPointerCapture(event.pointerId);
       moveTo(event);
     });
@@ -231,7 +267,7 @@ const page = (() => {
     });
     stage.addEventListener("keydown", (event) => {
       const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-      if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!way || hasClasses() || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       step(...way);
     });
@@ -252,6 +288,9 @@ const page = (() => {
     choices("views", "view", Object.entries(VIEWS).map(([view, [text, title]]) => [view, text, title]));
     choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "every head has its own"]]);
     by("layers").hidden = scene.order.length < 1;
+    const kinds = scene.states.flatMap((state) => Object.values(state.layers)).map((of) => of.kind);
+    for (const part of document.querySelectorAll(".of-queries")) part.hidden = kinds.every((kind) => kind === "classes");
+    if (hasClasses()) chosen.head = 0;
     by("epochs").hidden = scene.states.length < 2;
     by("epoch").max = scene.states.length - 1;
     by("thumbs").hidden = scene.pictures.length < 2;
@@ -273,7 +312,11 @@ const page = (() => {
       for (const id of ["grid", "legend", "controls"]) by(id).hidden = true;
       return Promise.resolve();
     }
-    return choose({});
+    const done = choose({});
+    const list = by("layers").querySelector(".choices"); // the first layer shown may be the last of many
+    const first = list.querySelector(":checked")?.parentElement;
+    if (first) list.scrollTop = first.offsetTop - list.offsetTop - 4;
+    return done;
   }
 
   // for tests and measurements: `ready` when the first maps are drawn, at `readyAt` milliseconds after the navigation

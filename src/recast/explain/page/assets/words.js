@@ -11,13 +11,20 @@ const Words = (() => {
     return (x < 0 && Number(text) ? "−" : "") + text.replace("e-", "e−").replace("e+", "e");
   };
 
-  function tap(of, head) {
-    if (of.names.length) return of.names[head];
+  // two numbers, with as many digits as tell them apart
+  const precise = (x, digits) => (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)))).replaceAll("-", "−");
+  const pair = (least, most) => {
+    const digits = [2, 3, 4, 5].find((digits) => digits === 5 || least.toPrecision(digits) !== most.toPrecision(digits));
+    return [least, most].map((x) => precise(x, digits));
+  };
+
+  function tap(of, names, head) {
+    if (names.length) return names[head];
     const [down, right] = of.offsets[head];
     return ARROWS[`${down},${right}`] || `${number(down)},${number(right)}`;
   }
-  function tapInWords(of, head) {
-    if (of.names.length) return of.names[head];
+  function tapInWords(of, names, head) {
+    if (names.length) return names[head];
     const [down, right] = of.offsets[head];
     const words = [[down, "up", "down"], [right, "left", "right"]].filter(([by]) => by);
     return `tap ${words.length ? words.map(([by, less, more]) => `${Math.abs(by)} ${by < 0 ? less : more}`).join(", ") : "in the middle"}`;
@@ -28,30 +35,49 @@ const Words = (() => {
     return { value: values[at], row: Math.floor(at / columns), column: at % columns };
   }
 
+  // of the chosen map: where its colours begin and end, its largest weight
+  function range({ of, maps, names, signed, told }, chosen) {
+    const { least, most, even } = Maps.range(maps[chosen]);
+    const top = largest(maps[chosen], of.keys[1][2]);
+    const name = capital(names[chosen] || "");
+    if (even) return `${name}: an even map, every weight is ${precise(most, 2)}.`;
+    const drawn = signed ? "colours end at the largest, of either sign" : "drawn from its smallest to its largest (min–max)";
+    const outside = 1 - maps[chosen].reduce((sum, value) => sum + value, 0);
+    const rest = !signed && !told && outside > 0.01 ? ` ${percent(outside)} falls on tokens, not on the image.` : "";
+    return `${name}: weights from ${pair(least, most).join(" to ")}, ${drawn}.${rest} Largest at row ${top.row + 1}, column ${top.column + 1} of ${of.keys[0][2]}×${of.keys[1][2]}.`;
+  }
+  const capital = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
+
   // of the chosen head: gates, largest weight, what falls on the padding
-  function head({ of, maps }, chosen) {
-    if (chosen < 0 || chosen >= maps.length) return "Choose a head to lay its map over the image.";
+  function head(shown, chosen) {
+    const { of, maps, names } = shown;
+    const isClasses = of.kind === "classes";
+    if (chosen < 0 || chosen >= maps.length) {
+      return isClasses ? "Choose a map to lay it over the image. Each is drawn from its own smallest weight to its own largest." : "Choose a head to lay its map over the image.";
+    }
+    if (isClasses) return range(shown, chosen);
     const values = maps[chosen];
     const top = largest(values, of.keys[1][2]);
     const outside = 1 - values.reduce((sum, value) => sum + value, 0);
     const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen])}`).join(", ");
-    const words = tapInWords(of, chosen);
-    return `${words[0].toUpperCase()}${words.slice(1)}${gates ? `: ${gates}` : ""}. ` +
+    const words = tapInWords(of, names, chosen);
+    return `${capital(words)}${gates ? `: ${gates}` : ""}. ` +
       `Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
-      `${of.kind !== "classes" && outside > 0.01 ? `; ${percent(outside)} falls on the padding around the image` : ""}.`;
+      `${(of.kind === "gpsa" || !shown.signed) && outside > 0.01 ? `; ${percent(outside)} falls on ${of.offsets.length ? "the padding around the image" : "the tokens before the patches"}` : ""}.`;
   }
 
   // why a layer has no maps at a state
   function absent(scene, at, name) {
-    if (!scene.order.length) return "This network has no recast layer, so there are no attention maps to show: only its predictions.";
+    if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens whose maps could be drawn: only its predictions are shown.";
     const epoch = scene.states[at].epoch;
     const later = scene.states.find((state, i) => i > at && state.layers[name]);
-    return `At epoch ${epoch}, ${name} is still a convolution: it has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
+    const convolution = later && later.layers[name].offsets.length;
+    return `At epoch ${epoch}, ${name} ${convolution ? "is still a convolution: it " : ""}has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
   }
 
   // who says what, in one sentence
   function verdict(scene, arms, found, at) {
-    if (!arms.length) return `What the heads attend to in ${at.name}`;
+    if (!arms.length) return `Where the network looks in ${at.name}`;
     const best = arms.map((arm) => found[arm][0][0]);
     const own = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
     const label = at.label === null ? "" : ` The label is ${at.label}.`;
@@ -69,10 +95,12 @@ const Words = (() => {
     const said = [];
     if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the share of content, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution.");
     if (all.some((of) => of.kind === "gpsa" && !of.shift)) said.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, 1/α the span of the Gaussian.");
-    if (all.some((of) => of.kind === "maps")) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
-    if (all.length) said.push("A map shows how a head weighs the pixels of its layer’s input for the outlined query. A pixel of an inner layer has seen the surroundings of its place in the image. Colours end before the largest weights do, so that small ones can be seen.");
+    if (all.some((of) => of.kind === "maps" && of.offsets.length)) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
+    if (all.some((of) => of.kind !== "classes")) said.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. Colours end before the largest weights do, so that small ones can be seen.");
+    if (all.some((of) => of.kind === "classes")) said.push("Without a query, a map shows how a token of the network weighs the places of the image: one that everything is pooled into, one for each class, or the class token in each head. It is drawn from its own smallest weight to its own largest, over the grey image, so that colours of two maps cannot be compared; the numbers below can. What falls on the token itself is left out.");
+    if (all.length) said.push("A place of an inner layer has seen its surroundings: a map tells where the network looks there, and proves nothing about what its answer depends on.");
     return said.join(" ");
   }
 
-  return { number, percent, tap, tapInWords, largest, head, absent, verdict, formula };
+  return { number, pair, percent, tap, range, tapInWords, largest, head, absent, verdict, formula };
 })();

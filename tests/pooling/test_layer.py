@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
-from recast.models.pooling import AttentionPool
+from recast.pooling.layer import AttentionPool, ClassHead
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +83,24 @@ def test_a_token_a_class_is_the_formula() -> None:
             torch.testing.assert_close(attention[i, 0, j], weights, rtol=1e-12, atol=1e-12)
 
 
+def test_a_class_may_look_at_its_own_token() -> None:
+    """At its own, not at those of the others: K times the same token gives K times what one gives."""
+    pool, x = make(4, cls_in_keys=True), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    assert attention.shape == (2, 1, 4, 16)
+    for j in range(4):
+        z, weights = by_hand(pool, x[1], pool.cls_token[0, j])
+        torch.testing.assert_close(pooled[1, j], z, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(attention[1, 0, j], weights, rtol=1e-12, atol=1e-12)
+    single, several = make(), make(3, cls_in_keys=True)
+    several.load_state_dict(single.state_dict() | {"cls_token": single.cls_token.repeat(1, 3, 1)})
+    torch.testing.assert_close(several(x), single(x)[:, None].expand(-1, 3, -1), rtol=1e-12, atol=1e-12)
+
+
 def test_what_the_tokens_look_at() -> None:
     assert AttentionPool(8).cls_in_keys
     assert not AttentionPool(8, 4).cls_in_keys
     x = torch.randn(2, 12, 3, 5)
-    assert make(4, cls_in_keys=True)(x, return_attention=True)[1].shape == (2, 1, 4, 19)
     for options in ({}, {"num_classes": 4}, {"num_classes": 1}, {"cls_in_keys": False}):
         pool = make(**options)
         attention = pool(x, return_attention=True)[1]
@@ -204,3 +217,84 @@ def test_mistakes() -> None:
         AttentionPool(12, num_heads=5)
     with pytest.raises(RecastError, match="num_classes of at least 1, got 0"):
         AttentionPool(12, 0)
+
+
+# --- the start that is the average -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_classes": 4}, {"num_heads": 3}, {"num_classes": 4, "num_heads": 2, "mlp_ratio": 0.5}]
+)
+def test_the_average_start_is_the_average(options: dict[str, Any]) -> None:
+    pool, x = AttentionPool(12, start="average", **options), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    expected = x.mean((2, 3)) if pool.num_classes is None else x.mean((2, 3))[:, None].expand(-1, 4, -1)
+    torch.testing.assert_close(pooled, expected, rtol=1e-13, atol=1e-13)
+    assert torch.equal(attention, torch.full_like(attention, 1 / 15))
+    assert not pool.cls_in_keys
+    assert not [name for name in pool.state_dict() if name.startswith("norm.")]
+
+
+@torch.no_grad()
+def test_the_average_form_is_its_formula() -> None:
+    pool, x = make(4, start="average"), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    paper = make(4)  # the same weights, in the form of the paper
+    paper.load_state_dict(pool.state_dict() | {"norm.weight": torch.ones(12), "norm.bias": torch.zeros(12)})
+    for i in range(2):
+        for j in range(4):
+            token = pool.cls_token[0, j]
+            weights = by_hand(paper, x[i], token)[1]
+            torch.testing.assert_close(attention[i, 0, j], weights, rtol=1e-12, atol=1e-12)
+            seen = [layer_norm(pool.norm1, u) for u in x[i].flatten(1).T]
+            value = torch.stack([w * linear(pool.attn.v, u) for w, u in zip(weights, seen, strict=True)]).sum(0)
+            c = x[i].flatten(1) @ weights + pool.ls1.gamma * linear(pool.attn.proj, value)
+            hidden = F.gelu(linear(pool.mlp.fc1, layer_norm(pool.norm2, c)))
+            expected = c + pool.ls2.gamma * linear(pool.mlp.fc2, hidden)
+            torch.testing.assert_close(pooled[i, j], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_heads_of_the_average_form_have_their_own_channels() -> None:
+    pool, x = make(num_heads=3, start="average"), torch.randn(1, 12, 3, 5)
+    with torch.no_grad():
+        for layer_scale in (pool.ls1, pool.ls2):
+            layer_scale.gamma.zero_()
+    pooled, attention = pool(x, return_attention=True)
+    for head in range(3):
+        own = x[0, 4 * head : 4 * head + 4].flatten(1) @ attention[0, head, 0]
+        torch.testing.assert_close(pooled[0, 4 * head : 4 * head + 4], own)
+
+
+def test_training_leaves_the_average() -> None:
+    """γ and W_q are zero at first: the second step reaches every parameter."""
+    torch.manual_seed(0)
+    pool = AttentionPool(12, 3, start="average")
+    optimizer = torch.optim.SGD(pool.parameters(), lr=0.1)
+    target, x = torch.randn(12), torch.randn(4, 12, 3, 5)
+    begin = {name: p.detach().clone() for name, p in pool.named_parameters()}
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (pool(x) * target).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    still = {name for name, p in pool.named_parameters() if torch.equal(p, begin[name])}
+    assert still <= {"attn.k.bias"}  # softmax does not see it
+    assert losses[2] < losses[0]
+
+
+def test_a_classs_row_reads_its_own_vector() -> None:
+    head, z = ClassHead(12, 3), torch.randn(2, 3, 12)
+    expected = torch.stack([z[:, j] @ head.weight[j] + head.bias[j] for j in range(3)], 1)
+    for form in (z, z.flatten(0, 1), z.flatten(0, 1)[:, :, None, None]):
+        torch.testing.assert_close(head(form), expected)
+    torch.testing.assert_close(ClassHead(12, 3, bias=False)(z).shape, torch.Size((2, 3)))
+    assert ClassHead(12, 3, as_map=True)(z).shape == (2, 3, 1, 1)
+
+
+def test_mistakes_of_the_start() -> None:
+    with pytest.raises(RecastError, match=r"no token among the keys: it would take 1/\(n\+1\)"):
+        AttentionPool(12, start="average", cls_in_keys=True)
+    with pytest.raises(RecastError, match=r"start must be paper or average, got 'mean'\."):
+        AttentionPool(12, start="mean")  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""From the one map of a one-resolution trunk to the four of a pyramid: what detection and segmentation heads take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+
+__all__ = ["Neck"]
+
+
+class Neck(nn.Module):
+    """One map x (B, d, h, w) of stride 16 to four maps of d channels and strides 4, 8, 16 and 32.
+
+        p₄  = U₂(GELU(norm(U₁ x)))     (B, d, 4h, 4w)       U: transposed convolution 2×2 of stride 2, with bias
+        p₈  = U₃ x                     (B, d, 2h, 2w)
+        p₁₆ = x                        (B, d, h, w)
+        p₃₂ = max over 2×2 of x        (B, d, ⌊h/2⌋, ⌊w/2⌋)
+
+    A trunk without stages has no finer or coarser map to offer, and an FPN or a UperNet asks for one of each stride:
+    all four are made from the last map, the only one with everything the trunk computed. Works on whatever makes a map
+    of stride 16:
+
+        trunk = timm.create_model("patchconvnet_s60", features_only=True, out_indices=(-1,))
+        maps = Neck(384)(trunk(images)[-1])
+
+    Any h and w of 2 or more. Where one is odd, the last row or column is in no window of p₃₂; detection code pads
+    images to multiples of 32, and then none is. `norm_layer(d)` makes the norm, for several processes
+    `nn.SyncBatchNorm` (the papers' choice). `channels` and `strides` describe the maps, in their order.
+
+    Raises RecastError for dim below 1, for anything but a map of d channels, and for one too small for a 2×2 window.
+
+    Source: Touvron et al. 2021 (arXiv:2112.13692) feed dense heads from the last map alone and do not say how. This is
+    the neck of XCiT (El-Nouby et al. 2021) and BEiT (Bao et al. 2021) for ViTs of patch 16; with it, the parameters
+    and multiply-accumulates of the four UperNets come out as published (tests/models/test_neck.py).
+    """
+
+    strides = (4, 8, 16, 32)
+
+    def __init__(self, dim: int, norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        if dim < 1:
+            raise RecastError(f"a neck needs the channels of its map, dim of 1 or more, got {dim}")
+        self.dim = dim
+        self.channels = (dim,) * len(self.strides)
+        self.up4 = nn.Sequential(_double(dim), norm_layer(dim), nn.GELU(), _double(dim))
+        self.up8 = _double(dim)
+        self.down32 = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """The maps of strides 4, 8, 16 and 32; the third is `x` itself."""
+        if x.dim() != 4 or x.shape[1] != self.dim:
+            raise RecastError(
+                f"the neck expects a map of {self.dim} channels (batch, {self.dim}, height, width), got "
+                f"{tuple(x.shape)}: pass the trunk's last map, and Neck(dim) its number of channels"
+            )
+        if min(x.shape[-2:]) < 2:
+            raise RecastError(
+                f"stride 32 needs a map of 2×2 or more, got {x.shape[-2]}×{x.shape[-1]}: pass images of 32 pixels a "
+                "side or more"
+            )
+        return [self.up4(x), self.up8(x), x, self.down32(x)]
+
+
+def _double(dim: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(dim, dim, 2, stride=2)

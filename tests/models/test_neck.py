@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.ops import FeaturePyramidNetwork
+
+from recast.errors import RecastError
+from recast.models import patchconvnet
+from recast.models.neck import Neck
+
+assert patchconvnet  # registers the names
+
+HIDDEN, CLASSES = 512, 150
+
+
+def conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
+
+
+class UperNet(nn.Module):
+    """Xiao et al. 2018: a pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused."""
+
+    def __init__(self, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        *finer, coarsest = channels
+        self.pooled = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(size), conv(coarsest, HIDDEN, 1)) for size in (1, 2, 3, 6)
+        )
+        self.bottleneck = conv(coarsest + 4 * HIDDEN, HIDDEN, 3)
+        self.lateral = nn.ModuleList(conv(width, HIDDEN, 1) for width in finer)
+        self.smooth = nn.ModuleList(conv(HIDDEN, HIDDEN, 3) for _ in finer)
+        self.fuse = conv(len(channels) * HIDDEN, HIDDEN, 3)
+        self.classify = nn.Conv2d(HIDDEN, CLASSES, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        def to(x: Tensor, like: Tensor) -> Tensor:
+            return nn.functional.interpolate(x, size=like.shape[-2:], mode="bilinear")
+
+        *finer, coarsest = maps
+        found = [self.bottleneck(torch.cat([coarsest, *(to(pool(coarsest), coarsest) for pool in self.pooled)], 1))]
+        for lateral, x in zip(self.lateral[::-1], finer[::-1], strict=True):  # type: ignore[call-overload]
+            found.insert(0, lateral(x) + to(found[0], x))
+        smooth = [layer(x) for layer, x in zip(self.smooth, found[:-1], strict=True)]
+        return self.classify(self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1)))
+
+
+def auxiliary(dim: int) -> nn.Sequential:
+    """The FCN head on the map of stride 16."""
+    return nn.Sequential(conv(dim, 256, 3), nn.Conv2d(256, CLASSES, 1))
+
+
+def count(*modules: nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "gmac"),
+    [
+        ("s60", 57_113_508, 951.2),
+        ("b60", 140_612_148, 1256.5),
+        ("b120", 229_834_548, 1548.1),
+        ("l120", 383_710_868, 2083.4),
+    ],
+)
+def test_the_published_upernets(name: str, parameters: int, gmac: float) -> None:
+    """Parameters to the unit, the unused pooling and classifier included; GMAC at 512×2048 without the auxiliary."""
+    with torch.device("meta"):
+        network = timm.create_model(f"patchconvnet_{name}").eval().requires_grad_(False)
+        neck = Neck(network.embed_dim).eval().requires_grad_(False)
+        head = UperNet(neck.channels).eval().requires_grad_(False)
+        assert count(network, neck, head, auxiliary(network.embed_dim)) == parameters
+        with FlopCounterMode(display=False) as flops:
+            logits = head(neck(network.forward_features(torch.empty(1, 3, 512, 2048))))
+    assert logits.shape == (1, CLASSES, 128, 512)
+    assert flops.get_total_flops() / 2e9 == pytest.approx(gmac, rel=1e-3)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 96), (96, 32)])
+def test_strides_on_a_trunk(height: int, width: int) -> None:
+    trunk = timm.create_model(
+        "patchconvnet_s20", features_only=True, out_indices=(-1,), embed_dim=16, depth=2, num_classes=0
+    )
+    neck = Neck(16)
+    images = torch.randn(2, 3, height, width, requires_grad=True)
+    maps = neck(trunk(images)[-1])
+    assert [tuple(x.shape) for x in maps] == [(2, 16, height // s, width // s) for s in neck.strides]
+    assert neck.channels == (16,) * len(maps)
+    for x in maps:  # each of them reaches the image on its own
+        (gradient,) = torch.autograd.grad(x.square().sum(), images, retain_graph=True)
+        assert torch.isfinite(gradient).all()
+        assert gradient.abs().sum() > 0
+
+
+def test_what_each_map_is() -> None:
+    neck = Neck(4).eval()
+    x = torch.randn(1, 4, 4, 6)
+    p4, p8, p16, p32 = neck(x)
+    assert p16 is x
+    # a transposed convolution 2×2 of stride 2 makes a 2×2 tile of every pixel
+    tile = torch.einsum("c,cdij->dij", x[0, :, 1, 2], neck.up8.weight) + neck.up8.bias[:, None, None]
+    torch.testing.assert_close(p8[0, :, 2:4, 4:6], tile)
+    torch.testing.assert_close(p32, x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1)))
+    first, norm, second = neck.up4[0], neck.up4[1], neck.up4[3]
+    torch.testing.assert_close(p4, second(nn.functional.gelu(norm(first(x)))))
+
+
+def test_odd_maps_lose_their_last_row_in_stride_32_alone() -> None:
+    x = torch.randn(2, 4, 5, 7)
+    maps = Neck(4)(x)
+    assert [tuple(m.shape[-2:]) for m in maps] == [(20, 28), (10, 14), (5, 7), (2, 3)]
+    moved = x.clone()
+    moved[..., 4, :] += 100
+    again = Neck(4)(moved)[3]
+    assert torch.equal(again, maps[3])
+
+
+def test_other_norms() -> None:
+    x = torch.randn(1, 8, 2, 2)
+    for norm_layer in (LayerNorm2d, partial(nn.GroupNorm, 2)):
+        neck = Neck(8, norm_layer)
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in neck.modules())
+        assert neck(x)[0].shape == (1, 8, 8, 8)
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(Neck(8)).eval()
+    assert any(isinstance(m, nn.SyncBatchNorm) for m in synced.modules())
+    assert synced(x)[0].shape == (1, 8, 8, 8)
+
+
+def test_a_feature_pyramid_takes_the_maps() -> None:
+    neck = Neck(8)
+    fpn = FeaturePyramidNetwork(list(neck.channels), 4)
+    maps = fpn({str(s): x for s, x in zip(neck.strides, neck(torch.randn(1, 8, 4, 6)), strict=True)})
+    assert {name: tuple(x.shape) for name, x in maps.items()} == {
+        str(s): (1, 4, 64 // s, 96 // s) for s in neck.strides
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"),
+    [((1, 3, 4, 4), "map of 4 channels"), ((4, 4, 4), "got \\(4, 4, 4\\)"), ((1, 4, 1, 6), "got 1×6")],
+)
+def test_mistakes_are_named(shape: tuple[int, ...], match: str) -> None:
+    with pytest.raises(RecastError, match=match):
+        Neck(4)(torch.zeros(shape))
+    with pytest.raises(RecastError, match="got 0"):
+        Neck(0)

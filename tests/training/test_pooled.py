@@ -1,0 +1,158 @@
+"""Attention pooling in training: what trains, what rests, what goes on after a stop, and a run of each kind."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import digits_recipe, small_child, small_data, small_parent, small_recipe
+from torch import nn
+
+from recast.config import OptimConfig, PoolConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.errors import RecastError
+from recast.io import load
+from recast.pooling.swap import attention_pool_, attention_pools
+from recast.surgery import applied_plan, gpsa_layers
+from recast.training.fit import fit
+from recast.training.freezing import freeze_trunk_, rest_trunk
+from recast.training.metrics import MetricsLog
+from recast.training.optim import learning_rates, make_optimizer
+from recast.training.ranges import check_ranges
+from recast.training.run import train
+from recast.training.signals import Interrupted
+
+CtrlC = Callable[[str, int], AbstractContextManager[None]]
+FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}
+
+
+def pooled(kind: Any = "single") -> nn.Module:
+    """`small_parent` with attention pooling that starts as the average."""
+    model = small_parent()
+    model.pretrained_cfg = {"input_size": (3, 8, 8)}  # type: ignore[assignment]
+    return attention_pool_(model, config=PoolConfig(kind))
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+# --- what is frozen ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["none", "single", "per_class"])
+def test_a_frozen_trunk_keeps_every_bit(kind: Any, tmp_path: Path) -> None:
+    model = pooled(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = fit(model, small_data(), small_recipe(**FROZEN, pool=PoolConfig(kind)), tmp_path, progress=False)
+    changed = moved(before, load_file(tmp_path / "weights.safetensors"))
+    heads = {f"{name}." for name in attention_pools(model)} | {"9."}
+    assert {next(head for head in heads if name.startswith(head)) for name in changed} == heads
+    assert {"1.running_mean", "1.weight", "4.weight", "5.num_batches_tracked"} <= before.keys() - changed
+    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+    resting = RegularizationConfig()
+    again = pooled(kind)  # the control: without freeze the trunk moves
+    fit(again, small_data(), small_recipe(regularization=resting, epochs=1), tmp_path / "all", progress=False)
+    assert {"1.running_mean", "1.weight", "4.weight"} <= moved(before, again.state_dict())
+
+
+def test_the_trunk_rests_and_the_optimiser_is_not_given_it() -> None:
+    model = freeze_trunk_(pooled(), 3)
+    held = [p for group in make_optimizer(model, OptimConfig(), 8).param_groups for p in group["params"]]
+    heads = [*next(iter(attention_pools(model).values())).parameters(), *model[-1].parameters()]
+    assert {id(p) for p in held} == {id(p) for p in heads}
+    model.train()
+    rest_trunk(model, 3)
+    assert [type(m).__name__ for m in model if m.training] == ["PooledLayer", "Linear"]
+    x = torch.randn(4, 3, 8, 8)
+    assert torch.equal(model(x), model(x)), "dropout is at rest"
+
+
+def test_pooling_has_a_rate_of_its_own() -> None:
+    optimizer = make_optimizer(pooled(), OptimConfig(lr=1e-3, base_batch=16, pool_lr=0.5), 8)
+    peaks = {group["name"]: group["peak_lr"] for group in optimizer.param_groups}
+    assert peaks == {"decay": 5e-4, "no_decay": 5e-4, "pool_decay": 0.5, "pool_no_decay": 0.5}
+    assert learning_rates(optimizer) == (5e-4, None), "the rate of the weights, not that of the pooling"
+
+
+def test_layers_that_would_never_train_are_refused() -> None:
+    check_ranges(Recipe(**FROZEN, pool=PoolConfig("single")))
+    check_ranges(Recipe(**FROZEN))
+    with pytest.raises(RecastError, match="would never train: add --where none") as raised:
+        check_ranges(Recipe(**FROZEN | {"where": ["last_stage"]}, pool=PoolConfig("single")))
+    assert "\n" not in str(raised.value)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{"optim": {"pool_lr": 3e-2}}, FROZEN], ids=["everything", "frozen"])
+def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], tmp_path: Path, ctrl_c: CtrlC) -> None:
+    recipe = small_recipe(**fields)
+    fit(pooled(), small_data(), recipe, tmp_path / "whole", progress=False)
+    with ctrl_c("update", 7), pytest.raises(Interrupted):
+        fit(pooled(), small_data(), recipe, tmp_path / "parts", progress=False)
+    fit(pooled(), small_data(), recipe, tmp_path / "parts", resume=True, progress=False)
+    whole, parts = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "parts"))
+    assert moved(whole, parts) == set()
+    assert any("attn.q.weight" in name and value.any() for name, value in whole.items()), "the query has learnt"
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("single", {"where": ["none"]}),
+        ("per_class", {**FROZEN, "epochs": 1}),
+        ("single", {"schedule": ScheduleConfig("at_once", conv_epochs=1), "where": ["layer3.1.conv2"]}),
+    ],
+)
+def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    recipe = digits_recipe(pool=PoolConfig(kind), **{"epochs": 1, **fields, "control": True})
+    if "schedule" in fields:
+        recipe = digits_recipe(pool=PoolConfig(kind), **fields)
+    train(recipe, tmp_path / "run", progress=False)
+    run = tmp_path / "run"
+    verified = json.loads((run / "verify.json").read_text(encoding="utf-8"))
+    assert verified["argmax_agreement"] == 1
+    assert verified["max_relative_error"] < 1e-5
+    plan_file = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    assert plan_file["pool"]["kind"] == kind
+    assert plan_file["pool_cost"]["parameters"] > 0
+    child, control = load(run / "weights.safetensors"), load(run / "finetuned" / "weights.safetensors")
+    assert applied_plan(child).pool == recipe.pool
+    assert len(gpsa_layers(child)) == len(plan_file["steps"]) == recipe.has_layers
+    assert (len(attention_pools(child)), len(attention_pools(control))) == (1, 0)
+    begun, ended = (MetricsLog(run / "metrics.jsonl").rows()[i] for i in (0, -1))
+    assert begun["val_loss"] == pytest.approx(MetricsLog(run / "finetuned" / "metrics.jsonl").rows()[0]["val_loss"])
+    assert begun["val_loss"] != ended["val_loss"]
+    assert train(recipe, run, resume=True, progress=False) == run  # finished: left alone, and read back
+    if recipe.regularization.freeze == "trunk":
+        parent = load_file(run / "parent.safetensors")
+        for arm in (child, control):
+            assert {n for n in moved(parent, arm.state_dict()) if n in parent} <= {"fc.weight", "fc.bias"}
+
+
+def test_what_a_pool_cannot_be_leaves_no_folder(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(RecastError, match=r"optim\.pool_lr.*leave it out"):
+        train(digits_recipe(where=["none"], optim=OptimConfig(pool_lr=1e-3)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_recast_layers_and_a_pool_train_together(tmp_path: Path) -> None:
+    child = small_child(copy.deepcopy(small_parent()))
+    attention_pool_(child, config=PoolConfig("single"), example=torch.zeros(2, 3, 8, 8).normal_())
+    rows = fit(child, small_data(), small_recipe(epochs=2), tmp_path, progress=False)
+    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+    again = load(tmp_path / "weights.safetensors", parent=small_parent())
+    assert moved(again.state_dict(), child.state_dict()) == set()
