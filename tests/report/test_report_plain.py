@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,3 +71,24 @@ def test_beside_runs_that_are_recast(make_plain: MakeRun, make_run: MakeRun, tmp
     assert joint_verdict([runs[0], runs[0]]) == "None of these 2 runs recast anything."
     assert write_report([paths[0], paths[0]], tmp_path / "plain.html").exists()
     assert "## plain: " in cited.markdown(runs)
+
+
+def test_a_run_whose_pooling_alone_became_attention(make_run: MakeRun) -> None:
+    """Three arms and a plan, and no heads of convolutions to draw."""
+    path = make_run("pooled", attention=False, epochs=2)
+    recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    recipe |= {"where": ["none"], "pool": {"kind": "per_class", "start": "average"}}
+    (path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    planned = json.loads((path / "plan.json").read_text(encoding="utf-8"))
+    (path / "plan.json").write_text(json.dumps(planned | {"steps": []}), encoding="utf-8")
+    run = read_run(path)
+    assert not run.is_plain
+    assert not run.has_layers
+    text = write_report([path]).read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert "attention pooling with a learned token for every class. No convolution was recast." in text
+    assert "Compute with attention pooling" in text
+    assert "Gates and spans" not in text
+    assert "Three arms" in text
+    assert "This run recast nothing" not in text
+    assert "heads" not in missing(run)[1]
+    assert "agreement" in missing(run)[1]

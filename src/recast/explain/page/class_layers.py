@@ -54,7 +54,7 @@ def pool_layer(name: str, maps: PoolMaps, num_classes: int | None, best: Sequenc
     weights = maps.weights[0].float()  # (H, T, h, w)
     kept = None if maps.tokens is None else maps.tokens[0].float()  # (H, T)
     told = f"attention pooling, {'one token' if num_classes is None else 'one token a class'}"
-    told += "" if kept is None else ", among its own keys" if num_classes is None else ", all among the keys"
+    told += "" if kept is None else ", among its own keys"
     told += "" if len(weights) == 1 else f", {len(weights)} heads{'' if num_classes is None else ' (their mean)'}"
     if num_classes is None:
         shown, kept = weights[:, 0], None if kept is None else kept[:, 0]

@@ -90,7 +90,9 @@ def missing(run: Run) -> tuple[list[str], str]:
     if have & set(CORRUPTIONS):
         have.add("basic")
     if run.is_plain:
-        have |= {"heads", "cka", "agreement"}  # there is nothing to compare, and no head
+        have |= {"cka", "agreement"}  # there is nothing to compare
+    if not run.has_layers:
+        have.add("heads")
     absent = [suite for suite in MISSING if suite not in have]
     command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])
     return [MISSING[suite] for suite in absent], command if absent else ""
