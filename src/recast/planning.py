@@ -16,7 +16,7 @@ from recast.cost import Cost, count_parameters
 from recast.errors import RecastError
 from recast.geometry import Geometry
 from recast.layer_costs import LayerCosts, on_meta
-from recast.pool_costs import pool_cost
+from recast.pool_costs import pool_cost, pool_input
 from recast.rules import find_rule, is_convolution, refusal
 from recast.rules.convolutions import computes_weight
 from recast.rules.sharing import Sharing
@@ -109,7 +109,8 @@ def plan(
     after = sum((added[name] for name in kept), start)
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
-    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note, pool, pooling)
+    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note, pool, pooling,
+                None if pool is None else pool_input(example))  # fmt: skip
 
 
 def is_none(where: Where | None) -> bool:
@@ -129,7 +130,9 @@ def _plan_pool(model: nn.Module, example: Example, config: RecastConfig, pool: P
     seen = observe(model, example, set())
     before, added = _whole(model, seen, 0), pool_cost(model, example, pool, seen)
     left = tuple(Left(name, NOT_SELECTED) for name, module in model.named_modules() if _is_layer(name, module))
-    return Plan(type(model).__name__, config, (), left, (), before, before + added, "", pool, added)
+    return Plan(
+        type(model).__name__, config, (), left, (), before, before + added, "", pool, added, pool_input(example)
+    )
 
 
 def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:

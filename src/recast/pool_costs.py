@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 from recast.config import PoolConfig
 from recast.cost import Cost, count_parameters
 from recast.errors import RecastError
-from recast.pooling.swap import attention_pool_
+from recast.pooling.swap import noise, swap_
 from recast.shapes import Example, Observation, observe
 
 
@@ -23,7 +23,8 @@ def pool_cost(
     `seen` is the pass of the network without the pool, after `edit`; `steps` are the layers that become attention too.
     Raises RecastError as `attention_pool_` does, and where the pool takes the place of one of `steps`.
     """
-    pooled = attention_pool_(copy.deepcopy(model), config=config)
+    pooled = copy.deepcopy(model)
+    swap_(pooled, config, images_of(pooled, example))
     for name in steps:
         if type(pooled.get_submodule(name)) is not type(model.get_submodule(name)):
             raise RecastError(
@@ -33,3 +34,17 @@ def pool_cost(
     found = observe(pooled, example, set(), edit)
     added = count_parameters(pooled) - count_parameters(model)
     return Cost(added, found.macs - seen.macs, found.activation_bytes - seen.activation_bytes)
+
+
+def images_of(model: nn.Module, example: Example) -> Tensor | None:
+    """Noise of the shape of an example's images; None where it is no batch of them."""
+    shape = pool_input(example)
+    return None if shape is None else noise(model, shape)
+
+
+def pool_input(example: Example) -> tuple[int, int, int] | None:
+    """(C, H, W) of an example; None where it is no batch of images."""
+    first = example[0] if isinstance(example, tuple) and len(example) == 1 else example
+    if not isinstance(first, Tensor) or first.dim() != 4:
+        return None
+    return first.shape[1], first.shape[2], first.shape[3]

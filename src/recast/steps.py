@@ -127,6 +127,13 @@ def _read_pool(d: dict[str, Any] | None) -> PoolConfig | None:
     return asked_pool(None if d is None else PoolConfig(**d))
 
 
+def _read_shape(found: list[int] | None) -> tuple[int, int, int] | None:
+    if found is None:
+        return None
+    channels, height, width = (int(size) for size in found)
+    return channels, height, width
+
+
 def asked_pool(config: PoolConfig | None) -> PoolConfig | None:
     """None for a pool that is the network's own."""
     return config if config is not None and config.is_on else None
@@ -148,6 +155,8 @@ class Plan:
     pool: PoolConfig | None = None
     """Attention in the place of the network's own pooling (`recast.pooling.swap.attention_pool_`)."""
     pool_cost: Cost | None = None
+    pool_input: tuple[int, int, int] | None = None
+    """(C, H, W) of the images with which the pooling's place is found again."""
     """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""
 
     def to_json(self) -> str:
@@ -163,6 +172,7 @@ class Plan:
             "note": self.note,
             "pool": None if self.pool is None else asdict(self.pool),
             "pool_cost": None if self.pool_cost is None else self.pool_cost.to_dict(),
+            "pool_input": self.pool_input,
         }
         return json.dumps(document, indent=1)
 
@@ -177,7 +187,7 @@ class Plan:
                 d["model"], _read_config(d["config"]), tuple(map(Step.from_dict, d["steps"])),
                 tuple(Left(**item) for item in d["left"]), tuple(Edit(**edit) for edit in d["edits"]),
                 Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"], _read_pool(d.get("pool")),
-                None if d.get("pool_cost") is None else Cost(**d["pool_cost"]),
+                None if d.get("pool_cost") is None else Cost(**d["pool_cost"]), _read_shape(d.get("pool_input")),
             )  # fmt: skip
         except RecastError:
             raise
@@ -224,7 +234,7 @@ class Plan:
 
     def without_pool(self) -> Plan:
         """The plan with the network's own pooling."""
-        return replace(self, pool=None, pool_cost=None, after=self.after - (self.pool_cost or NOTHING))
+        return replace(self, pool=None, pool_cost=None, pool_input=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
         from recast.table import plan_table
@@ -235,7 +245,9 @@ class Plan:
 NOTHING = Cost(0, 0, 0)
 
 
-def with_pool(done: Plan | None, model: nn.Module, config: PoolConfig) -> Plan:
+def with_pool(
+    done: Plan | None, model: nn.Module, config: PoolConfig, pool_input: tuple[int, int, int] | None = None
+) -> Plan:
     """What `attention_pool_` leaves as `model.recast_plan`: the steps taken so far (`done`; None: none) and the pool.
 
     Its costs are not counted here, which takes images: `plan(model, images, where="none", pool=config)` does.
@@ -243,7 +255,8 @@ def with_pool(done: Plan | None, model: nn.Module, config: PoolConfig) -> Plan:
     """
     if done is None:
         note = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
-        return Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, note, config)
+        nothing = Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, note, config)
+        return replace(nothing, pool_input=pool_input)
     if done.pool is not None:
         raise RecastError(f"{type(model).__name__} pools with attention already: its pooling is replaced once")
-    return replace(done, pool=config, pool_cost=None)
+    return replace(done, pool=config, pool_cost=None, pool_input=pool_input)

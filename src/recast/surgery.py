@@ -15,7 +15,7 @@ from recast.folding.norms import what_remains
 from recast.gpsa import GPSA
 from recast.parameters import param_groups as param_groups
 from recast.planning import apply_edits_
-from recast.pooling.swap import attention_pool_
+from recast.pooling.swap import noise, swap_
 from recast.rules import check_finite, find_rule, refusal
 from recast.steps import NOTHING, Plan, Step
 from recast.strides import Edit, replace_module_
@@ -56,7 +56,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     done = _done(model)
     modules, layers = check_recast(model, plan, chosen)
     if pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
-        attention_pool_(model, config=pool)
+        put_pool_(model, plan)
 
     waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
     if done is None or not done.steps:
@@ -72,6 +72,12 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             replace_module_(model, norm, what_remains(norm))
     model.recast_plan = _applied(plan, chosen, done, pool)  # type: ignore[assignment]
     return model
+
+
+def put_pool_(model: nn.Module, plan: Plan) -> None:
+    """The plan's attention pooling, and nothing else of it."""
+    assert plan.pool is not None
+    swap_(model, plan.pool, None if plan.pool_input is None else noise(model, plan.pool_input))
 
 
 def _done(model: nn.Module) -> Plan | None:
@@ -113,10 +119,10 @@ def _applied(plan: Plan, chosen: Plan, done: Plan | None, pool: PoolConfig | Non
     now (`pool`) or before; their costs."""
     if done is not None and not chosen.steps:  # the pool alone
         added = plan.pool_cost or NOTHING
-        return replace(done, pool=pool, pool_cost=plan.pool_cost, after=done.after + added)
+        return replace(done, pool=pool, pool_cost=plan.pool_cost, pool_input=plan.pool_input, after=done.after + added)
     if pool is None:
         before = None if done is None else done.pool
-        plan = plan if before is not None and before == plan.pool else replace(plan.without_pool(), pool=before)
+        plan = plan if before is not None and before == plan.pool else _with_pool_of(plan, done)
     steps = chosen.steps if done is None else done.steps + chosen.steps
     taken = {step.name for step in steps}
     waiting = tuple(
@@ -126,6 +132,13 @@ def _applied(plan: Plan, chosen: Plan, done: Plan | None, pool: PoolConfig | Non
     )
     after = sum((step.before - step.after for step in plan.steps if step.name not in taken), plan.after)
     return replace(plan, steps=steps, edits=plan.edits + waiting, after=after)
+
+
+def _with_pool_of(plan: Plan, done: Plan | None) -> Plan:
+    """The plan with the pool that is in already."""
+    if done is None:
+        return plan.without_pool()
+    return replace(plan.without_pool(), pool=done.pool, pool_input=done.pool_input)
 
 
 def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:

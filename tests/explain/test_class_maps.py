@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -127,14 +128,66 @@ def test_single_tokens_tell_what_they_keep() -> None:
     assert isinstance(of, PoolMaps)
     assert of.tokens is not None
     ((layer,),) = [state.layers for state in scene.states]
-    assert layer.names == ("head 1", "head 2")
-    kept = of.tokens.flatten().tolist()
+    assert layer.names == ("mean", "head 1", "head 2")
+    kept = [float(of.tokens.mean()), *of.tokens.flatten().tolist()]
     shown = scene.pictures[0].maps[0]["pool"]
-    assert shown.names == tuple(f"head {i + 1} ({percent(p)} on the token itself)" for i, p in enumerate(kept))
+    assert shown.names == tuple(
+        f"{n} ({percent(p)} on the token itself)" for n, p in zip(layer.names, kept, strict=True)
+    )
     assert shown.values.sum((1, 2, 3, 4)) == pytest.approx([1 - p for p in kept], abs=0.02)
     assert "among its own keys" in layer.description
     alone, _ = pool_layer("pool", PoolMaps(of.weights[:, :1], None), None, ())
     assert (alone.names, alone.description) == (("what is pooled",), "attention pooling, one token")
+
+
+@torch.no_grad()
+def test_tokens_without_maps_lie_on_the_grid_of_the_image() -> None:
+    """LeViT's later stages make no maps: 96 tokens of a 128×192 image are 8×12, and where nothing fits, no picture."""
+    network = nn.Sequential(nn.Conv2d(3, 6, 8, stride=8), nn.Flatten(2))
+
+    class Tokens(nn.Module):
+        def __init__(self, keep: int) -> None:
+            super().__init__()
+            self.stem, self.keep, self.head = network, keep, nn.Linear(6, 4)
+
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self.stem(x).transpose(1, 2)[:, :: self.keep]  # 16×24 patches, every keep-th
+
+        def forward_head(self, x: Tensor) -> Tensor:
+            return self.head(x.mean(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.forward_head(self.forward_features(x))
+
+    images = torch.rand(2, 3, 128, 192)
+    fits, odd = (attention_pool_(Tokens(keep), True, example=images).eval() for keep in (4, 5))
+    assert class_maps(fits, images).shape == (2, 4, 8, 12)
+    with pytest.raises(RecastError, match="grid is not known"):
+        class_maps(odd, images)
+    scene = scene_of(odd, images[0])
+    assert not scene.states[0].layers
+    assert "attention_pool" in " ".join(scene.notes)
+
+
+def test_a_class_token_that_nobody_reads_explains_nothing() -> None:
+    options = TINY | {"depth": 1}
+    reads, averages = (VisionTransformer(**options, global_pool=pool).eval() for pool in ("token", "avg"))
+    assert class_maps(reads, torch.rand(1, 3, 32, 32)).shape == (1, 1, 4, 4)
+    with pytest.raises(RecastError, match="has no class maps"):
+        class_maps(averages, torch.rand(1, 3, 32, 32))
+    names = [layer.name for layer in scene_of(averages, torch.rand(3, 32, 32)).states[0].layers]
+    assert names == ["blocks.0.attn"]
+
+
+def test_what_is_not_finite_is_not_drawn() -> None:
+    with pytest.raises(RecastError, match="pool has attention that is not finite"):
+        pool_layer("pool", PoolMaps(torch.full((1, 1, 1, 2, 2), torch.nan), None), None, ())
+
+
+def test_an_even_map_is_even_in_blocks_too() -> None:
+    _, stored = pool_layer("pool", PoolMaps(torch.full((1, 1, 1, 129, 131), 1e-4), None), None, ())
+    assert stored.pool == 2
+    assert float(np.ptp(stored.values)) == 0
 
 
 def test_outputs_that_rank_nothing_show_the_first_classes() -> None:

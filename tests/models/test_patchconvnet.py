@@ -481,5 +481,5 @@ def test_mistakes() -> None:
         tiny(global_pool="avg")
     with pytest.raises(RecastError, match="head of 3 classes needs pooling"):
         tiny(global_pool="")
-    with pytest.raises(RecastError, match="num_classes of at least 1, got 0"):
+    with pytest.raises(RecastError, match="a token a class needs classes"):
         tiny(0, per_class=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
+from recast import plan, recast_
 from recast.config import PoolConfig
 from recast.errors import RecastError
 from recast.pooling.adapters import PooledLayer, PoolsBeforeHead
@@ -131,12 +133,14 @@ def test_class_tokens_give_way() -> None:
     tokens = model.forward_features(x)
     expected = model.head(model.fc_norm(tokens[:, 1:].mean(1)))
     kind = type(model)
-    attention_pool_(model, example=x)
+    with pytest.warns(UserWarning, match="did not average over its last map"):
+        attention_pool_(model, example=x)
     torch.testing.assert_close(model(x), expected)
     assert isinstance(model, kind)
     assert isinstance(model, PoolsBeforeHead)
     assert type(model).__name__ == kind.__name__
     assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
     averaging = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg").eval()
     expected = averaging(x)
     torch.testing.assert_close(attention_pool_(averaging, True, example=x)(x), expected, rtol=1e-5, atol=1e-6)
@@ -153,7 +157,9 @@ def test_a_network_that_classifies_every_position() -> None:
     pooled = model.features(x).mean((2, 3), keepdim=True)
     expected = model.classifier[1](pooled).relu().flatten(1)
     for per_class in (False, True):
-        torch.testing.assert_close(attention_pool_(copy.deepcopy(model), per_class)(x), expected)
+        with pytest.warns(UserWarning, match="its classifier comes first"):
+            child = attention_pool_(copy.deepcopy(model), per_class)
+        torch.testing.assert_close(child(x), expected)
 
 
 def test_where_networks_pool() -> None:
@@ -194,6 +200,89 @@ def test_buffers_and_mode_are_untouched() -> None:
     assert model.training
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert isinstance(model.get_classifier(), ClassHead)
+
+
+@pytest.mark.parametrize(
+    "kind", ["module, flat", "module, map", "head, tokens", "module, the classifier a convolution"]
+)
+@torch.no_grad()
+def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
+    """Data with other classes, as users of timm ask for: the pool stays, with tokens for them."""
+    for per_class in (False, True):
+        model = attention_pool_(small(kind), per_class, example=images()).eval()
+        before = dict(attention_pools(model))
+        model.reset_classifier(3)
+        (pool,) = attention_pools(model).values()
+        assert list(before.values()) == [pool]
+        assert pool.num_classes == (3 if per_class else None)
+        assert model(images()).shape == (2, 3)
+        assert model(images()[:1]).shape == (1, 3)
+        with pytest.raises(RecastError, match=r"pooling of this .* is attention"):
+            model.reset_classifier(3, "max")
+        assert not [name for name in model.state_dict() if "replaced" in name]
+
+
+class Branches(nn.Module):
+    """The pooling module is a branch: of a channel attention, beside another pooling, or before a mean in code."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+        self.first, self.pool, self.kind = nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d(1), kind
+        self.fc = nn.Linear(8 if kind == "gate" else 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f, g = self.a(x), self.b(x)
+        if self.kind == "gate":
+            return self.fc((f * self.pool(f).sigmoid()).mean((2, 3)))
+        other = self.first(g).flatten(1) if self.kind == "two" else g.mean((2, 3))
+        return self.fc(torch.cat((self.pool(f).flatten(1), other), 1))
+
+
+@pytest.mark.parametrize("kind", ["gate", "two", "code"])
+def test_a_branch_is_not_the_pooling(kind: str) -> None:
+    with pytest.raises(RecastError, match="cannot tell where Branches pools"):
+        attention_pool_(Branches(kind).eval(), example=images(32))
+
+
+def test_a_frozen_classifier_stays_frozen() -> None:
+    model = small("module, flat")
+    model.get_classifier().requires_grad_(False)
+    attention_pool_(model, True)
+    assert not any(p.requires_grad for p in model.get_classifier().parameters())
+
+
+@torch.no_grad()
+def test_a_plan_finds_the_place_again_with_images_of_the_same_shape() -> None:
+    """A network of one's own that takes one shape of images and says nowhere which."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(1, 4, 3, padding=1)
+        flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+        return nn.Sequential(nn.LayerNorm((1, 28, 20)), convolution, nn.ReLU(), *flat).eval()
+
+    x = torch.randn(2, 1, 28, 20)
+    model = attention_pool_(make(), True, example=x)
+    assert model.recast_plan.pool_input == (1, 28, 20)
+    torch.testing.assert_close(recast_(make(), model.recast_plan)(x), make()(x))
+    planned = plan(make(), x, where="1", pool=PoolConfig("single"))
+    again = type(planned).from_json(planned.to_json())
+    torch.testing.assert_close(recast_(make(), again)(x), make()(x))
+
+
+def test_a_single_position_is_told() -> None:
+    model = timm.create_model("resnet10t", num_classes=5)
+    with pytest.warns(UserWarning, match="pools a single position"):
+        attention_pool_(model, example=images(32))
+
+
+def test_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("resnet10t", num_classes=5)
+        vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg")
+    assert attention_pools(attention_pool_(model, example=images().to("meta")))
+    assert attention_pools(attention_pool_(vit, True, example=images().to("meta")))
 
 
 class Aux(nn.Module):
@@ -245,6 +334,8 @@ def test_a_network_says_what_it_takes_or_is_tried() -> None:
     attention_pool_(fixed, True)
     assert isinstance(fixed[1], AttentionPool)
     grey = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    attention_pool_(grey)
+    odd = nn.Sequential(nn.LayerNorm((3, 28, 28)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
     with pytest.raises(RecastError, match="takes no image of noise"):
-        attention_pool_(grey)
-    attention_pool_(grey, example=torch.randn(1, 1, 28, 28))
+        attention_pool_(odd)
+    attention_pool_(odd, example=torch.randn(1, 3, 28, 28))

@@ -33,19 +33,23 @@ class PoolMaps(NamedTuple):
 
     weights: Tensor
     tokens: Tensor | None
+    has_grid: bool = True
+    """False: tokens whose grid is not known, all in one row, h = 1."""
 
 
 @torch.no_grad()
 def pool_maps(pool: AttentionPool, x: Tensor, grids: Grids | None = None) -> PoolMaps:
-    """The maps of a pool for what it takes. Pooled tokens do not tell their grid: it is looked up in `grids`."""
-    weights = pool.attention_maps(pool.as_map(x))
+    """The maps of a pool for what it takes. Pooled tokens do not tell their grid: it is looked up in `grids`, and where
+    it is not known, all are in one row."""
+    weights, has_grid = pool.attention_maps(pool.as_map(x)), True
     if isinstance(pool, PooledLayer) and pool.takes == "NLC" and grids is not None:
-        grid = grids.of(x.shape[0], weights.shape[-1], max_prefix=0)
+        grid = grids.of_patches(x.shape[0], weights.shape[-1])
+        has_grid = grid is not None
         weights = weights if grid is None else weights.flatten(-2).unflatten(-1, grid)
     if not pool.cls_in_keys:
-        return PoolMaps(weights, None)
+        return PoolMaps(weights, None, has_grid)
     total = weights.sum((-2, -1), dtype=torch.promote_types(weights.dtype, torch.float32))
-    return PoolMaps(weights, (1 - total).clamp_min(0))
+    return PoolMaps(weights, (1 - total).clamp_min(0), has_grid)
 
 
 @contextmanager

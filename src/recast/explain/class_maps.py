@@ -25,9 +25,11 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
     pools: list[Tensor] = []
     tokens: list[Tensor] = []
     silent: list[str] = []
-    has_class_token = token_names(model, 1) == ("class token",)
+    has_class_token = token_names(model, 1) == ("class token",)  # and it is read
 
-    def keep_pool(_name: str, maps: PoolMaps) -> None:
+    def keep_pool(name: str, maps: PoolMaps) -> None:
+        if not maps.has_grid:
+            raise RecastError(f"{name} of {type(model).__name__} pools tokens whose grid is not known: there is no map")
         pools[:] = [maps.weights.mean(1)]
 
     def keep_tokens(_name: str, maps: TokenMaps) -> None:

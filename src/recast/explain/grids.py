@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,12 +19,15 @@ class Grids:
     def __init__(self) -> None:
         self.batch: int | None = None
         """Images that the network was given, where it was called as a whole."""
+        self._image: tuple[int, int] | None = None
         self._seen: dict[tuple[int, int], None] = {}
 
     def begin(self, image: Any) -> None:
         """A new pass, over these images."""
         self._seen.clear()
-        self.batch = image.shape[0] if isinstance(image, Tensor) and image.dim() == 4 else None
+        is_image = isinstance(image, Tensor) and image.dim() == 4
+        self.batch = image.shape[0] if is_image else None
+        self._image = (image.shape[2], image.shape[3]) if is_image else None
 
     def see(self, output: Any) -> None:
         """Remember a map (B, C, h, w); anything else is none, and so is one of each window or patch."""
@@ -39,6 +43,16 @@ class Grids:
             return None
         fits = (size for size in reversed(self._seen) if 0 <= tokens - size[0] * size[1] <= max_prefix)
         return next(fits, None)
+
+    def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
+        """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
+        stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
+        if (found := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
+            return found
+        height, width = self._image
+        rows = math.isqrt(patches * height // width)
+        fits = [r for r in (rows, rows + 1) if r and patches % r == 0 and r * width == patches // r * height]
+        return (fits[0], patches // fits[0]) if fits else None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from recast.cmhsa import RecastLayer
 from recast.errors import RecastError
 from recast.explain.grids import Grids, watched_grids
 from recast.pooling.layer import AttentionPool
+from recast.pooling.swap import attention_pools
 
 SILENT = "gives no weights of one token for another"
 NOT_WHOLE = "attention within windows, over reduced keys or over channels, which has no maps over the whole grid"
@@ -132,8 +133,12 @@ def watched_tokens(model: nn.Module, grids: Grids, keep: Keep, leave_out: LeaveO
 
 
 def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """What the `count` tokens before the patches are, by the names of the network's parameters."""
+    """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
+    where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
     known = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    pooling = getattr(model, "global_pool", None)
+    if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):
+        return tuple(f"register {i + 1}" for i in range(count))  # the answer comes from the patches: nobody reads these
     names = [] if known.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
     if "dist_token" in known:
         names.append("distillation token")

@@ -76,7 +76,7 @@ class PatchConvNet(Trunk):
     `norm_layer`: layernorm2d, or batchnorm2d (the trunk's norms; those of the pooling stay). `init_values`: start of
     every LayerScale. `drop_path_rate`: stochastic depth, the same in every block (section 3.3). `drop_rate`: dropout
     before the head. `num_heads`, `mlp_ratio`, `cls_in_keys`: of the pooling (`AttentionPool`). `global_pool=""`: no
-    pooling, the map. `num_classes=0`: pooled features B×d instead of logits.
+    pooling, the map. `num_classes=0`: pooled features B×d instead of logits (not per class).
     Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
     """
 
@@ -131,6 +131,8 @@ class PatchConvNet(Trunk):
         wanted = global_pool if global_pool is not None else "attn" if isinstance(self.pool, AttentionPool) else ""
         if wanted not in ("attn", ""):
             raise RecastError(f"global_pool of a PatchConvNet must be 'attn' or '', got {wanted!r}")
+        if self.per_class and wanted and not num_classes and not isinstance(self.pool, AttentionPool):
+            raise RecastError("a token a class needs classes: pass num_classes, or global_pool='' for the trunk alone")
         if not wanted and num_classes:
             raise RecastError(
                 f"a head of {num_classes} classes needs pooling: pass global_pool='attn', or num_classes=0"

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.pooling.in_code import find_after_sequential, find_in_head
 from recast.pooling.place import Layout, Place
-from recast.pooling.watch import MEANS, Done, classifier_of, finished, is_linear, is_one, same, watched
+from recast.pooling.watch import (
+    MEANS,
+    Done,
+    all_comes_through,
+    classifier_of,
+    finished,
+    is_linear,
+    is_one,
+    same,
+    watched,
+)
 from recast.shapes import in_eval
 
 __all__ = ["find_place"]
@@ -74,7 +84,7 @@ def _module(model: nn.Module, example: Tensor, order: list[tuple[str, torch.Size
     pool = next(done for done in reversed(seen) if done.name == name)
     if sum(done.name == name for done in seen) > 1:
         raise RecastError(f"{name} of {type(model).__name__} pools more than once: it cannot be replaced")
-    if not after and (found := _beforeclassifier_of(model, example, order, pool, seen, logits)) is not None:
+    if not after and (found := _before_classifier(model, example, order, pool, seen, logits)) is not None:
         return found
     layout = _layout(pool)
     dim = pool.input.shape[1 if layout == "NCHW" else 3]
@@ -83,10 +93,13 @@ def _module(model: nn.Module, example: Tensor, order: list[tuple[str, torch.Size
             f"{name} of {type(model).__name__} gives {pool.output[0].numel()} numbers for {dim} channels (average and "
             "maximum): attention pooling gives one a channel; build the network with global_pool='avg'"
         )
+    if not all_comes_through(model, name, pool, example):
+        return None  # it is a branch, and the network pools in code besides
     gives: Layout = "flat" if pool.output.dim() == 2 else "NCHW" if pool.output.shape[1] == dim else "NHWC"
     averages = same(pool.input.mean(MEANS[layout]).flatten(), pool.output.flatten())
     tail = [done for done in seen if done.name in after]
-    return Place("module", name, dim, layout, gives, 0, classifier_of(tail, logits), averages)
+    positions = pool.input[0].numel() // dim
+    return Place("module", name, dim, layout, gives, 0, classifier_of(tail, logits), averages, positions=positions)
 
 
 def _layout(pool: Done) -> Layout:
@@ -97,7 +110,7 @@ def _layout(pool: Done) -> Layout:
     return "NHWC" if pool.output[0].numel() == pool.input.shape[3] != pool.input.shape[1] else "NCHW"
 
 
-def _beforeclassifier_of(
+def _before_classifier(
     model: nn.Module, example: Tensor, order: list[tuple[str, torch.Size]], pool: Done, seen: list[Done], logits: Tensor
 ) -> Place | None:
     """A network that classifies every position and averages then (SqueezeNet): it is pooled before its classifier."""
@@ -113,6 +126,6 @@ def _beforeclassifier_of(
         with watched(model, {name}) as found:
             model(example)
         if same(found[-1].output, last.input):
-            dim = last.input.shape[1]
-            return Place("append", name, dim, "NCHW", "NCHW", 0, last.name, averages=False)
+            dim, positions = last.input.shape[1], last.input[0, 0].numel()
+            return Place("append", name, dim, "NCHW", "NCHW", 0, last.name, averages=False, positions=positions)
     return None

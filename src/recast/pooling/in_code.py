@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.pooling.place import Layout, Place
-from recast.pooling.watch import MEANS, Probe, classifier_of, is_one, same
+from recast.pooling.watch import MEANS, Probe, all_comes_through, classifier_of, is_one, same, watched
 
 __all__ = ["find_after_sequential", "find_in_head"]
 
@@ -50,14 +50,20 @@ def find_in_head(model: Any, example: Tensor, logits: Tensor) -> Place | None:
         for prefix in prefixes:
             found = probe(model.forward_head, _single(x, layout, prefix))
             if found is not None and same(found[0], expected):
-                return Place("head", "", _channels(x, layout), layout, layout, prefix, classifier)
+                return _place(x, layout, prefix, classifier, averages=True)
     # the head reads the class token, or pools otherwise: it takes the pooled position all the same
     width = getattr(model, "num_features", None)
     layout = next((form for form in layouts if _channels(x, form) == width), layouts[0])
     found = probe(model.forward_head, _single(x, layout, prefixes[0]))
     if found is None or found[0].shape != expected.shape:
         return None
-    return Place("head", "", _channels(x, layout), layout, layout, prefixes[0], classifier, averages=False)
+    return _place(x, layout, prefixes[0], classifier, averages=False)
+
+
+def _place(x: Tensor, layout: Layout, prefix: int, classifier: str | None, averages: bool) -> Place:
+    dim = _channels(x, layout)
+    positions = x[0].numel() // dim - prefix
+    return Place("head", "", dim, layout, layout, prefix, classifier, averages, positions=positions)
 
 
 def _single(x: Tensor, layout: Layout, prefix: int) -> Tensor:
@@ -93,9 +99,14 @@ def find_after_sequential(
             shapes: list[torch.Size] = []
             with _averaged(modules[name], relu, shapes):
                 found = probe(model, example)
-            if found is not None and answer is not None and len(shapes) == 1 and same(found[0], answer[0]):
-                classifier = classifier_of(found[1], logits)
-                return Place("append", name, shapes[0][1], "NCHW", "NCHW", 0, classifier, relu=relu)
+            if found is None or answer is None or len(shapes) != 1 or not same(found[0], answer[0]):
+                continue
+            with watched(model, {name}) as seen:
+                model(example)
+            if all_comes_through(model, name, seen[-1], example):
+                classifier, positions = classifier_of(found[1], logits), shapes[0][2:].numel()
+                dim = shapes[0][1]
+                return Place("append", name, dim, "NCHW", "NCHW", 0, classifier, relu=relu, positions=positions)
     return None
 
 

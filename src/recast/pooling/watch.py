@@ -13,7 +13,18 @@ from torch import Tensor, nn
 
 from recast.pooling.place import Layout
 
-__all__ = ["MEANS", "Done", "Probe", "classifier_of", "finished", "is_linear", "is_one", "same", "watched"]
+__all__ = [
+    "MEANS",
+    "Done",
+    "Probe",
+    "all_comes_through",
+    "classifier_of",
+    "finished",
+    "is_linear",
+    "is_one",
+    "same",
+    "watched",
+]
 
 MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (1,)}
 """The dimensions of the positions."""
@@ -85,16 +96,39 @@ class Probe:
                 given = run(x)
             except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
                 return None
-        if not isinstance(given, Tensor) or not given.isfinite().all():
+        if not isinstance(given, Tensor) or not (given.is_meta or given.isfinite().all()):
             return None
         return (seen[-1].input if seen else given), seen
 
 
+@contextmanager
+def held(module: nn.Module, output: Tensor) -> Iterator[None]:
+    """Let a module give `output`, whatever it takes."""
+    handle = module.register_forward_hook(lambda _module, _inputs, _output: output.clone())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def all_comes_through(model: nn.Module, name: str, done: Done, example: Tensor) -> bool:
+    """Whether other images give the same answer while the module `name` gives what it gave for these (`done`): then
+    nothing goes round it."""
+    probe = Probe(model)
+    answer = probe(model, example)
+    with held(model.get_submodule(name), done.output):
+        other = probe(model, 1 - example.flip(-1))
+    return answer is not None and other is not None and same(other[0], answer[0])
+
+
 def classifier_of(tail: list[Done], logits: Tensor) -> str | None:
-    """The last linear layer, if what it gives are the logits."""
-    if tail and tail[-1].output.numel() == logits.numel() and same(tail[-1].output.flatten(), logits.flatten()):
-        return tail[-1].name
-    return None
+    """The last linear layer, if what it gives are the logits. Where all of them are zero, the only one of that size."""
+    fits = [done for done in tail if done.output.numel() == logits.numel()]
+    if not fits or fits[-1] is not tail[-1] or not same(tail[-1].output.flatten(), logits.flatten()):
+        return None
+    if len(fits) > 1 and not logits.is_meta and not logits.any():
+        return None
+    return tail[-1].name
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -22,11 +22,11 @@ from recast.files import write_text
 from recast.io import save
 from recast.models.build import constructor
 from recast.planning import plan
-from recast.pooling.swap import attention_pool_, attention_pools
+from recast.pooling.swap import attention_pools
 from recast.recipe import save_recipe
 from recast.schedule import Schedule
 from recast.steps import Left, Plan
-from recast.surgery import applied_plan, recast_
+from recast.surgery import applied_plan, put_pool_, recast_
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
 from recast.training.environment import recorded, write_json
@@ -173,7 +173,7 @@ def _train_arms(
         child = copy.deepcopy(parent)
         if begun.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
-                attention_pool_(child, config=begun.pool)
+                put_pool_(child, begun)
         fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher, plan=begun)
         on_first(lambda: write_text(out / "plan.json", as_it_ended(begun, child).to_json()))
         recipe = replace(recipe, schedule=ScheduleConfig())  # the control arm stays the network that it is

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recast.errors import RecastError
 from recast.explain.attention import PoolMaps
 from recast.explain.page.coarse import MAX_KEYS, MAX_QUERIES, pooled, spread, step_of
 from recast.explain.page.predictions import Ranked, percent
@@ -24,6 +25,7 @@ Described = tuple[Layer, Maps]
 def token_layers(name: str, maps: TokenMaps, token_names: Sequence[str]) -> list[Described]:
     """What a page shows of attention over tokens: the patches' maps, with a query, and those of the tokens before them,
     as "NAME (class token)", the mean over heads first. Registers are left out: the network reads nothing from them."""
+    _check_finite(name, maps.weights)
     found: list[Described] = []
     signed = bool((maps.weights < 0).any())
     heads, (height, width) = _heads(maps.weights.shape[1]), maps.grid
@@ -41,8 +43,7 @@ def token_layers(name: str, maps: TokenMaps, token_names: Sequence[str]) -> list
             continue
         shown = maps.prefix[0, :, i].float()
         names = (token,) if len(shown) == 1 else ("mean", *heads)
-        if len(shown) > 1:
-            shown = torch.cat((shown.mean(0, keepdim=True), shown))
+        shown = _mean_first(shown)
         layer = _layer(f"{name} ({token})", "classes", f"what the {token} attends to: {told}{either}", maps.grid, names)
         found.append((layer, _of_classes(shown, signed=signed)))
     return found
@@ -51,14 +52,15 @@ def token_layers(name: str, maps: TokenMaps, token_names: Sequence[str]) -> list
 def pool_layer(name: str, maps: PoolMaps, num_classes: int | None, best: Sequence[Ranked]) -> Described:
     """What a page shows of an attention pool: where its token looks, a map per head; with one token a class the maps of
     the likeliest classes, heads averaged. What the tokens kept for themselves is said in the maps' names."""
+    _check_finite(name, maps.weights)
     weights = maps.weights[0].float()  # (H, T, h, w)
     kept = None if maps.tokens is None else maps.tokens[0].float()  # (H, T)
     told = f"attention pooling, {'one token' if num_classes is None else 'one token a class'}"
     told += "" if kept is None else ", among its own keys"
     told += "" if len(weights) == 1 else f", {len(weights)} heads{'' if num_classes is None else ' (their mean)'}"
     if num_classes is None:
-        shown, kept = weights[:, 0], None if kept is None else kept[:, 0]
-        names = here = ("what is pooled",) if len(weights) == 1 else _heads(len(weights))
+        shown, kept = _mean_first(weights[:, 0]), None if kept is None else _mean_first(kept[:, 0])
+        names = here = ("what is pooled",) if len(weights) == 1 else ("mean", *_heads(len(weights)))
     else:
         # outputs that are not one number per class rank nothing: the first classes are as good as any
         known = best if best and weights.shape[1] == num_classes else [Ranked(i, "", 0) for i in range(num_classes)]
@@ -73,6 +75,16 @@ def pool_layer(name: str, maps: PoolMaps, num_classes: int | None, best: Sequenc
     return layer, _of_classes(shown, here)
 
 
+def _check_finite(name: str, weights: Tensor) -> None:
+    if not weights.isfinite().all():
+        raise RecastError(f"{name} has attention that is not finite: there is nothing to draw")
+
+
+def _mean_first(of_heads: Tensor) -> Tensor:
+    """The mean over heads, then each; of one head alone itself."""
+    return of_heads if len(of_heads) == 1 else torch.cat((of_heads.mean(0, keepdim=True), of_heads))
+
+
 def _of_queries(maps: Tensor, signed: bool) -> Maps:
     """Maps (H, h·w, h, w) of all queries, of which some are stored, over blocks of keys."""
     height, width = maps.shape[-2:]
@@ -83,9 +95,11 @@ def _of_queries(maps: Tensor, signed: bool) -> Maps:
 
 
 def _of_classes(maps: Tensor, names: tuple[str, ...] = (), signed: bool = False) -> Maps:
-    """Maps (K, h, w) without a query."""
+    """Maps (K, h, w) without a query. Blocks at the border hold fewer pixels: their mean counts for all, or an even map
+    would have an edge."""
     pool = step_of(maps.shape[-2], maps.shape[-1], MAX_PIXELS)
-    return Maps.of(pooled(maps, pool)[:, None, None].cpu().numpy(), (0,), (0,), pool, names=names, signed=signed)
+    maps = pooled(maps, pool) / pooled(torch.ones_like(maps), pool) * pool**2
+    return Maps.of(maps[:, None, None].cpu().numpy(), (0,), (0,), pool, names=names, signed=signed)
 
 
 def _layer(name: str, kind: str, description: str, grid: tuple[int, int], names: tuple[str, ...]) -> Layer:

@@ -98,7 +98,7 @@ def make_scene(
             outputs = {}
             for arm, network in networks.items():
                 normalised = _normalised(shown.pixels[None], normalisation, network)
-                with _takes(arm, shown.pixels):
+                with _takes(f" ({arm})" if len(networks) > 1 else "", shown.pixels):
                     if arm == "recast":
                         outputs[arm], layers, stored, said = record_maps(network, normalised, classes)
                         maps[index].append(stored)
@@ -148,7 +148,7 @@ def _takes(arm: str, pixels: Tensor) -> Iterator[None]:
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         height, width = pixels.shape[-2:]
-        raise RecastError(f"the network ({arm}) cannot take an image of {height}×{width} pixels: {reason}") from None
+        raise RecastError(f"the network{arm} cannot take an image of {height}×{width} pixels: {reason}") from None
 
 
 def _bytes(pixels: Tensor) -> NDArray[np.uint8]:

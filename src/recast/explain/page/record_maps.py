@@ -18,7 +18,7 @@ from recast.explain.page.coarse import MAX_KEYS, MAX_QUERIES, pooled, spread, st
 from recast.explain.page.predictions import ranked
 from recast.explain.page.scene import Axis, Floats, Layer, Maps
 from recast.explain.rows_of_maps import MAX_NUMBERS, content_of, rows_of
-from recast.explain.tokens import TokenMaps, token_names, watched_tokens
+from recast.explain.tokens import NO_GRID, TokenMaps, token_names, watched_tokens
 from recast.functional import expand_heads
 from recast.gpsa import GPSA
 from recast.pooling.layer import AttentionPool
@@ -65,6 +65,9 @@ def record_maps(model: nn.Module, image: Tensor, classes: Sequence[str] | None =
         keep(name, token_layers(name, maps, token_names(model, maps.num_prefix)))
 
     def keep_pool(name: str, maps: PoolMaps) -> None:
+        if not maps.has_grid:
+            left_out[name] = NO_GRID
+            return
         pools[name] = maps
         keep(name, [])  # its place; which classes are the likeliest is known at the end
 
