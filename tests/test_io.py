@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -167,3 +168,15 @@ def test_a_failed_write_keeps_the_old_file(saved: Path, monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="disk full"):
         save(recast_model(), saved)
     assert saved.read_bytes() == before
+
+
+def test_a_constructor_is_checked_when_it_is_written(tmp_path: Path) -> None:
+    model = timm.create_model("digits_resnet")
+    assert read_header(save(model, tmp_path / "a.safetensors", "digits_resnet"))["constructor"] == {
+        "name": "digits_resnet"
+    }
+    assert type(load(tmp_path / "a.safetensors")) is type(model)
+    for wrong in ({"function": "mynet:build"}, {"name": "digits_resnet", "kwargs": {"depth": 3}}, "a b:c"):
+        with pytest.raises(RecastError):
+            save(model, tmp_path / "b.safetensors", wrong)
+    assert not (tmp_path / "b.safetensors").exists()

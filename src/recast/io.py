@@ -23,15 +23,21 @@ from recast.surgery import recast_, refresh_gates_
 KEY = "recast"
 
 
-def save(model: nn.Module, path: str | Path, constructor: dict[str, Any] | None = None) -> Path:
+def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None) -> Path:
     """Write weights, plan and constructor of a model (recast or plain) to one `.safetensors` file; returns its path.
 
-    `constructor` says how to build the parent (`recast.models.build.constructor`); without it, `load` needs the parent.
-    Written to a temporary name first: a file that exists is replaced only by a whole one.
+    `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, pkg.module:function), or
+    {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises `RecastError` for another
+    suffix, and for a constructor that `load` would not understand. Written to a temporary name first: a file that exists is replaced only by a whole one.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise RecastError(f"weights are saved as .safetensors, got {path.name}")
+    if constructor is not None:
+        from recast.models.build import check_constructor
+
+        constructor = {"name": constructor} if isinstance(constructor, str) else constructor
+        check_constructor(constructor)
     plan = getattr(model, "recast_plan", None)
     header = {"constructor": constructor, "plan": plan.to_json() if isinstance(plan, Plan) else None}
     tensors: dict[str, Tensor] = {}

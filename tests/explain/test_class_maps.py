@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from recast.explain.attention import PoolMaps, record
 from recast.explain.class_maps import class_maps
 from recast.explain.page.class_layers import pool_layer
 from recast.explain.page.make import explain, make_scene
+from recast.explain.page.pack import pack_maps
 from recast.explain.page.pictures import Input
 from recast.explain.page.predictions import Ranked, percent, ranked
 from recast.explain.page.record_maps import record_maps
-from recast.explain.page.scene import Scene
+from recast.explain.page.scene import Maps, Scene
 from recast.explain.tokens import record_tokens
 from recast.models.patchconvnet import PatchConvNet
 from recast.planning import plan
@@ -188,6 +191,24 @@ def test_an_even_map_is_even_in_blocks_too() -> None:
     _, stored = pool_layer("pool", PoolMaps(torch.full((1, 1, 1, 129, 131), 1e-4), None), None, ())
     assert stored.pool == 2
     assert float(np.ptp(stored.values)) == 0
+
+
+def test_a_nearly_even_map_keeps_its_steps() -> None:
+    """Weights within a per cent of each other: a byte from zero would tell three of them apart."""
+    weights = 1 / 64 * (1 + 0.01 * torch.rand(1, 1, 1, 8, 8))
+    _, stored = pool_layer("pool", PoolMaps(weights, None), None, ())
+    assert len(np.unique(stored.values)) > 40
+    assert np.abs(stored.values[0, 0, 0] - weights[0, 0, 0].numpy()).max() < 0.0041 * np.ptp(weights.numpy())
+    assert packed_back(stored) == pytest.approx(stored.values.flatten(), rel=1e-6)
+
+
+def packed_back(maps: Maps) -> np.ndarray:
+    """Decoded from the page's JSON, as its script does."""
+    packed = pack_maps(maps)
+    content = zlib.decompress(base64.b64decode(packed["data"]), -15)
+    scale, low = np.frombuffer(content[:8], "<f4")
+    assert packed["fromLeast"]
+    return low + scale * (np.frombuffer(content[8:], np.uint8) / 255) ** 2
 
 
 def test_outputs_that_rank_nothing_show_the_first_classes() -> None:

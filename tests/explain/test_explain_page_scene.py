@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
             explain(child(), wrong, out)
     with pytest.raises(RecastError, match="3 names of classes for a network with 7 outputs"):
         explain(child(), image, out, classes=["a", "b", "c"])
-    with pytest.raises(RecastError, match=r"the network \(recast\) cannot take an image of 8×8 pixels: "):
+    with pytest.raises(RecastError, match=r"the network cannot take an image of 8×8 pixels: "):
         explain(nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), image, out)
     broken = child()
     with torch.no_grad():

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 
-from recast.cli.options import new_parser, parse, parse_size, print_json
+from recast.cli.options import new_parser, parse, parse_size, print_json, rewrite
 from recast.config import ModelConfig
 from recast.errors import RecastError
 
@@ -24,8 +24,7 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
   recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
 """
-RANDOM = "the network has random weights: give --checkpoint or --pretrained for trained ones"
-OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes")
+OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -66,9 +65,23 @@ def run(argv: Sequence[str]) -> int:
         default=None,
         help="of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers",
     )
+    parser.add_argument(
+        "--mean",
+        type=list[float] | None,
+        default=None,
+        help="of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's",
+    )
+    parser.add_argument("--std", type=list[float] | None, default=None, help="of a model: as for the mean")
+    parser.add_argument(
+        "--crop_pct",
+        type=float | None,
+        default=None,
+        help="of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 "
+        "for small images",
+    )
     parser.add_argument("--device", type=str, default="cpu", help="auto, cpu, cuda or mps")
     parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
-    options = parse(parser, argv)
+    options = parse(parser, words_first(rewrite(argv, parser), parser))
     if options.num_images < 1:
         raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
     size = None if options.img_size is None else parse_size(options.img_size, 0)
@@ -84,25 +97,39 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def words_first(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
+    """What `rewrite` gives, its words before its options: argparse takes RUN and IMAGE … in one piece only."""
+    take_a_value = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
+    words: list[str] = []
+    options: list[str] = []
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":  # whatever follows is a word, -x.jpg too
+            return [*options, "--", *words, *rest]
+        (options if token.startswith("-") else words).append(token)
+        if token in take_a_value and rest and not rest[0].startswith("--"):
+            options.append(rest.pop(0))
+    return [*words, *options]
+
+
 def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
     from recast.explain.page.model_pages import explain_model
-    from recast.explain.page.open_model import is_trained, names_a_run
+    from recast.explain.page.open_model import names_a_run
 
     rest: dict[str, Any] = {
         "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
     }  # fmt: skip
     if names_a_run(options.subject):
-        if given := [name for name in OF_MODELS if options[name]]:
+        if given := [name for name in OF_MODELS if options[name] is not None and options[name] is not False]:
             option = given[0].replace("_", "-")
             raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
         from recast.explain.page.run_pages import explain_run
 
         return explain_run(options.subject, options.images, options.out, **rest)
     config = ModelConfig(options.subject, options.checkpoint, options.pretrained, options.num_classes)
-    done = explain_model(config, options.images, options.out, classes=options.classes, **rest)
-    if not is_trained(config):
-        print(f"note: {RANDOM}", file=sys.stderr)
-    return done
+    told = {name: options[name] for name in ("classes", "mean", "std", "crop_pct")}
+    return explain_model(config, options.images, options.out, **told, **rest)
 
 
 def _summary(done: Explained, layer: str | None) -> dict[str, Any]:

@@ -76,6 +76,19 @@ def build_from(constructor: Mapping[str, Any], *, allow_functions: bool = False)
     """The network, with random weights, that a `constructor` describes.
 
     A file's `pkg.module:function` would run whatever it names, so it is called only if `allow_functions`.
+    Raises RecastError as `check_constructor` does.
+    """
+    source, bare, kwargs = check_constructor(constructor)
+    if source == "function" and not allow_functions:
+        raise RecastError(
+            f"this file asks to run {bare}: pass its network as parent, or allow_functions=True if you trust it"
+        )
+    return create(source, bare, kwargs, pretrained=False)
+
+
+def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, int]]:
+    """(source, name, arguments) of a constructor, as `create` takes them.
+
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int}}`, of
     which both numbers may be left out.
     """
@@ -89,12 +102,7 @@ def build_from(constructor: Mapping[str, Any], *, allow_functions: bool = False)
     for key, value in kwargs.items():
         if type(value) is not int or value < 1:
             raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {kwargs!r}")
-    source, bare = split_name(name)
-    if source == "function" and not allow_functions:
-        raise RecastError(
-            f"this file asks to run {name}: pass its network as parent, or allow_functions=True if you trust it"
-        )
-    return create(source, bare, dict(kwargs), pretrained=False)
+    return (*split_name(name), dict(kwargs))
 
 
 class InputDefaults(NamedTuple):

@@ -99,7 +99,7 @@ def _of_classes(maps: Tensor, names: tuple[str, ...] = (), signed: bool = False)
     would have an edge."""
     pool = step_of(maps.shape[-2], maps.shape[-1], MAX_PIXELS)
     maps = pooled(maps, pool) / pooled(torch.ones_like(maps), pool) * pool**2
-    return Maps.of(maps[:, None, None].cpu().numpy(), (0,), (0,), pool, names=names, signed=signed)
+    return Maps.of(maps[:, None, None].cpu().numpy(), (0,), (0,), pool, names=names, signed=signed, from_least=True)
 
 
 def _layer(name: str, kind: str, description: str, grid: tuple[int, int], names: tuple[str, ...]) -> Layer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from recast.config import ModelConfig
@@ -19,7 +22,22 @@ from recast.explain.page.write import Explained, check_target, write_pages
 from recast.models.adapt import classifiers
 from recast.models.build import input_defaults
 
-CHANCE = "Random weights: what the network says and where it looks is chance."
+CHANCE = "Random weights: what the network says and where it looks is chance; --checkpoint or --pretrained gives trained ones."
+SEED = 0
+"""Of random weights: the same command draws the same picture."""
+SIDE = 224
+"""Of images for a network that does not say its own size."""
+
+
+class Inputs(NamedTuple):
+    """What images a network takes; None: it does not say."""
+
+    size: tuple[int, int] | None
+    """(height, width)."""
+    crop_pct: float | None
+    """Share of the short side that the crop keeps."""
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
 
 
 def explain_model(
@@ -28,6 +46,9 @@ def explain_model(
     out: str | Path | None = None,
     *,
     classes: str | Path | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    crop_pct: float | None = None,
     size: tuple[int, int] | None = None,
     num_images: int = 16,
     layer: str | None = None,
@@ -38,11 +59,14 @@ def explain_model(
     config: `name` is a model's name or a file of `recast.save`, as `open_model` reads it. images: files and folders, of
     which at most `num_images` are taken. out: the file, HTML or PNG; without it MODEL-IMAGE.html in the current folder.
     classes: a text file with the name of one class a line; without it a network of 1,000 classes has ImageNet's, any
-    other numbers. size: (height, width); without it, as normalisation and crop, the network's own (timm's say so), else
-    224 and ImageNet's. layer: the one that is open first, and that a PNG draws. Raises `RecastError` as `open_model`,
-    `find_images`, `read_files`, `make_scene` and `write_pages` do; nothing is written then.
+    other numbers. size: (height, width); mean, std: of each colour in [0, 1] pixels; crop_pct: the share of the short
+    side that a square crop keeps. Without them the network's own (timm's say so), else 224, ImageNet's and
+    `crop_fraction`, and a note says what was assumed. Random weights are drawn with one seed. layer: the one that is
+    open first, and that a PNG draws. Raises `RecastError` as `open_model`, `find_images`, `read_files`, `make_scene`
+    and `write_pages` do, and for a normalisation or crop that cannot be; nothing is written then.
     """
     known = Path(config.name).stem if config.name.endswith(SAVED) else config.name
+    _check(mean, std, crop_pct, size)
     target = Path(f"{safe_stem(known)}-{page_stem(images)}.html") if out is None else Path(out)
     check_target(target)
     if asked := next((word for word in images if str(word).startswith("val:")), None):
@@ -52,7 +76,9 @@ def explain_model(
     files = find_images(images)  # a mistyped path is told before the network is made
     names = None if classes is None else read_class_names(Path(classes))
     chosen = choose_device(device)
-    model = open_model(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)
+        model = open_model(config)
     outputs = num_outputs(model)
     if names is not None and outputs is not None and len(names) != outputs:
         raise RecastError(
@@ -62,25 +88,26 @@ def explain_model(
     labels = {name: name for name in names or ()}
     if names is None and outputs == 1000:
         names, labels = imagenet_names()
-    shape, crop_pct, normalisation = input_of(model)
-    seen = size or shape
+    own = inputs_of(model)
+    given = Inputs(size or own.size, crop_pct or own.crop_pct, mean or own.mean, std or own.std)
+    seen = given.size or (SIDE, SIDE)
+    normalisation = given.mean or IMAGENET[0], given.std or IMAGENET[1]
 
     def read(path: int | Path) -> Input:
         assert isinstance(path, Path)
-        return replace(read_image(path, seen, (), crop_pct), label=labels.get(path.resolve().parent.name))
+        return replace(read_image(path, seen, (), given.crop_pct), label=labels.get(path.resolve().parent.name))
 
-    inputs, said = read_files(files, read, num_images)
+    inputs, notes = read_files(files, read, num_images)
+    notes += assumed(config.name, given)
+    notes += [] if is_trained(config) else [CHANCE]
     scene = make_scene(
-        known,
+        known if is_trained(config) else f"{known} with random weights",
         inputs,
         [(None, {"recast": model.to(chosen)})],
         names,
         normalisation,
         {"recast": "Network"},
-        [
-            *said,
-            *([] if is_trained(config) else ["Random weights: what the network says and where it looks is chance."]),
-        ],
+        notes,
         [
             ("Network", config.name),
             ("Weights", weights_of(config)),
@@ -88,7 +115,7 @@ def explain_model(
             ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation)),
         ],
     )
-    return Explained(write_pages(scene, target, layer=layer), scene, said)
+    return Explained(write_pages(scene, target, layer=layer), scene, notes)
 
 
 def num_outputs(model: nn.Module) -> int | None:
@@ -105,13 +132,47 @@ def num_outputs(model: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def input_of(
-    model: nn.Module,
-) -> tuple[tuple[int, int], float | None, tuple[Sequence[float], Sequence[float]]]:
-    """(height, width), share of the short side that the crop keeps, (mean, std): of timm's cfg, else ImageNet's."""
+def inputs_of(model: nn.Module) -> Inputs:
+    """What timm's cfg of the network says."""
     defaults, cfg = input_defaults(model), getattr(model, "pretrained_cfg", None)
     if defaults is None or not isinstance(cfg, Mapping):
-        return (224, 224), None, IMAGENET
+        return Inputs(None, None, None, None)
     height, width = (int(side) for side in cfg["input_size"][-2:])
     crop_pct = cfg.get("crop_pct")
-    return (height, width), None if crop_pct is None else float(crop_pct), (defaults.mean, defaults.std)
+    return Inputs((height, width), None if crop_pct is None else float(crop_pct), defaults.mean, defaults.std)
+
+
+def assumed(name: str, known: Inputs) -> list[str]:
+    """A note on what neither the network nor the user says; none where all is said."""
+    missing = [f"{SIDE}×{SIDE} pixels (--img-size)"] if known.size is None else []
+    missing += [f"ImageNet's {what} (--{what})" for what in ("mean", "std") if getattr(known, what) is None]
+    if not missing:
+        return []
+    *first, last = missing
+    return [
+        f"{name} does not say what images it takes: {', '.join(first)}{' and ' if first else ''}{last} "
+        f"{'are' if first or known.size is None else 'is'} assumed."
+    ]
+
+
+def _check(
+    mean: Sequence[float] | None, std: Sequence[float] | None, crop_pct: float | None, size: tuple[int, int] | None
+) -> None:
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and len(values) != 3:
+            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {_listed(values)}")
+    if mean is not None and not all(0 <= value <= 1 for value in mean):
+        raise RecastError(f"mean is of pixels in [0, 1], got {_listed(mean)}: divide what is of 0 to 255 by 255")
+    if std is not None and not all(0 < value < math.inf for value in std):
+        raise RecastError(f"std must be positive numbers, got {_listed(std)}")
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise RecastError(f"crop_pct must be above 0 and at most 1, got {crop_pct:g}")
+    if crop_pct is not None and size is not None and size[0] != size[1]:
+        raise RecastError(
+            f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: leave "
+            "it out"
+        )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from recast.config import Recipe
 from recast.device import choose_device
 from recast.evaluation.run_folder import Run, open_run
 from recast.explain.page.make import ARMS, make_scene
@@ -100,7 +101,21 @@ def _facts(run: Run, states: Mapping[int, Path | None]) -> list[tuple[str, str]]
         ("Run", str(run.folder.resolve().name)),
         ("Network", recipe.model.name),
         ("Data", f"{run.data.name}, {len(run.data.classes)} classes"),
-        ("Recast", "nothing" if recipe.is_plain else f"{', '.join(recipe.where)}; {recipe.recast.gate} gate"),
-        ("Schedule", recipe.schedule.name),
+        *_changed(recipe),
         ("Epochs shown", ", ".join(map(str, states))),
     ]
+
+
+def _changed(recipe: Recipe) -> list[tuple[str, str]]:
+    """What of the parent became attention."""
+    if recipe.is_plain:
+        return [("Recast", "nothing")]
+    found = []
+    if recipe.has_layers:
+        kind = "C-MHSA" if recipe.recast.gate == "bias" else f"{recipe.recast.gate} gate"
+        found += [("Recast", f"{', '.join(recipe.where)}; {kind}"), ("Schedule", recipe.schedule.name)]
+    if recipe.pool.is_on:
+        token = "one token" if recipe.pool.kind == "single" else "one token a class"
+        start = "the average" if recipe.pool.start == "average" else "the paper's start"
+        found.append(("Pooling", f"attention, {token}, from {start}"))
+    return found

@@ -66,11 +66,13 @@ class Maps:
 
         value ≈ scale · (b / 255)²                                scale (H, I', J'): the largest value of the head's map
         value ≈ scale · sign(b − 128) · ((b − 128) / 127)²        signed: the largest |value|
+        value ≈ low + scale · (b / 255)²                          from the least: low is it, scale the range
 
     A value is the attention that a query gives to a block of `pool` × `pool` pixels, in all. The square gives small
     weights finer steps: down to 1/65,025 of the largest; a value is off by 0.4 % of the largest at most, by 0.8 % of
     signed ones. Queries `rows` and `columns` are stored (indices on the query grid); others borrow from the nearest.
-    Maps without a query have one row and one column.
+    Maps without a query have one row and one column, and are stored from their least value: they are drawn from there
+    to their largest, and a byte from 0 would leave few steps of a nearly even map.
     """
 
     scale: Floats
@@ -82,6 +84,8 @@ class Maps:
     names: tuple[str, ...] = ()
     """What the maps of this image are called, as "tabby 61 %"; empty: as the layer's."""
     signed: bool = False
+    low: Floats | None = None
+    """(H, I', J'), where they are stored from the least."""
 
     @classmethod
     def of(
@@ -93,10 +97,15 @@ class Maps:
         *,
         names: tuple[str, ...] = (),
         signed: bool = False,
+        from_least: bool = False,
     ) -> Maps:
         """Quantise values (H, I', J', Y', X'): negative ones become 0 unless `signed`."""
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         values = values if signed else np.maximum(values, 0.0)
+        low = values.min(axis=(-2, -1)).astype(np.float32) if from_least else None
+        if low is not None:
+            above = cls.of(values - low[..., None, None], rows, columns, pool, names=names)
+            return replace(above, signed=signed, low=low)
         scale = np.abs(values).max(axis=(-2, -1)).astype(np.float32)
         shares = values / np.where(scale > 0, scale, 1.0)[..., None, None]
         roots = np.sign(shares) * np.sqrt(np.abs(shares))
@@ -106,6 +115,9 @@ class Maps:
     @property
     def values(self) -> Floats:
         """As the page computes them, (H, I', J', Y', X')."""
+        if self.low is not None:
+            above: Floats = replace(self, signed=False, low=None).values
+            return np.asarray(self.low[..., None, None] + above, dtype=np.float32)
         stored = self.stored.astype(np.float32)
         roots = (stored - np.float32(128)) / np.float32(127) if self.signed else stored / np.float32(255)
         return np.asarray(self.scale[..., None, None] * np.sign(roots) * roots**2, dtype=np.float32)
@@ -118,6 +130,7 @@ class Maps:
             stored=self.stored[:, ::2, ::2],
             rows=self.rows[::2],
             columns=self.columns[::2],
+            low=None if self.low is None else self.low[:, ::2, ::2],
         )
 
     def coarser_keys(self) -> Maps:
@@ -125,7 +138,10 @@ class Maps:
         values = self.values
         for axis in (-2, -1):
             values = np.add.reduceat(values, np.arange(0, values.shape[axis], 2), axis=axis)
-        return Maps.of(values, self.rows, self.columns, 2 * self.pool, names=self.names, signed=self.signed)
+        return Maps.of(
+            values, self.rows, self.columns, 2 * self.pool, names=self.names, signed=self.signed,
+            from_least=self.low is not None,
+        )  # fmt: skip
 
 
 Prediction = tuple[str, float]

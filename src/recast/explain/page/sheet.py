@@ -32,6 +32,9 @@ MOST_CLASSES, MOST_HEADS = 4, 9
 """Maps of an image: the likeliest classes, or a mean and three heads; with a query, the heads of a 3×3 kernel."""
 SIGNED, POSITIVE = "PuOr_r", "cividis"
 """Purple to orange through white at 0; dark blue to yellow: both safe for colour-blind readers."""
+NEARLY_EVEN = 0.05
+"""Maps whose weights are no further than this from the middle of them are said to be nearly even: the colours, from the
+smallest to the largest, make small differences large."""
 EVEN = 1e-3
 """Weights that differ by less than this share of the largest are drawn as even: a byte tells no more."""
 INK, MUTED = "#1d2126", "#4c535c"
@@ -59,7 +62,8 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path
     of = _layer(scene, layer)
     if of is None:
         raise RecastError(
-            f"nothing in {scene.title} has maps that could be drawn: write an .html page of its predictions"
+            f"nothing in {scene.title} has maps that could be drawn: write an .html page of its predictions, or "
+            "give it attention pooling (recast train attention_pool_quick)"
         )
     rows = [_row(scene, picture, of) for picture in scene.pictures]
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
@@ -141,7 +145,8 @@ def _range(weights: Floats) -> str:
     if _is_even(weights):
         return f"{_number(most, 2)} everywhere"
     digits = next(digits for digits in (2, 3, 4, 5) if digits == 5 or f"{least:.{digits}g}" != f"{most:.{digits}g}")
-    return f"{_number(least, digits)} … {_number(most, digits)}"
+    nearly = ", nearly even" if 0 < most - least < NEARLY_EVEN * abs(most + least) else ""
+    return f"{_number(least, digits)} … {_number(most, digits)}{nearly}"
 
 
 def _number(value: float, digits: int) -> str:

@@ -43,7 +43,8 @@ def weights_of(layer: Layer, maps: Maps, head: int, query: tuple[int, int] = (0,
 def _stored(layer: Layer, maps: Maps, head: int, query: tuple[int, int]) -> Floats:
     row, column = _nearest(maps.rows, query[0]), _nearest(maps.columns, query[1])
     one = (slice(head, head + 1), slice(row, row + 1), slice(column, column + 1))
-    blocks = replace(maps, scale=maps.scale[one], stored=maps.stored[one]).values[0, 0, 0]
+    low = None if maps.low is None else maps.low[one]
+    blocks = replace(maps, scale=maps.scale[one], stored=maps.stored[one], low=low).values[0, 0, 0]
     down, right = (np.arange(axis.count) // maps.pool for axis in layer.keys)
     pixels = np.bincount(down)[:, None] * np.bincount(right)
     return np.asarray((blocks / pixels)[down][:, right], dtype=np.float32)

@@ -4,7 +4,7 @@
    gpsa:  A = c_S·S + c_G·G + c_C·C   S one-hot at the tap, G a Gaussian around Δ over the padded grid, C stored
    maps, classes:  stored as they are
    stored value = scale · (byte / 255)², of a block of pool × pool pixels, shared out evenly among them;
-   where it may be negative scale · sign(byte − 128) · ((byte − 128) / 127)² */
+   where it may be negative scale · sign(byte − 128) · ((byte − 128) / 127)², from the least low + scale · (byte / 255)² */
 const Maps = (() => {
   async function unpack(packed) {
     const text = atob(packed.data);
@@ -13,12 +13,14 @@ const Maps = (() => {
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
     const all = await new Response(stream).arrayBuffer();
     const size = packed.blocks[0] * packed.blocks[1];
-    const maps = all.byteLength / (size + 4); // a scale of 4 bytes for each map
-    const view = new DataView(all, 0, 4 * maps);
-    const scale = Float32Array.from({ length: maps }, (_, i) => view.getFloat32(4 * i, true));
-    const share = (byte) => (packed.signed ? Math.sign(byte - 128) * ((byte - 128) / 127) ** 2 : (byte / 255) ** 2);
+    const head = packed.fromLeast ? 8 : 4; // a scale of 4 bytes for each map, and its least value
+    const maps = all.byteLength / (size + head);
+    const view = new DataView(all, 0, head * maps);
+    const floats = (from) => Float32Array.from({ length: maps }, (_, i) => view.getFloat32(4 * (from + i), true));
+    const [scale, low] = [floats(0), packed.fromLeast ? floats(maps) : new Float32Array(maps)];
+    const share = (byte) => (packed.signed && !packed.fromLeast ? Math.sign(byte - 128) * ((byte - 128) / 127) ** 2 : (byte / 255) ** 2);
     const shares = Float64Array.from({ length: 256 }, (_, byte) => share(byte));
-    return { ...packed, data: null, scale, shares, bytes: new Uint8Array(all, 4 * maps) };
+    return { ...packed, data: null, scale, low, shares, bytes: new Uint8Array(all, head * maps) };
   }
 
   function nearest(values, wanted) {
@@ -47,7 +49,7 @@ const Maps = (() => {
     const [rows, columns] = [layer.keys[0][2], layer.keys[1][2]];
     const [down, right] = stored.blocks;
     const number = (head * stored.rows.length + nearest(stored.rows, i)) * stored.columns.length + nearest(stored.columns, j);
-    const scale = factor * stored.scale[number];
+    const [scale, low] = [factor * stored.scale[number], factor * stored.low[number]];
     const first = number * down * right;
     const pool = stored.pool;
     for (let y = 0; y < rows; y++) {
@@ -55,7 +57,7 @@ const Maps = (() => {
       for (let x = 0; x < columns; x++) {
         const wide = Math.min(pool, columns - (x - x % pool));
         const byte = stored.bytes[first + Math.floor(y / pool) * right + Math.floor(x / pool)];
-        out[y * columns + x] += scale * stored.shares[byte] / (high * wide);
+        out[y * columns + x] += (low + scale * stored.shares[byte]) / (high * wide);
       }
     }
   }

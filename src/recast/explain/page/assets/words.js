@@ -43,8 +43,10 @@ const Words = (() => {
     if (even) return `${name}: an even map, every weight is ${precise(most, 2)}.`;
     const drawn = signed ? "colours end at the largest, of either sign" : "drawn from its smallest to its largest (min–max)";
     const outside = 1 - maps[chosen].reduce((sum, value) => sum + value, 0);
+    const spread = (most - least) / (Math.abs(most + least) || 1); // half the range, of the middle
+    const flat = !signed && spread < 0.05 ? ` Nearly even: no weight is further than ${percent(spread)} from the middle of them; the colours make small differences large.` : "";
     const rest = !signed && !told && outside > 0.01 ? ` ${percent(outside)} falls on tokens, not on the image.` : "";
-    return `${name}: weights from ${pair(least, most).join(" to ")}, ${drawn}.${rest} Largest at row ${top.row + 1}, column ${top.column + 1} of ${of.keys[0][2]}×${of.keys[1][2]}.`;
+    return `${name}: weights from ${pair(least, most).join(" to ")}, ${drawn}.${flat}${rest} Largest at row ${top.row + 1}, column ${top.column + 1} of ${of.keys[0][2]}×${of.keys[1][2]}.`;
   }
   const capital = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
 
@@ -68,7 +70,7 @@ const Words = (() => {
 
   // why a layer has no maps at a state
   function absent(scene, at, name) {
-    if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens whose maps could be drawn: only its predictions are shown.";
+    if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens whose maps could be drawn: only its predictions are shown. recast.attention_pool_(model), or recast train attention_pool_quick, gives it a pooling that can be looked at.";
     const epoch = scene.states[at].epoch;
     const later = scene.states.find((state, i) => i > at && state.layers[name]);
     const convolution = later && later.layers[name].offsets.length;
