@@ -36,14 +36,14 @@ import torch
 from torch import Tensor, nn
 
 import recast.pooling.layer
-from recast.pooling.find import find_place
-from recast.pooling.swap import attention_pool_, attention_pools
+from recast.config import PoolConfig
+from recast.pooling.swap import attention_pools, swap_
 from recast.zoo.subjects import architectures, skeleton, spatial_convolutions, subject
 
 OUT = Path(__file__).parents[1] / "results" / "pooling_zoo.csv"
 TOLERANCE = 1e-4
-LARGE = 300_000_000
-"""Parameters above which there is no memory for a second copy: a token a class is looked at alone."""
+LARGE = 100_000_000
+"""Parameters from which on a single token is looked at alone: a second copy takes memory and time."""
 
 
 @dataclass
@@ -102,23 +102,22 @@ def _examine(name: str, row: Row) -> None:
     found = subject(name)
     x = found.inputs[0]
     row.size = "×".join(map(str, found.size))
-    place = find_place(found.model, x)
     logits = found.model(x)
-    row.how, row.place, row.channels, row.averages = place.how, place.name, place.dim, place.averages
     torch.manual_seed(2)
-    if parameters < LARGE:
-        single = attention_pool_(copy.deepcopy(found.model), example=x)
-        row.positions = _positions(single, x)
-        row.single_error = error(single(x), logits)
-        row.control = _control(single, x)
-        del single
+    model = copy.deepcopy(found.model) if parameters < LARGE else found.model
+    place = swap_(model, PoolConfig("single"), x)
+    row.how, row.place, row.channels, row.averages = place.how, place.name, place.dim, place.averages
+    row.positions = _positions(model, x)
+    row.single_error = error(model(x), logits)
+    row.control = _control(model, x)
     if place.classifier is None:
         row.per_class_cause = "the logits are not those of one linear layer"
+    elif parameters < LARGE:
+        del model
+        swap_(found.model, PoolConfig("per_class"), x)
+        row.per_class_error = error(found.model(x), logits)
     else:
-        several = attention_pool_(found.model, True, example=x)
-        row.positions = row.positions or _positions(several, x)
-        row.per_class_error = error(several(x), logits)
-        row.control = row.control if row.control != "" else _control(several, x)
+        row.per_class_cause = "not tried, for its size"
     errors = [e for e in (row.single_error, row.per_class_error) if isinstance(e, float)]
     if not isinstance(row.control, float) or not row.control > 1e-6:
         raise RuntimeError(f"nothing reads the pooled features: other weights move the logits by {row.control}")

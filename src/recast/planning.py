@@ -115,9 +115,7 @@ def plan(
 
 def is_none(where: Where | None) -> bool:
     """Whether a selection is "none": no convolution."""
-    return (
-        not callable(where) and where is not None and ([where] if isinstance(where, str) else list(where)) == ["none"]
-    )
+    return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
 
 
 def _plan_pool(model: nn.Module, example: Example, config: RecastConfig, pool: PoolConfig | None) -> Plan:

@@ -121,11 +121,29 @@ def test_mistakes_are_one_line_and_write_nothing(
         ([run, image, "--out", tmp_path / "page.jpg"], "JPEG would blur them"),
         ([run, image, "--layer", "stem"], "no layer 'stem' has maps"),
         ([run, image, "--pretrained"], "is a run folder, which knows its own: leave --pretrained away"),
+        ([run, image, "--crop-pct", "0"], "leave --crop-pct away"),
+        (["--mean", "0", "0", "0", run, image], "leave --mean away"),
         ([run, image, "--device", "abacus"], "device 'abacus' cannot be used here"),
     ):
         extra = [] if "--out" in words else ["--out", out]
         assert message in refused("explain", *words, *extra)
     assert not out.exists()
+
+
+def test_the_facts_of_a_run_say_what_became_attention(
+    cli: Callable[..., Any], shared: Path, tmp_path: Path, photos: Path
+) -> None:
+    def facts(run: Path) -> dict[str, str]:
+        assert cli("explain", run, photos / "3" / "b.png", "--out", tmp_path / "page.html").code == 0
+        return dict(map(tuple, data_of(tmp_path / "page.html")["facts"]))
+
+    layers = facts(shared / "run")
+    assert (layers["Recast"], layers["Schedule"], "Pooling" in layers) == ("last_stage; linear gate", "before", False)
+    words = ["--where", "none", "--pool", "per_class", "--epochs", "0", "--no-control", "--out", tmp_path / "pool"]
+    assert cli("train", shared / "tiny.yaml", *words, "--json").code == 0
+    pooled = facts(tmp_path / "pool")
+    assert pooled["Pooling"] == "attention, one token a class, from the average"
+    assert not {"Recast", "Schedule"} & pooled.keys()
 
 
 # ---- networks by name, and files of recast.save
@@ -136,7 +154,14 @@ def net(num_classes=3):
     torch.manual_seed(0)
     small = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
     return timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **small)
+
+def conv():
+    pool = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 4), torch.nn.ReLU(), pool, torch.nn.Linear(8, 3))
 """
+MAYBE = "note: The weights are those that {} returns: if they are random, predictions and maps are chance; " + (
+    "--checkpoint gives others.\n"
+)
 
 
 @pytest.fixture
@@ -152,7 +177,7 @@ def test_a_model_by_name(cli: Callable[..., Any], vit: str, photos: Path, tmp_pa
     image = photos / "3" / "b.png"
     done = cli("explain", vit, image, "--img-size", "32")
     assert (done.code, done.out) == (0, "page: own_vit-net-b.html\n")  # in the current folder
-    assert done.err == "note: the network has random weights: give --checkpoint or --pretrained for trained ones\n"
+    assert done.err == MAYBE.format(vit)
     data = data_of(tmp_path / "own_vit-net-b.html")
     assert data["first"] == data["order"][-1]
     (state,) = data["states"]
@@ -161,7 +186,8 @@ def test_a_model_by_name(cli: Callable[..., Any], vit: str, photos: Path, tmp_pa
     (picture,) = data["pictures"]
     assert (picture["size"], picture["label"]) == ([32, 32], None)
     assert sorted(name for name, _ in picture["predictions"][0]["recast"]) == ["0", "1", "2"]
-    assert any("Random weights" in note for note in data["notes"])
+    assert f"note: {data['notes'][-1]}\n" == MAYBE.format(vit)
+    assert data["title"] == "own_vit:net (weights as it returns them)"  # which a PNG shows too
     # weights, names of the classes, another layer first
     torch.manual_seed(1)
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -178,6 +204,62 @@ def test_a_model_by_name(cli: Callable[..., Any], vit: str, photos: Path, tmp_pa
     assert set(said) == {"cat", "dog", "3", "cow"}
     assert data_of(tmp_path / "page.html")["first"] == data["order"][0]
     assert ["Weights", "w.safetensors"] in data_of(tmp_path / "page.html")["facts"]
+    assert data_of(tmp_path / "page.html")["title"] == "own_vit:net"
+
+
+def test_options_may_stand_anywhere(cli: Callable[..., Any], vit: str, photos: Path, tmp_path: Path) -> None:
+    first, second = photos / "3" / "b.png", photos / "7" / "a.png"
+    words = ["--json", "--img-size", "32", vit, "--mean", ".5", ".5", ".5", first, "--no-pretrained", second]
+    found = json.loads(cli("explain", *words, "--out=page.html", "--num-images", "2").out)
+    assert [one["name"] for one in found["images"]] == ["b.png", "a.png"]
+    assert found["pages"] == ["page.html"]
+    first.rename(tmp_path / "-b.png")  # in the current folder
+    done = cli("explain", "--img-size", "32", vit, "--out", "page.html", "--", "-b.png", second)
+    assert (done.code, done.out) == (0, "page: page.html\n")
+    assert [picture["name"] for picture in data_of(tmp_path / "page.html")["pictures"]] == ["-b.png", "a.png"]
+
+
+def test_what_a_network_takes_is_said_or_assumed(
+    cli: Callable[..., Any], vit: str, photos: Path, tmp_path: Path
+) -> None:
+    image, net = photos / "3" / "b.png", "own_vit:conv"
+
+    def explained(*words: str | Path) -> tuple[str, dict[str, Any]]:
+        done = cli("explain", net, image, *words, "--out", "page.html")
+        assert done.code == 0
+        return done.err, data_of(tmp_path / "page.html")
+
+    said, data = explained()
+    assert said == (
+        "note: own_vit:conv does not say what images it takes; assumed: 224×224 pixels, ImageNet's mean, ImageNet's "
+        f"std (--img-size, --mean, --std).\n{MAYBE.format(net)}"
+    )
+    assert data["notes"] == [line.removeprefix("note: ") for line in said.splitlines()]
+    assert data["pictures"][0]["size"] == [224, 224]
+    own = ["--mean", ".5", ".4", ".3", "--std", ".2", ".2", ".2"]
+    said, other = explained(*own, "--img-size", "64")
+    assert said == MAYBE.format(net)
+    assert ["Normalisation", "0.5, 0.4, 0.3; 0.2, 0.2, 0.2"] in other["facts"]
+    _, wide = explained(*own, "--img-size", "64", "--crop-pct", "0.5")
+    assert wide["pictures"][0]["src"] != other["pictures"][0]["src"]
+    assert any("its middle, 50 % of the short side" in note for note in wide["pictures"][0]["notes"])
+    # the weights and the image are the same each time: the normalisation alone changed the answer
+    again = explained("--img-size", "64")[1]["pictures"][0]
+    assert again["src"] == other["pictures"][0]["src"]
+    assert again["predictions"] != other["pictures"][0]["predictions"]
+
+
+def test_random_weights_are_the_same_every_time(cli: Callable[..., Any], vit: str, photos: Path) -> None:
+    words = ["digits_resnet", photos / "3" / "b.png", "--img-size", "16", "--json"]
+    torch.manual_seed(3)
+    first = cli("explain", *words).out
+    after = torch.rand(1)
+    again = cli("explain", *words)
+    assert again.out == first
+    (note,) = again.err.splitlines()
+    assert note.startswith("note: Random weights: predictions and maps are chance; --checkpoint or --pretrained")
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(1), after)  # whoever calls keeps their own random numbers
 
 
 def test_a_picture_of_a_folder_with_a_file_that_is_no_image(
@@ -259,6 +341,13 @@ def test_mistakes_with_models_are_one_line(
         ([vit, image, *size, "--classes", weights], "no text in UTF-8"),
         ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
         ([vit, image, *size, "--layer", "head"], "no layer 'head' has maps"),
+        ([vit, image, *size, "--mean", "123.7", "116.3", "103.5"], "pixels in [0, 1], got 123.7 116.3 103.5: divide"),
+        ([vit, image, *size, "--std", ".2"], "std must be three numbers, R G B, got 1: 0.2"),
+        ([vit, image, *size, "--std", ".2", ".2", "0"], "std must be positive numbers, got 0.2 0.2 0"),
+        ([vit, image, *size, "--mean", "grey"], "--mean must be a list, each item a number, got 'grey'"),
+        ([vit, image, *size, "--crop-pct", "87.5"], "crop_pct must be above 0 and at most 1, got 87.5"),
+        ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "crop_pct is of square images, and of 32×64 pixels"),
+        (["own_vit:conv", image, *size, "--out", "x.png"], "recast train attention_pool_quick"),
     ):
         assert message in refused("explain", *words)
-    assert not list(tmp_path.glob("*.html"))
+    assert not [*tmp_path.glob("*.html"), *tmp_path.glob("x.png")]

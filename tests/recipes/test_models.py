@@ -63,7 +63,19 @@ def test_every_network_is_built_for_the_recipe_s_images() -> None:
         if built_for is not None:
             assert built_for == (data.img_size, data.img_size), name
         assert built_for is not None or name.startswith(
-            ("tcnn", "rsb", "patchconvnet", "cifar", "digits", "folder", "finetune", "prs", "cmhsa")
+            (
+                "tcnn",
+                "rsb",
+                "patchconvnet",
+                "attention_pool",
+                "resnet50_attention_pool",
+                "cifar",
+                "digits",
+                "folder",
+                "finetune",
+                "prs",
+                "cmhsa",
+            )
         ), name
 
 

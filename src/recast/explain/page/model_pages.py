@@ -16,13 +16,12 @@ from recast.device import choose_device
 from recast.errors import RecastError
 from recast.explain.page.class_names import imagenet_names, read_class_names
 from recast.explain.page.make import IMAGENET, make_scene
-from recast.explain.page.open_model import SAVED, is_trained, open_model, weights_of
+from recast.explain.page.open_model import SAVED, chance, open_model, weights_of
 from recast.explain.page.pictures import Input, find_images, page_stem, read_files, read_image, safe_stem
 from recast.explain.page.write import Explained, check_target, write_pages
 from recast.models.adapt import classifiers
 from recast.models.build import input_defaults
 
-CHANCE = "Random weights: what the network says and where it looks is chance; --checkpoint or --pretrained gives trained ones."
 SEED = 0
 """Of random weights: the same command draws the same picture."""
 SIDE = 224
@@ -98,10 +97,10 @@ def explain_model(
         return replace(read_image(path, seen, (), given.crop_pct), label=labels.get(path.resolve().parent.name))
 
     inputs, notes = read_files(files, read, num_images)
-    notes += assumed(config.name, given)
-    notes += [] if is_trained(config) else [CHANCE]
+    said, of_weights = chance(config)
+    notes += [*assumed(config.name, given), *of_weights]
     scene = make_scene(
-        known if is_trained(config) else f"{known} with random weights",
+        known + said,
         inputs,
         [(None, {"recast": model.to(chosen)})],
         names,
@@ -144,15 +143,11 @@ def inputs_of(model: nn.Module) -> Inputs:
 
 def assumed(name: str, known: Inputs) -> list[str]:
     """A note on what neither the network nor the user says; none where all is said."""
-    missing = [f"{SIDE}×{SIDE} pixels (--img-size)"] if known.size is None else []
-    missing += [f"ImageNet's {what} (--{what})" for what in ("mean", "std") if getattr(known, what) is None]
+    missing = {"--img-size": f"{SIDE}×{SIDE} pixels"} if known.size is None else {}
+    missing |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if getattr(known, what) is None}
     if not missing:
         return []
-    *first, last = missing
-    return [
-        f"{name} does not say what images it takes: {', '.join(first)}{' and ' if first else ''}{last} "
-        f"{'are' if first or known.size is None else 'is'} assumed."
-    ]
+    return [f"{name} does not say what images it takes; assumed: {', '.join(missing.values())} ({', '.join(missing)})."]
 
 
 def _check(

@@ -29,7 +29,23 @@ def weights_of(config: ModelConfig) -> str:
     """Where the weights come from, in words."""
     if config.checkpoint or config.name.endswith(SAVED):
         return config.checkpoint or config.name
-    return "published" if config.pretrained else "random"
+    if config.pretrained:
+        return "published"
+    return f"as {config.name} returns them" if _is_function(config.name) else "random"
+
+
+def chance(config: ModelConfig) -> tuple[str, list[str]]:
+    """What a title adds, and a note, where the weights are random or may be: a function's own may be trained."""
+    if is_trained(config):
+        return "", []
+    if _is_function(config.name):
+        return " (weights as it returns them)", [
+            f"The weights are those that {config.name} returns: if they are random, predictions and maps are chance; "
+            "--checkpoint gives others."
+        ]
+    return " (random weights: chance)", [
+        "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
+    ]
 
 
 def names_a_run(word: str) -> bool:
@@ -78,11 +94,16 @@ def _saved(config: ModelConfig) -> nn.Module:
             f"{path} does not say how to build its network: recast explain MODEL IMAGE --checkpoint {path}. "
             f"A model is named {FORMS}"
         )
-    if isinstance(name, str) and ":" in name and name.partition(":")[0] not in ("timm", "torchvision"):
+    if isinstance(name, str) and _is_function(name):
         raise RecastError(
             f"{path} asks to run {name}; if you trust it: recast explain {name} IMAGE --checkpoint {path}"
         )
     return load(path)
+
+
+def _is_function(name: str) -> bool:
+    """Whether a name means a function of the user's."""
+    return ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
 
 
 def _has_plan(path: str) -> bool:
