@@ -28,8 +28,8 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
 
     `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, pkg.module:function), or
     {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises `RecastError` for another
-    suffix, and for a constructor that `load` would not understand. Written to a temporary name first: a file that exists
-    is replaced only by a whole one.
+    suffix, and for a constructor that `load` would not understand. Written to a temporary name first: a file that is
+    there is replaced only by a whole one.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
