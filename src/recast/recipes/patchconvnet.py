@@ -222,8 +222,8 @@ MULTI = [
         "section on per-class attention",
         "82.0 % top-1",
         compute(MULTI_GMAC, 30),
-        f"{OPEN}; the paper says only that batch and rate are smaller: 30 epochs, batches of 1024, 5e-4. The weights "
-        "of patchconvnet_s60 are made per class first, with recast.models.patchconvnet_weights.to_per_class",
+        f"{OPEN}; the paper says only that batch and rate are smaller: 30 epochs, batches of 1024, 5e-4. The token "
+        "of patchconvnet_s60 is repeated for every class as its weights are loaded",
         after="patchconvnet_s60",
     ),
 ]
