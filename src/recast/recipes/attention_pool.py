@@ -6,7 +6,7 @@ of attention pooling on other architectures: a ResNet-50 trained as in "ResNet s
 
 from __future__ import annotations
 
-from recast.config import AugmentConfig, DataConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
+from recast.config import DataConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import Entry, change, compute
 from recast.recipes.rsb import OPEN, TARGETS, a2
 
@@ -30,7 +30,6 @@ def attention_pool() -> Recipe:
     """
     return Recipe(
         data=DataConfig("folder", batch_size=128),
-        augment=AugmentConfig(flip=True),
         where=["none"],
         pool=PoolConfig("single"),
         optim=OptimConfig(lr=1e-4, pool_lr=1e-3, weight_decay=0.05),
