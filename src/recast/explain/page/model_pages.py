@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from recast.config import ModelConfig
+from recast.data.seeding import seeded
 from recast.device import choose_device
 from recast.errors import RecastError
 from recast.explain.page.class_names import imagenet_names, read_class_names
@@ -75,8 +75,7 @@ def explain_model(
     files = find_images(images)  # a mistyped path is told before the network is made
     names = None if classes is None else read_class_names(Path(classes))
     chosen = choose_device(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
+    with seeded(SEED):
         model = open_model(config)
     outputs = num_outputs(model)
     if names is not None and outputs is not None and len(names) != outputs:

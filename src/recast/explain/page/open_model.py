@@ -70,7 +70,7 @@ def open_model(config: ModelConfig) -> nn.Module:
         return load(config.checkpoint, parent=build(replace(config, checkpoint=None)))
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
         try:
-            build(config)
+            return build(config).eval()
         except RecastError as error:
             raise RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") from None
     return build(config).eval()
