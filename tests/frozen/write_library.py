@@ -1,0 +1,674 @@
+"""Outputs of the library, held in git: python tests/frozen/write_library.py [ITEM …] writes them anew.
+
+An item is a function that returns what its file holds; `test_library_frozen.py` calls the same functions and compares.
+What is imported from inside of the package is named in `inside` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import math
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
+
+FOLDER = Path(__file__).parent
+GONE = "(none)"
+"""Stands for a key that is not there, in a difference."""
+
+
+def inside() -> SimpleNamespace:
+    """Every name that is not imported from `recast` itself."""
+    homes = {
+        "recast.cli": ["main"],
+        "recast.config": [
+            "AugmentConfig", "DataConfig", "ModelConfig", "OptimConfig", "Recipe", "RegularizationConfig",
+        ],
+        "recast.data": ["Data"],
+        "recast.data.datasets": ["ImageTensors"],
+        "recast.models": [],  # registers the networks of our own
+        "recast.recipe": ["recipe_to_dict"],
+        "recast.recipes": ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "recipes_by_paper"],
+        "recast.training.fit": ["fit"],
+        "recast.training.signals": ["Interrupted"],
+    }  # fmt: skip
+    return SimpleNamespace(
+        **{name: getattr(importlib.import_module(home), name) for home, names in homes.items() for name in names}
+    )
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def text(value: Any, indent: int = 0, width: int = 118) -> str:
+    """JSON with sorted keys, a line for whatever fits into one."""
+    line = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if len(line) + indent <= width or not isinstance(value, dict | list) or not value:
+        return line
+    pad = " " * (indent + 1)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(k, ensure_ascii=False)}: {text(v, indent + 1)}" for k, v in sorted(value.items())]
+    elif all(isinstance(item, str | int | float) for item in value):
+        items, row = [], ""
+        for item in value:  # many short items: as many in a line as fit
+            word = json.dumps(item, ensure_ascii=False)
+            if row and len(row) + len(word) + indent > width - 4:
+                items.append(row)
+                row = ""
+            row = f"{row}, {word}" if row else word
+        items.append(row)
+    else:
+        items = [text(item, indent + 1) for item in value]
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{start}\n{pad}" + f",\n{pad}".join(items) + f"\n{' ' * indent}{end}"
+
+
+def read(name: str) -> Any:
+    """The content of a frozen file."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def plain(value: Any) -> Any:
+    """As JSON gives it back: tuples are lists, keys are text."""
+    return json.loads(json.dumps(value))
+
+
+def difference(base: Any, value: Any) -> Any:
+    """What makes `value` of `base`; `merged` is the inverse."""
+    found = {}
+    for key in [*value, *(k for k in base if k not in value)]:
+        if key not in value:
+            found[key] = GONE
+        elif key not in base or base[key] != value[key] or type(base[key]) is not type(value[key]):
+            both = isinstance(value[key], dict) and isinstance(base.get(key), dict)
+            found[key] = difference(base[key], value[key]) if both else value[key]
+    return found
+
+
+def merged(base: Any, changes: Any) -> Any:
+    """`base` with the changes of `difference`."""
+    result = {key: copy.deepcopy(value) for key, value in base.items() if changes.get(key) != GONE}
+    for key, value in changes.items():
+        if value != GONE:
+            both = isinstance(value, dict) and isinstance(base.get(key), dict)
+            result[key] = merged(base[key], value) if both else value
+    return result
+
+
+def first_difference(expected: Any, got: Any, path: str = "", tolerance: float = 0.0) -> str | None:
+    """ "path: expected …, got …" of the first place where two JSON values differ, or None.
+
+    Numbers with a fraction may differ by `tolerance`, relative and absolute; what is at most that is zero.
+    """
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key in [*expected, *(k for k in got if k not in expected)]:
+            here = f"{path}.{key}" if path else str(key)
+            if key not in got or key not in expected:
+                return f"{here}: expected {expected.get(key, GONE)!r}, got {got.get(key, GONE)!r}"
+            if found := first_difference(expected[key], got[key], here, tolerance):
+                return found
+        return None
+    if isinstance(expected, list) and isinstance(got, list):
+        for i, (a, b) in enumerate(zip(expected, got, strict=False)):
+            if found := first_difference(a, b, f"{path}[{i}]", tolerance):
+                return found
+        longer = (f"{path}[{min(len(expected), len(got))}:]: expected {expected[len(got):]!r}, "
+                  f"got {got[len(expected):]!r}")  # fmt: skip
+        return None if len(expected) == len(got) else longer
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (expected, got))
+    if tolerance and numbers and math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance):
+        return None
+    same = expected == got and isinstance(expected, bool) == isinstance(got, bool)
+    return None if same else f"{path}: expected {expected!r}, got {got!r}"
+
+
+def platform() -> dict[str, str]:
+    """What decides the last digits of a float32 sum."""
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def command(*argv: str) -> Any:
+    """The JSON that a command prints; its exit code beside it where it is not 0."""
+    out, err = io.StringIO(), io.StringIO()
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), one_thread():
+        code = inside().main(list(argv))
+    if not out.getvalue().strip():
+        return {"exit_code": code, "error": " ".join(err.getvalue().split())}
+    return json.loads(out.getvalue()) | ({"exit_code": code} if code else {})
+
+
+# --- recipes -------------------------------------------------------------------------------------------------------
+
+
+def all_recipes() -> dict[str, dict[str, Any]]:
+    """Every recipe as nested plain data."""
+    its = inside()
+    return {name: plain(its.recipe_to_dict(make())) for name, make in its.RECIPES.items()}
+
+
+def default_recipe() -> dict[str, Any]:
+    """A recipe of which nothing is said but what must be."""
+    its = inside()
+    return plain(its.recipe_to_dict(its.Recipe(its.ModelConfig("resnet50"), its.DataConfig("imagenet"))))
+
+
+def recipes() -> Any:
+    """The default, and what every recipe changes of it."""
+    base = default_recipe()
+    return {"default": base, "recipes": {name: difference(base, recipe) for name, recipe in all_recipes().items()}}
+
+
+def recipe_listing() -> Any:
+    """Papers, order, what needs weights, and every recipe's docstring, line by line."""
+    its = inside()
+    docs: dict[str, list[str]] = {}
+    before: list[str] = []
+    for name, make in its.RECIPES.items():
+        lines = [line.strip() for line in (make.__doc__ or "").splitlines() if line.strip()]
+        docs[name] = ["=" if line in before else line for line in lines]  # as the recipe before says it
+        before = lines
+    return plain({
+        "after": its.AFTER,
+        "needs_weights": sorted(its.NEEDS_WEIGHTS),
+        "by_paper": its.recipes_by_paper(),
+        "docs": docs,
+    })  # fmt: skip
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+SMALL = ["--img-size", "64"]
+PLANS: dict[str, list[str]] = {
+    "resnet18": ["resnet18", *SMALL],
+    "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", "all", "--budget", "macs=1.3x"],
+    "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
+    "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
+    "resnet18 bias": ["resnet18", *SMALL, "--gate", "bias", "--bias-init", "12"],
+    "resnet26d pool": ["resnet26d", *SMALL, "--pool", "single"],
+    "resnetrs50": ["resnetrs50", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
+    "resnext50": ["resnext50_32x4d", "--img-size", "64x96", "--where", "layer3.*", "layer4.*"],
+    "regnet": ["regnetx_002", *SMALL, "--where", "stage:2"],
+    "regnety memory": ["regnety_002", *SMALL, "--where", "all", "--budget", "memory=20MiB,tokens=256"],
+    "convnext": ["convnext_atto", *SMALL],
+    "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
+    "efficientnet": ["efficientnet_b0", *SMALL],
+    "tf_efficientnet": ["tf_efficientnet_b0", *SMALL, "--where", "stage:-2"],
+    "mobilenetv2": ["mobilenetv2_050", *SMALL, "--where", "re:.*conv_dw$"],
+    "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
+    "mobilenetv4": ["mobilenetv4_conv_small_050", *SMALL],
+    "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
+    "vgg": ["torchvision:vgg11_bn", *SMALL],
+    "inception": ["inception_v3", "--img-size", "96", "--where", "Mixed_7*"],
+    "nfnet": ["nf_regnet_b0", *SMALL],
+    "nfnet kept": ["nf_regnet_b0", *SMALL, "--keep-parametrization"],
+    "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
+    "mixer": ["mixer_s32_224", "--where", "all", "--budget", "tokens=none"],
+    "vit": ["vit_tiny_patch16_224", "--where", "all", "--budget", "tokens=none"],
+    "squeezenet": ["torchvision:squeezenet1_1", *SMALL, "--where", "all", "--budget", "tokens=64"],
+    "shufflenet": ["torchvision:shufflenet_v2_x0_5", *SMALL],
+    "mnasnet": ["torchvision:mnasnet0_5", *SMALL, "--pool", "single"],
+    "alexnet": ["torchvision:alexnet", "--img-size", "96", "--where", "all"],
+    "ghostnet": ["ghostnet_050", *SMALL],
+    "rexnet": ["rexnetr_200", *SMALL, "--where", "stage:-1", "--budget", "params=1.05x"],
+    "repvgg": ["repvgg_a0", *SMALL],
+    "dla": ["dla34", *SMALL, "--where", "level5.*"],
+    "darknet": ["darknet17", *SMALL, "--stride", "remove"],
+    "res2net": ["res2net50_14w_8s", *SMALL, "--where", "layer4.2*"],
+    "vovnet": ["ese_vovnet19b_dw", *SMALL],
+    "hardcorenas": ["hardcorenas_a", *SMALL],
+    "poolformer": ["poolformer_s12", *SMALL],
+    "levit": ["levit_128s", "--where", "all"],
+    "fastvit": ["fastvit_t8", *SMALL],
+    "cifar_resnet20": ["cifar_resnet20"],
+    "cifar_resnet20 all": ["cifar_resnet20", "--where", "all", "--budget", "tokens=none"],
+    "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
+    "digits_resnet": ["digits_resnet", "--img-size", "16x24", "--head-dim", "4", "--attend-padding"],
+    "digits_resnet pool": ["digits_resnet", "--where", "none", "--pool", "per_class", "--start", "paper"],
+    "patchconvnet": ["patchconvnet_s20", *SMALL, "--where", "all"],
+    "cmhsa_vit token": ["cmhsa_vit_3_tiny", "--gate", "bias"],
+    "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
+    "cmhsa_vit linear": ["cmhsa_vit_3_tiny", "--where", "all"],
+}  # fmt: skip
+
+
+def packed(planned: Any) -> Any:
+    """A plan in fewer words: a step as its difference from the one before; the layers left by reason, many of them as
+    the first, the last, how many, and the digest of their names."""
+    if "steps" not in planned:
+        return planned
+    steps, before = [], {}
+    for step in planned["steps"]:
+        if step.get("parent_geometry") == {k: step.get(k) for k in step.get("parent_geometry") or {}}:
+            step = step | {"parent_geometry": "its own"}
+        steps.append(difference(before, step))
+        before = step
+    left: dict[str, list[Any]] = {}
+    for layer in planned["left"]:
+        rest = {key: value for key, value in layer.items() if key not in ("name", "reason")}
+        left.setdefault(layer["reason"], []).append({"name": layer["name"]} | rest if rest else layer["name"])
+    short = {
+        reason: names if len(names) < 5 else [names[0], names[-1], len(names), digest(names)]
+        for reason, names in left.items()
+    }
+    config = difference(plain(dataclasses.asdict(RecastConfig())), planned["config"])
+    order = digest([layer["name"] for layer in planned["left"]])
+    return planned | {"config": config, "steps": steps, "left": short, "left_order": order}
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, its beginning."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def plan_of(name: str) -> Any:
+    """What `recast plan … --json` gives, packed."""
+    return packed(command("plan", *PLANS[name], "--json"))
+
+
+def plans() -> Any:
+    """Every plan."""
+    return {name: plan_of(name) for name in PLANS}
+
+
+# --- verify --------------------------------------------------------------------------------------------------------
+
+FEW = ["--num-images", "2"]
+VERIFIED: dict[str, list[str]] = {
+    "digits_resnet": ["digits_resnet", "--img-size", "16"],
+    "digits_resnet dilate": ["digits_resnet", "--img-size", "16", "--stride", "dilate"],
+    "digits_resnet remove": ["digits_resnet", "--img-size", "16", "--stride", "remove"],
+    "digits_resnet sigmoid": ["digits_resnet", "--img-size", "16", "--gate", "sigmoid"],
+    "digits_resnet bias": ["digits_resnet", "--img-size", "16", "--gate", "bias"],
+    "digits_resnet pool": ["digits_resnet", "--where", "none", "--pool", "per_class"],
+    "cifar_resnet20": ["cifar_resnet20", "--img-size", "16x24", "--where", "stage:-1", "stage:-2"],
+    "cmhsa_vit": ["cmhsa_vit_5_tiny", "--gate", "bias"],
+    "mobilenetv3": ["mobilenetv3_small_050", "--img-size", "64", *FEW],
+    "regnet": ["regnetx_002", "--img-size", "64", *FEW],
+    "resnet18 pool": ["resnet18", "--img-size", "64", "--pool", "single", *FEW],
+    "squeezenet": ["torchvision:squeezenet1_1", "--img-size", "64", *FEW],
+}
+ROUNDING = 1e-5
+LARGE = 1e-5
+"""How far errors that are not of rounding may lie from those in git."""
+
+
+def verification_of(name: str) -> Any:
+    """What `recast verify … --json` gives, without clocks; an error of rounding is 0."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(v) for key, v in value.items() if "second" not in key}
+        if isinstance(value, list):
+            return [cleaned(v) for v in value]
+        return 0.0 if isinstance(value, float) and abs(value) <= ROUNDING else value
+
+    return cleaned(command("verify", *VERIFIED[name], "--json"))
+
+
+def verify() -> Any:
+    """Every comparison."""
+    return {name: verification_of(name) for name in VERIFIED}
+
+
+# --- layers --------------------------------------------------------------------------------------------------------
+
+
+def disturbed(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
+    """Seeded noise on every parameter, in the order of the names: no gate stays closed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return recast.refresh_gates_(model.eval())
+
+
+def images(*shape: int, seed: int = 7) -> Tensor:
+    """Seeded noise."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tiny_network() -> nn.Module:
+    """Four kinds of convolution with BatchNorm, a residual, an average and a linear layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def _gpsa(geometry: Geometry, channels: tuple[int, int], groups: int = 1, fold: bool = False, **config: Any) -> Any:
+    """A layer; with `fold`, two heads opened and the rest removed."""
+
+    def make() -> nn.Module:
+        layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**config))
+        if fold and layer.config.gate == "linear":
+            with torch.no_grad():
+                layer.gamma[1], layer.spread[3] = 0.3, 0.4
+        elif fold:
+            with torch.no_grad():
+                layer.lam.fill_(40.0)[2] = 0.5
+            return layer.fold(tol=1e-6)
+        return layer.fold() if fold else layer
+
+    return make, (2, channels[0], 7, 6)
+
+
+def _cmhsa(geometry: Geometry, channels: tuple[int, int], groups: int = 1) -> Any:
+    def make() -> nn.Module:
+        layer = CMHSA(*channels, geometry, groups=groups, config=RecastConfig(gate="bias", bias_init=5.0))
+        layer.set_size_(7, 6)
+        return layer
+
+    return make, (2, channels[0], 7, 6)
+
+
+def _pooled(**config: Any) -> Any:
+    return lambda: recast.attention_pool_(tiny_network(), config=PoolConfig(**config), example=images(2, 3, 16, 16)), (
+        2, 3, 16, 16
+    )  # fmt: skip
+
+
+def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **config: Any) -> Any:
+    def make() -> nn.Module:
+        model = nn.Sequential(convolution()).eval()
+        return recast.recast_(model, recast.plan(model, images(*size), RecastConfig(**config), where="all", budget=""))
+
+    return make, size
+
+
+def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
+    def make() -> nn.Module:
+        inside()  # registers the names
+        return timm.create_model(name, **kwargs)
+
+    return make, shape
+
+
+def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    """By name: a function that makes a layer or network, and the shape of what it takes."""
+    three = (3, 3)
+    one = (1, 1, 1, 1)
+    shapes: dict[str, tuple[Geometry, tuple[int, int], int]] = {
+        "plain": (Geometry(three, padding=one), (6, 4), 1),
+        "strided": (Geometry(three, stride=(2, 2), padding=one), (4, 6), 1),
+        "grouped": (Geometry(three, padding=one), (6, 4), 2),
+        "depthwise": (Geometry(three, padding=one), (4, 4), 4),
+        "dilated": (Geometry(three, padding=(2, 2, 2, 2), dilation=(2, 2)), (4, 4), 1),
+        "transposed": (Geometry.of(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)), (4, 4), 1),
+        "same": (Geometry((3, 2), stride=(2, 1), same=True), (4, 4), 1),
+        "reflect": (Geometry(three, padding=one, padding_mode="reflect"), (4, 4), 1),
+    }
+    cases: dict[str, Any] = {}
+    for gate in ("linear", "sigmoid"):
+        for name, (geometry, channels, groups) in shapes.items():
+            cases[f"gpsa {gate} {name}"] = _gpsa(geometry, channels, groups, gate=gate)
+        for name in ("plain", "depthwise", "transposed"):
+            geometry, channels, groups = shapes[name]
+            cases[f"gpsa {gate} {name} folded"] = _gpsa(geometry, channels, groups, fold=True, gate=gate)
+    plain_shape = shapes["plain"]
+    cases["gpsa linear content"] = _gpsa(*plain_shape, content="linear")
+    cases["gpsa attend padding"] = _gpsa(*plain_shape, attend_padding=True, head_dim=3)
+    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0, gate_range=(0.0, 1.0))
+    for backend in ("reference", "dense", "split", "merged"):
+        cases[f"gpsa {backend}"] = _gpsa(*plain_shape, backend=backend)
+    for name in ("plain", "strided", "grouped", "depthwise", "dilated"):
+        cases[f"cmhsa {name}"] = _cmhsa(*shapes[name])
+    cases["pool single average"] = _pooled(kind="single")
+    cases["pool per class average"] = _pooled(kind="per_class", num_heads=2)
+    cases["pool single paper"] = _pooled(kind="single", start="paper")
+    cases["pool single paper, not in keys"] = _pooled(kind="single", start="paper", cls_in_keys=False)
+    cases["pool per class paper"] = _pooled(kind="per_class", start="paper", mlp_ratio=2.0)
+    cases["pool per class paper, in keys"] = _pooled(kind="per_class", start="paper", cls_in_keys=True)
+    cases["weight norm kept"] = _recast(
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
+    )
+    cases["spectral norm kept"] = _recast(
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
+    )
+    cases["digits_resnet"] = _network("digits_resnet", (2, 3, 16, 16))
+    cases["cifar_resnet20_a"] = _network("cifar_resnet20_a", (2, 3, 16, 16))
+    cases["cmhsa_vit_3_tiny"] = _network("cmhsa_vit_3_tiny", (2, 3, 32, 32), depth=2)
+    cases["cmhsa_vit_5_tiny"] = _network("cmhsa_vit_5_tiny", (2, 3, 32, 32), depth=2)
+    small = {"embed_dim": 16, "depth": 2, "num_classes": 5}
+    for kind in ("", "_multi", "_bn"):
+        cases[f"patchconvnet_s20{kind}"] = _network(f"patchconvnet_s20{kind}", (2, 3, 32, 32), **small)
+    return cases
+
+
+def summary(tensor: Tensor) -> list[float]:
+    """Sum and sum of magnitudes, to 6 digits."""
+    values = tensor.detach().double()
+    return [float(f"{float(v):.6g}") for v in (values.sum(), values.abs().sum())]
+
+
+def layer_of(name: str) -> Any:
+    """A state dict's names, shapes, dtypes and seeded values; and what the layer gives with every parameter moved.
+
+    Long state dicts have a line a module: `Module: name [shape]`.
+    """
+    make, shape = layer_cases()[name]
+    with one_thread():
+        torch.manual_seed(0)
+        model = make().eval()
+        state = model.state_dict()
+        total = [summary(t) for t in state.values() if t.is_floating_point()]
+        long = len(state) > 40
+        found: dict[str, Any] = {
+            "type": type(model).__name__,
+            "parameters": [name for name, _ in model.named_parameters()] if not long else len([*model.parameters()]),
+            "state": {
+                key: [str(t.dtype).removeprefix("torch."), list(t.shape)] + ([] if long else summary(t))
+                for key, t in state.items()
+            },
+            "total": [float(f"{sum(column):.6g}") for column in zip(*total, strict=True)],
+        }
+        with torch.no_grad():
+            start = model(images(*shape))
+            moved = disturbed(model, scale=0.02 if long else 0.2)(images(*shape))
+        found["output"] = {"shape": list(start.shape), "start": summary(start), "moved": summary(moved)}
+    return found
+
+
+def state_dicts() -> Any:
+    """Every kind of layer, and the package's own networks."""
+    return {name: layer_of(name) for name in layer_cases()}
+
+
+# --- saved files ---------------------------------------------------------------------------------------------------
+
+
+def _saved_models() -> dict[str, nn.Module]:
+    x = images(2, 3, 16, 16)
+    settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
+        "recast_model": (RecastConfig(), None),
+        "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="dilate"), None),
+        "recast_bias_model": (RecastConfig(gate="bias", bias_init=10.0), None),
+        "pooled_model": (RecastConfig(), PoolConfig("single")),
+        "pooled_class_model": (RecastConfig(), PoolConfig("per_class", start="paper", num_heads=2)),
+    }
+    found = {}
+    for name, (config, pool) in settings.items():
+        model = tiny_network().eval()
+        where = {"pooled_class_model": "none", "recast_bias_model": ["8"]}.get(name, ["3", "6", "8"])
+        planned = recast.plan(model, x, config, where=where, **({} if pool is None else {"pool": pool}))
+        found[name] = disturbed(recast.recast_(model, planned))
+    folded = tiny_network().eval()
+    recast.recast_(folded, recast.plan(folded, x, where="all"))
+    with torch.no_grad():
+        layers: Any = folded
+        layers[0].gamma[1], layers[0].spread[3], layers[6].gamma[4] = 0.3, 0.4, -0.2
+    recast.fold_(folded)
+    found["folded_model"] = recast.refresh_gates_(folded.eval())
+    return found
+
+
+def hexes(tensor: Tensor) -> list[str]:
+    """Every value, exactly."""
+    return [float(v).hex() for v in tensor.detach().flatten()]
+
+
+def unhex(values: list[str]) -> Tensor:
+    """The inverse of `hexes`."""
+    return torch.tensor([float.fromhex(v) for v in values])
+
+
+def output_of(path: Path) -> list[str]:
+    """What a saved file's model gives for a fixed input."""
+    with one_thread(), torch.no_grad():
+        return hexes(recast.load(path, tiny_network())(images(2, 3, 16, 16)))
+
+
+def saved() -> Any:
+    """Files of `recast.save`, and what the models gave as they were saved."""
+    outputs = {}
+    with one_thread(), torch.no_grad():
+        for name, model in _saved_models().items():
+            recast.save(model, FOLDER / "saved" / f"{name}.safetensors")
+            outputs[name] = hexes(model(images(2, 3, 16, 16)))
+    return {"platform": platform(), "outputs": outputs}
+
+
+# --- resume --------------------------------------------------------------------------------------------------------
+
+
+def _training() -> tuple[nn.Module, Any, Any]:
+    """A recast network, 40 images, and a recipe with mixup, an average of weights and accumulated batches."""
+    its = inside()
+
+    def noise(count: int, seed: int) -> Any:
+        labels = torch.arange(count) % 3
+        pixels = torch.randint(0, 120, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed)).byte()
+        pixels[torch.arange(count), labels] += 60
+        return its.ImageTensors(pixels, labels)
+
+    crop = its.AugmentConfig(crop="pad", flip=False)
+    data = its.Data(
+        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop
+    )
+    recipe = its.Recipe(
+        model=its.ModelConfig("tests:tiny"),
+        data=its.DataConfig("digits", batch_size=8),
+        optim=its.OptimConfig(lr=1e-2, gate_l1=0.3, clip_grad=1.0),
+        regularization=its.RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
+        augment=its.AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
+        accumulate=2,
+        save_steps=2,
+        keep=1,
+        epochs=3,
+        device="cpu",
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
+        nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+    recast.recast_(model, recast.plan(model, torch.zeros(1, 3, 8, 8), where=["4"]))
+    return model, data, recipe
+
+
+def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) -> Any:
+    """Losses of the updates and rows, and the final weights in sums; with `stop_at` interrupted there."""
+    its = inside()
+    losses: list[float] = []
+
+    def on_step(epoch: int, step: int, loss: float) -> None:
+        losses.append(loss)
+        if (epoch, step) == stop_at:
+            signal.raise_signal(signal.SIGINT)
+
+    with one_thread():
+        model, data, recipe = _training()
+        if stop_at is not None:
+            with contextlib.suppress(its.Interrupted):
+                its.fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
+            return {"losses": losses}
+        if resume:
+            torch.rand(7)
+        rows = its.fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
+    clocks = ("seconds", "images_per_second", "data_wait")
+    rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
+    weights = {key: summary(value) for key, value in model.state_dict().items()}
+    return plain({"losses": losses, "rows": rows, "weights": weights})
+
+
+def resume() -> Any:
+    """A folder with a training that was interrupted in its second epoch, and how it ends when it goes on."""
+    folder = FOLDER / "resume"
+    for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else []:
+        path.rmdir() if path.is_dir() else path.unlink()
+    begun = trained(folder, resume=False, stop_at=(1, 3))
+    with tempfile.TemporaryDirectory() as other:
+        straight = trained(Path(other), resume=False)
+    rest = straight | {"losses": straight["losses"][len(begun["losses"]) :]}
+    return {"platform": platform(), "begun": begun["losses"], "rest": rest}
+
+
+# --- public names --------------------------------------------------------------------------------------------------
+
+
+def _signature(value: Any) -> str:
+    try:
+        return str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return GONE
+
+
+def public() -> Any:
+    """Names, signatures, and the methods and properties of the classes that are their own."""
+    found: dict[str, Any] = {}
+    for name in recast.__all__:
+        value = getattr(recast, name)
+        if not callable(value):
+            continue
+        found[name] = {"signature": _signature(value)}
+        if inspect.isclass(value):
+            inherited = {*dir(nn.Module)} if issubclass(value, nn.Module) else {*dir(object)}
+            found[name]["methods"] = {
+                key: _signature(getattr(value, key)) if callable(getattr(value, key)) else "attribute"
+                for key in sorted({*dir(value)} - inherited)
+                if not key.startswith("_")
+            }
+    return {"all": list(recast.__all__), "callables": found}
+
+
+ITEMS: dict[str, Callable[[], Any]] = {
+    item.__name__: item for item in (recipes, recipe_listing, plans, verify, state_dicts, saved, resume, public)
+}
+
+if __name__ == "__main__":
+    for item_name in sys.argv[1:] or ITEMS:
+        (FOLDER / f"{item_name}.json").write_text(text(ITEMS[item_name]()) + "\n", encoding="utf-8")
