@@ -42,7 +42,7 @@ COMMANDS = [
     "train", "train fintune", "train nowhere.yaml", "train finetune --model digits_resnet --where last_stage",
     "train tiny.yaml --config tiny.yaml", "train tiny.yaml --resume run", "train --resume run --out x",
     "train --resume empty", "train --resume nowhere", "train tiny.yaml --out run", "train tiny.yaml --out notes.txt",
-    "train tiny.yaml --out empty_no", "train tiny.yaml --out .", "train attention_pool --model digits_resnet",
+    "train tiny.yaml --out empty_no", "train attention_pool --model digits_resnet",
     "train tiny.yaml --plan notes.txt", "train tiny.yaml --optim x",
     "evaluate", "evaluate nowhere", "evaluate empty", "evaluate run --suite claen", "evaluate run --suite clean,pdg",
     "evaluate run --num-samples 0", "evaluate run --num-samples 10000", "evaluate run --eps -1",
