@@ -85,8 +85,21 @@ def test_an_interrupted_training_goes_on_as_it_did(tmp_path: Path) -> None:
     check(held["rest"], got, tolerance=0.0 if held["platform"] == frozen.platform() else 1e-4)
 
 
+@pytest.mark.parametrize("name", frozen.FUNCTIONS)
+def test_a_function_gives_what_it_gave(name: str) -> None:
+    check(frozen.read("functions")[name], frozen.function_of(name), tolerance=1e-4)
+
+
 def test_public_names_and_signatures_are_those_in_git() -> None:
-    check(frozen.read("public"), frozen.public())
+    held, got = frozen.read("public"), frozen.public()
+    check(held["all"], got["all"])
+    for name, expected in held["callables"].items():
+        check({name: expected["signature"]}, {name: got["callables"][name]["signature"]})
+
+
+@pytest.mark.parametrize("name", [n for n, held in frozen.read("public")["callables"].items() if "methods" in held])
+def test_the_methods_of_a_public_class_are_those_in_git(name: str) -> None:
+    check(frozen.read("public")["callables"][name]["methods"], frozen.public()["callables"][name]["methods"])
 
 
 def test_a_difference_is_found_and_named() -> None:

@@ -133,7 +133,7 @@ def first_difference(expected: Any, got: Any, path: str = "", tolerance: float =
         longer = (f"{path}[{min(len(expected), len(got))}:]: expected {expected[len(got):]!r}, "
                   f"got {got[len(expected):]!r}")  # fmt: skip
         return None if len(expected) == len(got) else longer
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (expected, got))
+    numbers = isinstance(expected, float) and isinstance(got, float)
     if tolerance and numbers and math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance):
         return None
     same = expected == got and isinstance(expected, bool) == isinstance(got, bool)
@@ -637,6 +637,108 @@ def resume() -> Any:
     return {"platform": platform(), "begun": begun["losses"], "rest": rest}
 
 
+# --- functions -----------------------------------------------------------------------------------------------------
+
+
+def _recast_tiny(**config: Any) -> tuple[nn.Module, Any]:
+    model = tiny_network().eval()
+    planned = recast.plan(model, images(2, 3, 16, 16), RecastConfig(**config), where=["3", "6", "8"])
+    return recast.recast_(model, planned), planned
+
+
+def grouped() -> Any:
+    """`param_groups`: which parameters, at what rate."""
+    found = {}
+    settings: list[tuple[str, dict[str, float]]] = [
+        ("linear", {}), ("sigmoid", {}), ("linear", {"layer_decay": 0.7, "gate_lr": 0.02}),
+    ]  # fmt: skip
+    for gate, options in settings:
+        model, _ = _recast_tiny(gate=gate)
+        if options:  # layers are numbered by what timm's networks say
+            inside()
+            model = timm.create_model("cmhsa_vit_3_tiny", depth=2).eval()
+            recast.recast_(model, recast.plan(model, images(1, 3, 32, 32), where="all", pool=PoolConfig("single")))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = recast.param_groups(model, lr=1e-3, **options)
+        found[f"{gate} {options}"] = [
+            {k: v for k, v in group.items() if k != "params"} | {"params": [names[id(p)] for p in group["params"]]}
+            for group in groups
+        ]
+    return found
+
+
+def dated() -> Any:
+    """`Schedule`: dates of the layers."""
+    _, planned = _recast_tiny()
+    made = {
+        "at_once": recast.Schedule.at_once(planned, 4),
+        "progressive": recast.Schedule.progressive(planned, 10),
+        "first first": recast.Schedule.progressive(planned, 7, order="first_first"),
+        "learned": recast.Schedule.progressive(planned, 9, order="learned"),
+        "listed": recast.Schedule.listed(planned, {2: ["8"], 5: ["3", "6"]}),
+    }
+    return {name: [dict(s.dates), list(s.slots), [list(s.due(e)) for e in range(1, 11)]] for name, s in made.items()}
+
+
+def calibrated() -> Any:
+    """`calibrate_`: the solved layers, and what the network gives."""
+    model, _ = _recast_tiny(gate="sigmoid")
+    recast.calibrate_(model, tiny_network().eval(), [images(8, 3, 16, 16, seed=1)])
+    state = {key: summary(value) for key, value in model.state_dict().items() if key.endswith(("weight", "bias"))}
+    return {"state": state, "output": summary(model(images(2, 3, 16, 16)))}
+
+
+def seen() -> Any:
+    """`record` and `trace`: maps and outputs of the layers."""
+    model, planned = _recast_tiny()
+    disturbed(model)
+    x = images(2, 3, 16, 16)
+    with recast.record(model) as maps:
+        model(x)
+    found: dict[str, Any] = {}
+    for name, layer in maps.items():
+        fields = layer._asdict() if hasattr(layer, "_asdict") else dict(vars(layer))
+        tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
+        found[name] = {  # rows sum to one: squares say where they look
+            key: [list(value.shape), *summary(value), summary(value.square())[0]] for key, value in tensors.items()
+        }
+    traced = recast.trace(model, planned, x)
+    return {"maps": found, "trace": {name: [summary(y) for y in ys] for name, ys in traced.layers.items()}}
+
+
+def switched() -> Any:
+    """`recast_during_training_`: losses of updates before and after the swap, and the groups' sizes."""
+    model = tiny_network()
+    planned = recast.plan(model, images(2, 3, 16, 16), where=["3", "6", "8"])
+    optimizer = torch.optim.AdamW(recast.param_groups(model, lr=1e-2, plan=planned))
+    losses = []
+    for step in range(8):
+        if step == 4:
+            recast.recast_during_training_(model, optimizer, planned)
+        x = images(6, 3, 16, 16, seed=step)
+        loss = nn.functional.cross_entropy(model(x), torch.arange(6) % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    groups = [[g.get("group_name", g.get("name")), g["lr"], len(g["params"])] for g in optimizer.param_groups]
+    return {"losses": losses, "groups": groups}
+
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {f.__name__: f for f in (grouped, dated, calibrated, seen, switched)}
+
+
+def function_of(name: str) -> Any:
+    """What one of them gives, on one thread and without gradients but for training."""
+    with one_thread(), torch.set_grad_enabled(name == "switched"):
+        return plain(FUNCTIONS[name]())
+
+
+def functions() -> Any:
+    """Groups of parameters, dates, calibration, maps, and a swap in the middle of a training."""
+    return {name: function_of(name) for name in FUNCTIONS}
+
+
 # --- public names --------------------------------------------------------------------------------------------------
 
 
@@ -666,7 +768,8 @@ def public() -> Any:
 
 
 ITEMS: dict[str, Callable[[], Any]] = {
-    item.__name__: item for item in (recipes, recipe_listing, plans, verify, state_dicts, saved, resume, public)
+    item.__name__: item
+    for item in (recipes, recipe_listing, plans, verify, state_dicts, saved, resume, functions, public)
 }
 
 if __name__ == "__main__":
