@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from recast.config import DataConfig, DistillConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.data import load_data
 from recast.evaluation import evaluate
 from recast.io import load
 from recast.models.build import build
+from recast.run.config import DataConfig, DistillConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.training.run import train
 
 RESULTS = Path(__file__).parents[1] / "results"

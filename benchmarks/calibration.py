@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.calibration import calibrate_
-from recast.config import DataConfig, ModelConfig, RecastConfig
 from recast.data import load_data, loader
 from recast.models.build import build, input_defaults
-from recast.planning import plan
-from recast.surgery import gpsa_layers, recast_
+from recast.run.config import DataConfig, ModelConfig, RecastConfig
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.calibrate import calibrate_
+from recast.surgery.planning import plan
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.csv"
 HEADER = ("network", "arm", "train_images", "ridge", "shrink_to", "top1", "loss_to_parent", "seconds")

@@ -33,17 +33,17 @@ from timing import write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.cmhsa import CMHSA
-from recast.config import DataConfig, ModelConfig, RecastConfig
+from recast.analysis.record import record
 from recast.data import Data, load_data
-from recast.explain.attention import record
-from recast.functional import biased_maps, shift_map
+from recast.layers.cmhsa import CMHSA
+from recast.layers.functional import biased_maps, shift_map
 from recast.models.build import build
 from recast.models.pixel_conv import PixelConv2d
-from recast.parameters import param_groups
-from recast.planning import plan
-from recast.rules import find_rule
-from recast.surgery import recast_, recast_layers
+from recast.run.config import DataConfig, ModelConfig, RecastConfig
+from recast.surgery.apply import recast_, recast_layers
+from recast.surgery.parameters import param_groups
+from recast.surgery.planning import plan
+from recast.surgery.rules import find_rule
 
 RESULT = Path(__file__).parents[1] / "results" / "cmhsa.csv"
 TRAINING = RESULT.with_name("cmhsa_training.csv")

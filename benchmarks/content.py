@@ -6,7 +6,7 @@ Columns: side, channels, batch, way, kernel (what torch runs for `scaled_dot_pro
 over_streamed (time over the streaming operator's). Forward passes of nine heads from queries, keys and values to the
 layer's output, W_out included.
 
-streamed: `recast.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
+streamed: `layers.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
 a softmax, one product with the values, which holds the whole maps. sdpa: values expanded over the heads; "padded"
 widens queries and keys to the values' width, which the flash kernel wants; "chunks of N" cuts the values to N channels
 and pads the keys to them. linear: `content="linear"`. pooled: keys and values averaged to 7×7.
@@ -24,7 +24,7 @@ from timing import by_turns, machine, ratio, spread, write
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from recast.functional.streaming import attend
+from recast.layers.functional.streaming import attend
 
 RESULT = Path(__file__).parents[1] / "results" / "content.csv"
 MAPS = ((14, 512, 8), (28, 256, 4), (56, 128, 1))

@@ -28,11 +28,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50
 
-from recast.planning import plan
-from recast.shapes import Example, run_example
-from recast.steps import Plan
-from recast.surgery import recast_
-from recast.verification import enliven_, relative_error, swapped_taps, trace, verify
+from recast.surgery.apply import recast_
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+from recast.surgery.verify import enliven_, relative_error, swapped_taps, trace, verify
+from recast.tracing.observe import Example, run_example
 
 RESULT = Path(__file__).parents[1] / "results" / "dense_prediction.csv"
 HEADER = (

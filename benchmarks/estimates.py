@@ -10,7 +10,7 @@ planned_*            `plan.after` (the parent: `plan.before`); B images keep pla
 params_exact         the parameters of the recast model are as many as planned
 macs_b1, _b4         torch's FlopCounterMode in a real forward of the recast model in eval mode, 1 and 4 images
 macs_error           macs_b1 over planned, minus 1
-saved_b1, _b4        bytes that autograd keeps in that forward (`recast.cost.SavedBytes`), 1 and 4 images
+saved_b1, _b4        bytes that autograd keeps in that forward (`recast.tracing.cost.SavedBytes`), 1 and 4 images
 memory_error_b1, _b4 saved over planned for that batch, minus 1
 kept                 resident memory after the forward of a training step of 8 images, above that before the step
 peak                 largest resident memory within that step, backward included, above that before the step
@@ -64,8 +64,8 @@ def forward_cost(model: nn.Module, x: Tensor) -> tuple[float, float]:
     """MACs and bytes kept for backward of a real forward in eval mode, per image; attention as in training."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from recast.cost import SavedBytes
-    from recast.surgery import gpsa_layers
+    from recast.surgery.apply import gpsa_layers
+    from recast.tracing.cost import SavedBytes
 
     model.eval()
     for layer in gpsa_layers(model).values():
@@ -99,10 +99,10 @@ def job(name: str, selection: str) -> None:
     """Plan, recast and measure; print the row as JSON."""
     import torch
 
-    from recast.config import ModelConfig, RecastConfig
     from recast.models.build import build
-    from recast.planning import plan
-    from recast.surgery import recast_
+    from recast.run.config import ModelConfig, RecastConfig
+    from recast.surgery.apply import recast_
+    from recast.surgery.planning import plan
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 from trained import CIFAR, trained
 
-from recast.config import Backend, DataConfig, ModelConfig
 from recast.data import load_data, loader
 from recast.data.sources import IMAGENET
 from recast.models.build import build
-from recast.planning import plan
-from recast.surgery import recast_, refresh_gates_
-from recast.verification import Exactness, enliven_, swapped_taps, verify
+from recast.run.config import Backend, DataConfig, ModelConfig
+from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.planning import plan
+from recast.surgery.verify import Exactness, enliven_, swapped_taps, verify
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.csv"
 HEADER = (

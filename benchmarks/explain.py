@@ -21,11 +21,11 @@ from playwright.sync_api import sync_playwright
 from timing import machine, write
 from torch import nn
 
-from recast.explain.page.make import make_scene
-from recast.explain.page.pictures import Input
-from recast.explain.page.write import write_pages
-from recast.planning import plan
-from recast.surgery import gpsa_layers, recast_
+from recast.explain.make import make_scene
+from recast.explain.pictures import Input
+from recast.explain.write import write_pages
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.planning import plan
 
 RESULT = Path(__file__).parents[1] / "results" / "explain.csv"
 REPEATS = 5

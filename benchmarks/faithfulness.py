@@ -46,12 +46,12 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
-from recast.config import DataConfig, ModelConfig, PoolConfig
+from recast.analysis.faithfulness import deletion, insertion
 from recast.data import load_data
 from recast.evaluation.scores import Resampled, plain_mean
-from recast.explain.faithfulness import deletion, insertion
 from recast.models.build import build
-from recast.pooling.swap import attention_pool_, attention_pools
+from recast.run.config import DataConfig, ModelConfig, PoolConfig
+from recast.surgery.pooling.swap import attention_pool_, attention_pools
 
 RESULTS = Path(__file__).parents[1] / "results"
 STEPS = 8

@@ -29,9 +29,9 @@ def job(name: str) -> None:
     import torch
 
     import recast
-    from recast.planning import plan
-    from recast.surgery import recast_
-    from recast.verification import trace, verify
+    from recast.surgery.apply import recast_
+    from recast.surgery.planning import plan
+    from recast.surgery.verify import trace, verify
 
     assert recast.__version__
     torch.set_num_threads(2)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.config import DataConfig, ModelConfig
+from recast.analysis.fourier import FourierCurves, fourier
 from recast.data import load_data, loader
 from recast.data.sources import IMAGENET
-from recast.explain.fourier import FourierCurves, fourier
 from recast.models.build import build, input_defaults
-from recast.verification import enliven_
+from recast.run.config import DataConfig, ModelConfig
+from recast.surgery.verify import enliven_
 
 RESULTS = Path(__file__).parents[1] / "results"
 CIFAR = {

@@ -31,10 +31,10 @@ from timing import by_turns, machine, ratio, spread, write
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.config import RecastConfig
-from recast.cost import SavedBytes
-from recast.geometry import Geometry
-from recast.gpsa import GPSA
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.tracing.cost import SavedBytes
 
 RESULT = Path(__file__).parents[1] / "results" / "layer.csv"
 MAPS = {

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.data import Data, load_data
 from recast.models.build import build
-from recast.planning import plan
-from recast.surgery import param_groups, recast_
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.surgery.apply import param_groups, recast_
+from recast.surgery.planning import plan
 from recast.training.fit import fit
 from recast.training.metrics import normalise
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
-from recast.cost import SavedBytes
-from recast.surgery import gpsa_layers
+from recast.surgery.apply import gpsa_layers
+from recast.tracing.cost import SavedBytes
 
 RESULT = Path(__file__).parents[1] / "results" / "model.csv"
 FAMILIES = {"resnetrs50": (224, 8, 4), "resnetrs152": (320, 2, 2)}

@@ -31,9 +31,9 @@ import torch
 from arms import T_95, write_table
 from trained import trained
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
 from recast.data import loader
-from recast.pooling.swap import attention_pool_
+from recast.run.config import DataConfig, ModelConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
+from recast.surgery.pooling.swap import attention_pool_
 from recast.training.metrics import normalise
 from recast.training.run import train
 

@@ -35,9 +35,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import recast.pooling.layer
-from recast.config import PoolConfig
-from recast.pooling.swap import attention_pools, swap_
+import recast.layers.attention_pool
+from recast.run.config import PoolConfig
+from recast.surgery.pooling.swap import attention_pools, swap_
 from recast.zoo.subjects import architectures, skeleton, spatial_convolutions, subject
 
 OUT = Path(__file__).parents[1] / "results" / "pooling_zoo.csv"
@@ -77,7 +77,7 @@ def examine(name: str) -> Row:
     """One architecture; whatever goes wrong becomes the row's cause."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    recast.pooling.layer.trunc_normal_ = _normal_
+    recast.layers.attention_pool.trunc_normal_ = _normal_
     begin, row = time.perf_counter(), Row(name)
     try:
         _examine(name, row)
@@ -155,7 +155,7 @@ def main() -> int:
     _write(options.out, list(known.values()))
     waiting = sorted((name for name in architectures(options.only) if name not in known), key=_expected_cost)
     context = get_context("forkserver")
-    context.set_forkserver_preload(["recast.zoo.subjects", "recast.pooling.swap"])
+    context.set_forkserver_preload(["recast.zoo.subjects", "recast.surgery.pooling.swap"])
     with ProcessPoolExecutor(options.workers, context, max_tasks_per_child=1) as processes:
         jobs = {processes.submit(examine, name): name for name in waiting}
         for number, job in enumerate(as_completed(jobs), 1):

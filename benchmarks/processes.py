@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.data import load_data
 from recast.models.build import build
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.run.config import DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 from recast.training.fit import fit
 
 DTYPES = ("float32", "float64")

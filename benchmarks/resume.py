@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from recast import files
-from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.data import load_data
 from recast.models.build import build
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.run import files
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 from recast.training.checkpoint import states
 from recast.training.fit import fit
 from recast.training.metrics import MetricsLog

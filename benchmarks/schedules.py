@@ -37,7 +37,11 @@ from typing import Any
 import torch
 from arms import paired_difference, write_table
 
-from recast.config import (
+from recast.data import load_data
+from recast.evaluation import evaluate
+from recast.io import load
+from recast.models.build import build
+from recast.run.config import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
@@ -46,10 +50,6 @@ from recast.config import (
     Recipe,
     ScheduleConfig,
 )
-from recast.data import load_data
-from recast.evaluation import evaluate
-from recast.io import load
-from recast.models.build import build
 from recast.training.run import train
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.gpsa import GPSA
+from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
 torch.set_num_threads(1)

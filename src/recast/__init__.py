@@ -14,23 +14,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recast.calibration import calibrate_
-    from recast.cmhsa import CMHSA
-    from recast.config import PoolConfig, RecastConfig
+    from recast.analysis.record import record
     from recast.errors import RecastError
     from recast.evaluation import evaluate
-    from recast.explain.attention import record
-    from recast.folding.model import fold_
-    from recast.geometry import Geometry
-    from recast.gpsa import GPSA
     from recast.io import load, save
-    from recast.planning import plan
-    from recast.pooling.swap import attention_pool_
-    from recast.schedule import Schedule
-    from recast.steps import Plan
-    from recast.surgery import param_groups, recast_, refresh_gates_
-    from recast.switching import recast_during_training_
-    from recast.verification import trace, verify
+    from recast.layers.cmhsa import CMHSA
+    from recast.layers.geometry import Geometry
+    from recast.layers.gpsa import GPSA
+    from recast.run.config import PoolConfig, RecastConfig
+    from recast.surgery.apply import param_groups, recast_, refresh_gates_
+    from recast.surgery.calibrate import calibrate_
+    from recast.surgery.during_training import recast_during_training_
+    from recast.surgery.folding.model import fold_
+    from recast.surgery.plan import Plan
+    from recast.surgery.planning import plan
+    from recast.surgery.pooling.swap import attention_pool_
+    from recast.surgery.schedule import Schedule
+    from recast.surgery.verify import trace, verify
 
 __version__ = "0.1.0"
 
@@ -61,28 +61,28 @@ __all__ = [
 ]
 
 _HOME = {
-    "CMHSA": "cmhsa",
-    "GPSA": "gpsa",
-    "Geometry": "geometry",
-    "Plan": "steps",
-    "PoolConfig": "config",
-    "RecastConfig": "config",
+    "CMHSA": "layers.cmhsa",
+    "GPSA": "layers.gpsa",
+    "Geometry": "layers.geometry",
+    "Plan": "surgery.plan",
+    "PoolConfig": "run.config",
+    "RecastConfig": "run.config",
     "RecastError": "errors",
-    "Schedule": "schedule",
-    "attention_pool_": "pooling.swap",
-    "calibrate_": "calibration",
+    "Schedule": "surgery.schedule",
+    "attention_pool_": "surgery.pooling.swap",
+    "calibrate_": "surgery.calibrate",
     "evaluate": "evaluation",
-    "fold_": "folding.model",
+    "fold_": "surgery.folding.model",
     "load": "io",
-    "param_groups": "surgery",
-    "plan": "planning",
-    "recast_": "surgery",
-    "recast_during_training_": "switching",
-    "record": "explain.attention",
-    "refresh_gates_": "surgery",
+    "param_groups": "surgery.apply",
+    "plan": "surgery.planning",
+    "recast_": "surgery.apply",
+    "recast_during_training_": "surgery.during_training",
+    "record": "analysis.record",
+    "refresh_gates_": "surgery.apply",
     "save": "io",
-    "trace": "verification",
-    "verify": "verification",
+    "trace": "surgery.verify",
+    "verify": "surgery.verify",
 }
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.files import replaced
-from recast.steps import Plan
-from recast.surgery import recast_, refresh_gates_
+from recast.run.files import replaced
+from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.plan import Plan
 
 KEY = "recast"
 

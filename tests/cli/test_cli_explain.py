@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import recast
 from recast.cli import main
-from recast.explain.page import sheet
+from recast.explain import sheet
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from jsonargparse import Namespace
 
 from recast.cli.options import parse, parse_size, rewrite, short_names
 from recast.cli.train import _parser
-from recast.config import Recipe
 from recast.errors import RecastError
+from recast.run.config import Recipe
 
 
 def parsed(*words: str) -> Namespace:

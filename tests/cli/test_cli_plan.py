@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recast.steps import Plan
+from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

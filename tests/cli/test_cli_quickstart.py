@@ -13,7 +13,7 @@ import pytest
 import recast.recipes.digits as recipes
 import recast.training.run as training
 from recast.cli import quickstart
-from recast.config import Recipe
+from recast.run.config import Recipe
 
 Cli = Callable[..., Any]
 

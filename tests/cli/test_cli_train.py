@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from recast.cli import main
-from recast.recipe import load_recipe
+from recast.run.recipe import load_recipe
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

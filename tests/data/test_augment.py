@@ -8,11 +8,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from recast.config import AugmentConfig
 from recast.data.augment import _posterize, file_transform, resolve, shift_and_flip
 from recast.data.datasets import ImageTensors, Prepare
 from recast.data.images import to_pixels
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig
 
 ALONE = {"crop": "none", "flip": False}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import AugmentConfig
 from recast.data.datasets import ImageFiles, ImageTensors, IndexedImages, LabelledImages
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig
 
 SHIFTED = AugmentConfig(crop="pad", flip=True)
 POLICY = AugmentConfig(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")

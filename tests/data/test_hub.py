@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from recast.config import DataConfig
 from recast.data import load_data, loader
 from recast.errors import RecastError
+from recast.run.config import DataConfig
 
 datasets = pytest.importorskip("datasets")
 

@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.config import AugmentConfig
 from recast.data import loader
 from recast.data.batches import MAX_BAD, epoch_order
 from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.data.loading import worker_errors
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig
 
 SHIFTED = AugmentConfig(crop="pad", flip=True)
 POLICY = AugmentConfig(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")

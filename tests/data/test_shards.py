@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import AugmentConfig, DataConfig
 from recast.data import load_data, loader
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig
 
 pytest.importorskip("webdataset")
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import DataConfig
 from recast.data import load_data
+from recast.run.config import DataConfig
 
 ROOT = Path(os.environ.get("RECAST_DATA") or "missing")
 pytestmark = pytest.mark.skipif(not (os.environ.get("RECAST_SLOW") and ROOT.is_dir()), reason="needs data and time")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import AugmentConfig, DataConfig
 from recast.data import load_data
 from recast.data.datasets import ImageFiles
 from recast.data.parts import Found, assemble
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig
 
 COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
 CLASSES = ["Bee", "ant", "zebra"]  # upper case sorts first

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.config import DataConfig
 from recast.data import load_data, loader
 from recast.data.datasets import ImageTensors
 from recast.errors import RecastError
+from recast.run.config import DataConfig
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from recast.config import DataConfig
 from recast.data import Data, load_data
+from recast.run.config import DataConfig
 
 
 @pytest.fixture(scope="session")

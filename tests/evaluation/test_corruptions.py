@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from recast.config import AugmentConfig, DataConfig
 from recast.data import Data, load_data, loader
 from recast.errors import RecastError
 from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
@@ -26,6 +25,7 @@ from recast.evaluation.corruptions import (
     sources_corruptions,
 )
 from recast.evaluation.measuring import score_suites
+from recast.run.config import AugmentConfig, DataConfig
 
 pytest.importorskip("imagecorruptions")
 

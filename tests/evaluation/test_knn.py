@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import squeezenet1_1
 
-from recast.config import AugmentConfig, DataConfig
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
 from recast.evaluation.knn import TEMPERATURE, bank_images, features, nearest, score_knn, sources_knn, vote
 from recast.evaluation.measuring import score_suites
+from recast.run.config import AugmentConfig, DataConfig
 
 
 def unit(count: int, width: int, seed: int) -> Tensor:

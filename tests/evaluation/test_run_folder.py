@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from recast.config import DataConfig, ModelConfig, Recipe
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.bench import Options
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
-from recast.gpsa import GPSA
-from recast.rows import read_rows
+from recast.layers.gpsa import GPSA
+from recast.run.config import DataConfig, ModelConfig, Recipe
+from recast.run.records import read_rows
 from recast.training.metrics import normalise
 from recast.training.run import train
 

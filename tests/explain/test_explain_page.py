@@ -18,10 +18,10 @@ import pytest
 
 import recast.explain
 from recast.errors import RecastError
-from recast.explain.page import pack as packing
-from recast.explain.page.pack import first_layer, pack, pack_maps
-from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene, State
-from recast.explain.page.write import page_names, write_pages
+from recast.explain import pack as packing
+from recast.explain.pack import first_layer, pack, pack_maps
+from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.write import page_names, write_pages
 
 PAGE = Path(recast.explain.__file__).parent / "page" / "assets"
 
@@ -207,7 +207,7 @@ def test_images_that_do_not_fit_get_a_page_each(tmp_path: Path) -> None:
 
 
 def packing_size(scene: Scene) -> int:
-    from recast.explain.page.write import size
+    from recast.explain.write import size
 
     return size(pack(scene, None))
 
@@ -232,7 +232,7 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("recast.files.os.replace", refuse)
+    monkeypatch.setattr("recast.run.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the page .*: Permission denied"):
         write_pages(a_scene(), page)
     assert page.read_text(encoding="utf-8") == "old"
@@ -251,8 +251,8 @@ def test_the_palette_is_the_reports() -> None:
 
 def test_writing_needs_no_torch() -> None:
     code = (
-        "import sys, recast.explain.page.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
-        "import recast.explain.page.sheet; assert 'torch' not in sys.modules"
+        "import sys, recast.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
+        "import recast.explain.sheet; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.config import RecastConfig
-from recast.explain.page import record_maps
-from recast.explain.page.make import explain, make_scene
-from recast.explain.page.pictures import Input
-from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene, State
-from recast.explain.page.write import write_pages
-from recast.gpsa import GPSA
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.explain import record_maps
+from recast.explain.make import explain, make_scene
+from recast.explain.pictures import Input
+from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.write import write_pages
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

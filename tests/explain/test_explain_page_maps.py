@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recast.explain.page.record_maps as module
-from recast.config import RecastConfig
-from recast.explain.page.record_maps import record_maps, stored_maps
-from recast.gpsa import GPSA
-from recast.planning import plan
-from recast.surgery import recast_, recast_layers
+import recast.explain.record_maps as module
+from recast.explain.record_maps import record_maps, stored_maps
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.apply import recast_, recast_layers
+from recast.surgery.planning import plan
 
 QUANTISED = 0.0041
 """Half a step of the coarsest quantisation, as a share of a map's largest value."""

@@ -16,8 +16,8 @@ from recast.data import Data
 from recast.data.datasets import ImageTensors
 from recast.data.images import load_image
 from recast.errors import RecastError
-from recast.explain.page import pictures
-from recast.explain.page.pictures import find_images, read_image, read_inputs
+from recast.explain import pictures
+from recast.explain.pictures import find_images, read_image, read_inputs
 
 SIZE = (16, 16)
 

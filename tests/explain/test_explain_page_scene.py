@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.evaluation.run_folder import Run
-from recast.explain.page import run_pages
-from recast.explain.page.make import explain, make_scene
-from recast.explain.page.pictures import Input
-from recast.explain.page.scene import Maps
-from recast.gpsa import GPSA
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.explain import run_pages
+from recast.explain.make import explain, make_scene
+from recast.explain.pictures import Input
+from recast.explain.scene import Maps
+from recast.layers.gpsa import GPSA
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 

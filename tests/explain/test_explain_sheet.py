@@ -13,18 +13,18 @@ import torch
 from PIL import Image
 from torch import nn
 
-from recast.config import RecastConfig
 from recast.errors import RecastError
-from recast.explain.page import sheet
-from recast.explain.page.make import make_scene
-from recast.explain.page.pictures import Input
-from recast.explain.page.scene import Axis, Layer, Maps, Picture, Scene, State
-from recast.explain.page.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
-from recast.explain.page.weights import map_names, weights_of
-from recast.explain.page.write import write_pages
-from recast.gpsa import GPSA
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.explain import sheet
+from recast.explain.make import make_scene
+from recast.explain.pictures import Input
+from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
+from recast.explain.weights import map_names, weights_of
+from recast.explain.write import write_pages
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 
 GRID, ONE = (Axis(0, 1, 4), Axis(0, 1, 8)), (Axis(0, 1, 1), Axis(0, 1, 1))
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     gone = replace(a_scene(), states=(a_scene().states[0], State(5, a_scene().states[0].layers[:1])))
     with pytest.raises(RecastError, match="last has no maps at the last epoch: choose another --layer of pool"):
         write_pages(gone, target, layer="last")
-    monkeypatch.setattr("recast.explain.page.write.find_spec", lambda name: None)
+    monkeypatch.setattr("recast.explain.write.find_spec", lambda name: None)
     with pytest.raises(RecastError, match=r"needs matplotlib: pip install 'recast-vision\[report\]'"):
         write_pages(a_scene(), target)
     assert list(tmp_path.iterdir()) == []

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import recast
-from recast.config import ModelConfig
 from recast.errors import RecastError
 from recast.models.adapt import classifiers, other_classes, resampled
 from recast.models.build import build, build_from, constructor, input_defaults
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import to_official
+from recast.run.config import ModelConfig
 
 DEIT = "deit_tiny_patch16_224"
 

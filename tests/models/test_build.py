@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from recast.config import ModelConfig
 from recast.errors import RecastError
 from recast.models.build import build, build_from, constructor, input_defaults
+from recast.run.config import ModelConfig
 
 OWN_NETWORKS = """
 from torch import nn

@@ -11,12 +11,12 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.config import ModelConfig
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.models.cmhsa_vit import CMHSAViT
 from recast.models.pixel_conv import PixelConv2d
-from recast.parameters import layer_numbers, param_groups
+from recast.run.config import ModelConfig
+from recast.surgery.parameters import layer_numbers, param_groups
 from recast.training.regularization import set_drop_path_
 
 # name: width, patch, side, classes, mixer's kernel parameters and bias

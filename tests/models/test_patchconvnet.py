@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 from recast.errors import RecastError
+from recast.layers.attention_pool import AttentionPool
 from recast.models.build import input_defaults
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
 from recast.models.patchconvnet_weights import from_official, to_official, to_per_class
-from recast.pooling.layer import AttentionPool
 
 # name: parameters (with 1000 classes), GMAC at 224×224. None of them from our code: counted on the published one.
 SIZES = {

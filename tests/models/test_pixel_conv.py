@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast.cmhsa import CMHSA
-from recast.config import RecastConfig
 from recast.errors import RecastError
-from recast.gpsa import GPSA
+from recast.layers.cmhsa import CMHSA
+from recast.layers.gpsa import GPSA
 from recast.models.pixel_conv import PixelConv2d
-from recast.rules import find_rule, is_convolution, refusal
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule, is_convolution, refusal
 
 # kernel, patch side, heads = (2⌈(K−1)/2P⌉ + 1)²
 HEADS = [(1, 4, 1), (3, 4, 9), (5, 4, 9), (9, 4, 9), (11, 4, 25), (3, 16, 9), (5, 16, 9), (5, 2, 9), (7, 2, 25)]

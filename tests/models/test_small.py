@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from recast.config import ModelConfig
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.models.small import CifarResNet, SubsampleShortcut, cifar_resnet
+from recast.run.config import ModelConfig
 
 NAMES = ["cifar_resnet20", "cifar_resnet56", "cifar_resnet20_a", "cifar_resnet56_a", "digits_resnet"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from recast.config import Recipe
 from recast.recipes import RECIPES, make_recipe
+from recast.run.config import Recipe
 
 
 def value(recipe: Recipe, key: str) -> Any:

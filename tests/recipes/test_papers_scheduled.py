@@ -13,10 +13,10 @@ import torch
 import recast
 import recast.models.cmhsa_vit
 import recast.models.small  # both register our names with timm
-from recast.config import RecastConfig, Recipe
 from recast.recipes import RECIPES, make_recipe
-from recast.schedule import Schedule
-from recast.steps import Plan
+from recast.run.config import RecastConfig, Recipe
+from recast.surgery.plan import Plan
+from recast.surgery.schedule import Schedule
 
 SCALES = ("", "_gpu", "_small")
 

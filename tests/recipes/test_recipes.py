@@ -6,19 +6,16 @@ import importlib
 import pkgutil
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import recast.recipes
-from recast.config import OptimConfig, PoolConfig, RecastConfig, Recipe, ScheduleConfig
 from recast.errors import RecastError
-from recast.recipe import recipe_from_dict, recipe_to_dict
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
-from recast.recipes.digits import digits_parent
-from recast.recipes.entry import change, compute
+from recast.recipes.entry import change
+from recast.run.config import PoolConfig, RecastConfig, Recipe, ScheduleConfig
+from recast.run.recipe import recipe_from_dict, recipe_to_dict
 
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
@@ -143,57 +140,3 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(RecastError, match=r"recast train --help.*Did you mean .*cait_s24_distilled") as raised:
         make_recipe("cait_s24_distiled")
     assert len(str(raised.value)) < 250  # not the list of all
-
-
-def test_recipes_do_not_import_torch() -> None:
-    code = (
-        "import sys, recast.recipes, recast.recipe; print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_digits_parent_is_what_the_digits_recipe_takes() -> None:
-    parent, recipe = digits_parent(), make_recipe("digits")
-    assert parent.model.name == recipe.model.name
-    assert parent.data == recipe.data
-    assert (parent.where, parent.control) == (["none"], False)
-
-
-def test_small_data_recipes() -> None:
-    for name in ("cifar10", "cifar100"):
-        recipe = make_recipe(name)
-        assert (recipe.model.name, recipe.data.name, recipe.augment.crop) == ("cifar_resnet20", name, "pad")
-        assert (recipe.recast.gate, recipe.model.pretrained, recipe.amp) == ("linear", False, "off")
-    own = make_recipe("folder")
-    assert (own.data.name, own.model.pretrained, own.model.new_head, own.epochs) == ("folder", True, True, 20)
-    assert own.model.num_classes is None  # the folder's
-    assert own.augment.scale[0] > 0.08, "milder than ImageNet's"
-    assert own.augment.mixup < 0.8
-
-
-def test_attention_pooling_starts_as_the_average_where_there_are_weights() -> None:
-    paper, own, quick = map(make_recipe, ("resnet50_attention_pool", "attention_pool", "attention_pool_quick"))
-    assert paper.pool == PoolConfig("single", start="paper")
-    assert change(paper, pool=PoolConfig()) == make_recipe("rsb_a2")
-    for recipe in (own, quick):
-        assert recipe.pool == PoolConfig("single", start="average")
-        assert (recipe.where, recipe.control, recipe.has_layers, recipe.is_plain) == (["none"], True, False, False)
-        assert recipe.optim.pool_lr == pytest.approx(10 * recipe.optim.lr)
-    assert (own.regularization.freeze, quick.regularization.freeze) == ("none", "trunk")
-    assert quick.epochs < own.epochs
-
-
-def test_change_makes_a_copy_and_knows_its_fields() -> None:
-    before = Recipe(optim=OptimConfig(lr=1.0, weight_decay=0.5))
-    after = change(before, epochs=7, optim={"lr": 2.0})
-    assert (after.epochs, after.optim.lr, after.optim.weight_decay) == (7, 2.0, 0.5)
-    assert (before.epochs, before.optim.lr) == (5, 1.0)
-    with pytest.raises(TypeError, match="rate"):
-        change(before, optim={"rate": 2.0})
-
-
-def test_compute_counts_two_operations_a_multiply_add_and_a_backward_pass_of_two() -> None:
-    assert compute(1.0, 1, images=10**9) == "6 EFLOP"
-    assert compute(1.0, 2, images=10**9, teacher_gmac=0.5) == "14 EFLOP"
-    assert compute(1.0, 200, images=10**9) == "1,200 EFLOP"

@@ -10,11 +10,11 @@ import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.data import Data
 from recast.data.augment import resolve
 from recast.data.datasets import ImageTensors
 from recast.recipes import RECIPES
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.training import prepare
 from recast.training.run import train
 

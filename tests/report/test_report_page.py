@@ -132,7 +132,7 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("recast.files.os.replace", refuse)
+    monkeypatch.setattr("recast.run.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
         write_report([path])
     assert report.read_text(encoding="utf-8") == "old"

@@ -11,8 +11,8 @@ import pytest
 from small import small_child, small_data, small_parent, small_recipe
 from torch import nn
 
-from recast.config import Recipe
 from recast.data import Data
+from recast.run.config import Recipe
 from recast.training import fit as fit_module
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from small import small_child, small_data, small_recipe
 
-from recast.config import AugmentConfig, RegularizationConfig
+from recast.run.config import AugmentConfig, RegularizationConfig
 from recast.training.fit import fit
 
 FILE = Path(__file__).with_name("golden_losses.json")

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.data import Data
 from recast.data.datasets import ImageTensors
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 
 CLASSES = 3
 

@@ -14,10 +14,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.config import DistillConfig, ModelConfig, RegularizationConfig
 from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import build
+from recast.run.config import DistillConfig, ModelConfig, RegularizationConfig
 from recast.training import distill
 from recast.training.distill import (
     Distillation,

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 from two_processes import recipe, run, run_scheduled
 
-from recast.config import AugmentConfig, DataConfig, ScheduleConfig
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig, ScheduleConfig
 from recast.training import distributed, ranges
 from recast.training import fit as fit_module
 from recast.training.checkpoint import states

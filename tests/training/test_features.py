@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from recast import param_groups
-from recast.config import RecastConfig
 from recast.errors import RecastError
 from recast.models.small import CifarResNet
-from recast.planning import plan
-from recast.shapes import in_eval
-from recast.steps import Fold
-from recast.surgery import gpsa_layers, recast_
+from recast.run.config import RecastConfig
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.plan import Fold
+from recast.surgery.planning import plan
+from recast.tracing.hooks import in_eval
 from recast.training.features import FeatureDistillation, keep_recast_gradients_, recast_parameters
 
 RECAST = ["4", "6"]

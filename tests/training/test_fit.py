@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.config import Recipe, RegularizationConfig
 from recast.data import Data
 from recast.errors import RecastError
 from recast.io import load
-from recast.surgery import gpsa_layers
+from recast.run.config import Recipe, RegularizationConfig
+from recast.surgery.apply import gpsa_layers
 from recast.training import fit as fit_module
 from recast.training.checkpoint import states
 from recast.training.fit import fit

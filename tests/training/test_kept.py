@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from small import small_child, small_data, small_parent, small_recipe
 from torch import nn
 
-from recast.config import Recipe, RegularizationConfig, ScheduleConfig
 from recast.data import Data
 from recast.errors import RecastError
 from recast.io import load
-from recast.planning import plan
-from recast.surgery import gpsa_layers
+from recast.run.config import Recipe, RegularizationConfig, ScheduleConfig
+from recast.surgery.apply import gpsa_layers
+from recast.surgery.planning import plan
 from recast.training.fit import fit
 from recast.training.metrics import measure
 from recast.training.ranges import check_ranges

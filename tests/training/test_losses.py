@@ -10,8 +10,8 @@ from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.config import RegularizationConfig
 from recast.errors import RecastError
+from recast.run.config import RegularizationConfig
 from recast.training.losses import LabelLoss, label_loss
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])

@@ -13,10 +13,10 @@ import torch
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from recast.config import OptimConfig, RecastConfig, Recipe
 from recast.errors import RecastError
-from recast.planning import plan
-from recast.surgery import gpsa_layers, recast_
+from recast.run.config import OptimConfig, RecastConfig, Recipe
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.planning import plan
 from recast.training.optim import (
     WarmupCosine,
     check_trainable,

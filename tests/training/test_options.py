@@ -19,7 +19,11 @@ from PIL import Image
 from small import digits_recipe
 from torch import nn
 
-from recast.config import (
+from recast.data import Data, load_data
+from recast.errors import RecastError
+from recast.evaluation.run_folder import evaluate_run, open_run
+from recast.io import load
+from recast.run.config import (
     AugmentConfig,
     DataConfig,
     DistillConfig,
@@ -28,12 +32,8 @@ from recast.config import (
     Recipe,
     RegularizationConfig,
 )
-from recast.data import Data, load_data
-from recast.errors import RecastError
-from recast.evaluation.run_folder import evaluate_run, open_run
-from recast.io import load
-from recast.recipe import load_recipe
-from recast.surgery import gpsa_layers
+from recast.run.recipe import load_recipe
+from recast.surgery.apply import gpsa_layers
 from recast.training import fit as fit_module
 from recast.training.fit import fit
 from recast.training.metrics import measure

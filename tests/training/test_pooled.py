@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from small import digits_recipe, small_child, small_data, small_parent, small_recipe
 from torch import nn
 
-from recast.config import OptimConfig, PoolConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.errors import RecastError
 from recast.io import load
-from recast.pooling.swap import attention_pool_, attention_pools
-from recast.surgery import applied_plan, gpsa_layers
+from recast.run.config import OptimConfig, PoolConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.pooling.swap import attention_pool_, attention_pools
 from recast.training.fit import fit
 from recast.training.freezing import freeze_trunk_, rest_trunk
 from recast.training.metrics import MetricsLog

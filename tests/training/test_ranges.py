@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from recast.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.training.ranges import RANGES, check_ranges
 
 

@@ -14,12 +14,12 @@ from timm.models.mlp_mixer import MlpMixer, ResBlock
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor, nn
 
-from recast.config import RecastConfig, Recipe, RegularizationConfig
 from recast.errors import RecastError
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.small import cifar_resnet
-from recast.planning import plan
-from recast.surgery import recast_
+from recast.run.config import RecastConfig, Recipe, RegularizationConfig
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 from recast.training.regularization import (
     drop_path_places,
     freeze_batch_norm,

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from recast.config import AugmentConfig, Recipe, RegularizationConfig
 from recast.data import Data
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, Recipe, RegularizationConfig
 from recast.training import fit as fit_module
 from recast.training.checkpoint import states
 from recast.training.fit import fit

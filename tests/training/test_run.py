@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import digits_recipe
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, RecastConfig
 from recast.data import load_data
 from recast.errors import RecastError
 from recast.io import load
 from recast.models.build import build
-from recast.recipe import load_recipe
-from recast.surgery import applied_plan
+from recast.run.config import DataConfig, ModelConfig, OptimConfig, RecastConfig
+from recast.run.recipe import load_recipe
+from recast.surgery.apply import applied_plan
 from recast.training import run as run_module
 from recast.training.metrics import MetricsLog, measure
 from recast.training.run import train

@@ -16,11 +16,11 @@ from test_resume import assert_same, without_seconds
 from torch import nn
 
 from recast import CMHSA, GPSA, Plan, RecastConfig, Schedule, load, recast_
-from recast.config import DistillConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
-from recast.planning import plan
+from recast.run.config import DistillConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.surgery.planning import plan
 from recast.training import learned
 from recast.training.checkpoint import states
 from recast.training.fit import fit

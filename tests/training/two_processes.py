@@ -13,8 +13,8 @@ import torch
 from small import small_child, small_data, small_parent, small_recipe
 from torch import nn
 
-from recast.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
-from recast.planning import plan
+from recast.run.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.surgery.planning import plan
 from recast.training import fit as fit_module
 from recast.training.distributed import is_first, process_group
 from recast.training.fit import fit

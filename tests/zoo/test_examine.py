@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from recast import functional
-from recast.functional import fast
+from recast.layers import functional
+from recast.layers.functional import fast
 from recast.zoo import examine as examining
 from recast.zoo.examine import examine
 from recast.zoo.subjects import Subject, spatial_convolutions

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from recast.rows import Difference, Row
-from recast.table import render
+from recast.run.records import Difference, Row
+from recast.surgery.table import render
 
 ARMS = ("parent", "finetuned", "recast")
 UNITS = {"peak_memory": ", bytes", "macs": " per image"}

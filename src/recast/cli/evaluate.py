@@ -12,8 +12,8 @@ from jsonargparse import Namespace
 
 from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
-from recast.recipe import load_recipe
-from recast.rows import Row
+from recast.run.recipe import load_recipe
+from recast.run.records import Row
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, parse_size, print_json, rewrite
-from recast.config import ModelConfig
 from recast.errors import RecastError
+from recast.run.config import ModelConfig
 
 if TYPE_CHECKING:
-    from recast.explain.page.write import Explained
+    from recast.explain.write import Explained
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
@@ -114,8 +114,8 @@ def words_first(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
 
 
 def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
-    from recast.explain.page.model_pages import explain_model
-    from recast.explain.page.open_model import names_a_run
+    from recast.explain.model_pages import explain_model
+    from recast.explain.open_model import names_a_run
 
     rest: dict[str, Any] = {
         "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
@@ -124,7 +124,7 @@ def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
         if given := [name for name in OF_MODELS if options[name] is not None and options[name] is not False]:
             option = given[0].replace("_", "-")
             raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
-        from recast.explain.page.run_pages import explain_run
+        from recast.explain.run_pages import explain_run
 
         return explain_run(options.subject, options.images, options.out, **rest)
     config = ModelConfig(options.subject, options.checkpoint, options.pretrained, options.num_classes)
@@ -134,7 +134,7 @@ def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
 
 def _summary(done: Explained, layer: str | None) -> dict[str, Any]:
     """The pages, and the predictions at the last epoch."""
-    from recast.explain.page.pack import first_layer
+    from recast.explain.pack import first_layer
 
     scene = done.scene
     return {

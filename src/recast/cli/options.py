@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from recast.cli.help import METAVARS, Formatter, short_name
 from recast.errors import RecastError, suggest
-from recast.recipe import describe_type
+from recast.run.recipe import describe_type
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 

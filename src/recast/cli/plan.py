@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, parse_size
-from recast.config import ModelConfig, PoolConfig, RecastConfig
 from recast.errors import RecastError
-from recast.files import write_text
+from recast.run.config import ModelConfig, PoolConfig, RecastConfig
+from recast.run.files import write_text
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from recast.shapes import Example
-    from recast.steps import Edited, Plan
+    from recast.surgery.plan import Edited, Plan
+    from recast.tracing.observe import Example
 
 EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
@@ -61,7 +61,7 @@ def model_config(options: Namespace) -> ModelConfig:
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
     """Channels, rows and columns of an image for `model`: its first convolution's channels, its own size or 224."""
     from recast.models.build import input_defaults
-    from recast.rules import is_convolution
+    from recast.surgery.rules import is_convolution
 
     defaults = input_defaults(model)
     convolutions = [module for module in model.modules() if is_convolution(module)]
@@ -71,7 +71,7 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
 
 def make_plan(model: nn.Module, example: Example, options: Namespace) -> Plan:
     """The plan that the options ask for: by selection and budget, or by a plan file."""
-    from recast.planning import plan, replan
+    from recast.surgery.planning import plan, replan
 
     if options.plan is None:
         return plan(model, example, options.recast, where=options.where, budget=options.budget, pool=options.pool)
@@ -87,7 +87,7 @@ def make_plan(model: nn.Module, example: Example, options: Namespace) -> Plan:
 
 def read_edited(path: str) -> Edited:
     """A plan file as someone left it. Raises `RecastError` for a file that is none."""
-    from recast.steps import Plan
+    from recast.surgery.plan import Plan
 
     try:
         return Plan.read_edited(Path(path).read_text(encoding="utf-8"))
@@ -132,7 +132,7 @@ def _check_target(out: Path) -> None:
     if not out.parent.is_dir():
         raise RecastError(f"the folder of --out does not exist: {out.parent}")
     if out.exists():
-        from recast.steps import Plan
+        from recast.surgery.plan import Plan
 
         try:
             Plan.from_json(out.read_text(encoding="utf-8"))

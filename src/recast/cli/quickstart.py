@@ -77,9 +77,9 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
 
     say("── 1/5  a parent: a small ResNet learns the digits")
     from recast.evaluation.run_folder import evaluate_run
-    from recast.recipe import load_recipe
     from recast.recipes.digits import digits, digits_parent
     from recast.report import write_report
+    from recast.run.recipe import load_recipe
     from recast.training.run import train
 
     if resume:

@@ -17,10 +17,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from recast.cli.options import new_parser, parse, print_json
 from recast.cli.plan import read_edited
-from recast.config import PoolConfig, Recipe
 from recast.errors import RecastError
-from recast.recipe import load_recipe, recipe_to_dict
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
+from recast.run.config import PoolConfig, Recipe
+from recast.run.recipe import load_recipe, recipe_to_dict
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from recast.cli.options import new_parser, parse, parse_size, print_json
 from recast.cli.plan import add_model_options, example_shape, make_plan, model_config
-from recast.config import Backend, DataConfig
 from recast.errors import RecastError
+from recast.run.config import Backend, DataConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +51,8 @@ def run(argv: Sequence[str]) -> int:
 
     from recast.device import choose_device
     from recast.models.build import build, input_defaults
-    from recast.surgery import recast_
-    from recast.verification import TOLERANCE, enliven_, moved_queries, swapped_taps, verify
+    from recast.surgery.apply import recast_
+    from recast.surgery.verify import TOLERANCE, enliven_, moved_queries, swapped_taps, verify
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)

@@ -19,9 +19,9 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torchvision import transforms
 
-from recast.config import AugmentConfig, Crop
 from recast.data.images import SMALL, resize_and_crop, to_pixels
 from recast.errors import RecastError, suggest
+from recast.run.config import AugmentConfig, Crop
 
 Transform = Callable[[Image.Image], Tensor]
 """From an RGB image to (3, S, S) pixels in [0, 1]."""

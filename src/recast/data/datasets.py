@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recast.config import AugmentConfig
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.data.images import open_image
 from recast.data.seeding import mix_seed, restored
+from recast.run.config import AugmentConfig
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from PIL import Image
 
-from recast.config import DataConfig
 from recast.data.datasets import IndexedImages
 from recast.data.images import decode_errors, open_image
 from recast.data.parts import VAL_SPLITS, Found, sizes
 from recast.data.splits import hold_out
 from recast.errors import RecastError
+from recast.run.config import DataConfig
 
 
 def find_on_hub(config: DataConfig) -> Found:

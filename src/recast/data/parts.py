@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recast.config import AugmentConfig, Crop, DataConfig
 from recast.data.augment import resolve
 from recast.data.datasets import LabelledImages
 from recast.data.splits import choose_balanced, choose_fraction
 from recast.data.streaming import ImageStream
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig, Crop, DataConfig
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of R, G, B in [0, 1] pixels."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recast.config import DataConfig
 from recast.data.parts import VAL_SPLITS, Found, data_dir, sizes
 from recast.data.streaming import ImageStream
 from recast.errors import RecastError
+from recast.run.config import DataConfig
 
 INFO = "_info.json"
 

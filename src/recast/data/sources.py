@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from recast.config import AugmentConfig, DataConfig
 from recast.data import archives, folders
 from recast.data.datasets import ImageFiles, ImageTensors
 from recast.data.folders import Listing
@@ -29,6 +28,7 @@ from recast.data.shards import find_shards
 from recast.data.splits import choose_balanced
 from recast.data.vision import NORMS, find_in_torchvision, read_vision
 from recast.errors import RecastError, suggest
+from recast.run.config import AugmentConfig, DataConfig
 
 DIGITS: Normalisation = (0.313,) * 3, (0.356,) * 3  # of the 1,297 training images at 32 x 32
 

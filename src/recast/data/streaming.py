@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from recast.config import AugmentConfig
 from recast.data.batches import Batch, Epoch, Loaded, joined
 from recast.data.datasets import LabelledImages, Prepare
 from recast.data.images import open_image
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError
+from recast.run.config import AugmentConfig
 
 BUFFER = 2048
 """Undecoded images among which the next one is drawn; each reader holds so many in memory."""

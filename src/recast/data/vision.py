@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset
 from torchvision import datasets
 
-from recast.config import DataConfig
 from recast.data.datasets import ImageTensors, IndexedImages
 from recast.data.images import decode_errors, stack_images, to_rgb
 from recast.data.parts import IMAGENET, Found, Normalisation, chosen_train, chosen_val, data_dir, sizes
 from recast.errors import RecastError, suggest
+from recast.run.config import DataConfig
 
 NORMS: dict[str, Normalisation] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),

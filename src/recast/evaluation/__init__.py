@@ -1,6 +1,6 @@
 """Measure models side by side: `evaluate({"parent": a, "recast": b}, ["clean", "pgd"], data)` gives rows.
 
-`recast.rows` reads and writes them without torch; the rest is imported on first use (PEP 562).
+`recast.run.records` reads and writes them without torch; the rest is imported on first use (PEP 562).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from recast.rows import Difference, Row, read_differences, read_rows, write_differences, write_rows
+from recast.run.records import Difference, Row, read_differences, read_rows, write_differences, write_rows
 
 if TYPE_CHECKING:
     from recast.evaluation.bench import Options, PixelModel

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from recast.analysis.agreement import tabulate_agreement
+from recast.analysis.fourier import tabulate_fourier
+from recast.analysis.heads import tabulate_heads
+from recast.analysis.similarity import tabulate_cka
+from recast.analysis.tables import Table
 from recast.data.splits import choose_balanced
 from recast.data.streaming import ImageStream
 from recast.evaluation.bench import Bench, NotMeasured, Source
-from recast.explain.agreement import tabulate_agreement
-from recast.explain.fourier import tabulate_fourier
-from recast.explain.heads import tabulate_heads
-from recast.explain.similarity import tabulate_cka
-from recast.explain.tables import Table
-from recast.surgery import recast_layers
+from recast.surgery.apply import recast_layers
 
 IMAGES, HEAD_IMAGES = 500, 200
 """Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and

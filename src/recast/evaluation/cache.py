@@ -19,7 +19,7 @@ from torch import Tensor
 from recast import __version__
 from recast.data.datasets import LabelledImages
 from recast.evaluation.bench import Options, PixelModel, Score, Source
-from recast.files import replaced
+from recast.run.files import replaced
 
 
 def model_key(model: PixelModel) -> str:

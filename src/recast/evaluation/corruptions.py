@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast.config import AugmentConfig
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, restored
 from recast.data.streaming import ImageStream
 from recast.errors import RecastError, suggest
 from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
+from recast.run.config import AugmentConfig
 
 CATEGORIES = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.cost import count_parameters
 from recast.evaluation.bench import Bench, Measurement
+from recast.tracing.cost import count_parameters
 
 BATCH_SIZE = 32
 SECONDS = 2.0

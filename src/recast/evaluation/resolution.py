@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.config import AugmentConfig
 from recast.data.datasets import ImageTensors, LabelledImages
 from recast.data.images import crop_fraction, middle, to_pixels
 from recast.errors import RecastError
 from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
+from recast.run.config import AugmentConfig
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Of the data's own side: the sizes that are measured where none are asked for."""

@@ -16,22 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.config import Recipe
+from recast.analysis.record import write_attention
+from recast.analysis.tables import write_table
 from recast.data import Data, load_data, loader
 from recast.device import choose_device, surroundings
 from recast.errors import RecastError
 from recast.evaluation.analysis import EPOCHS
 from recast.evaluation.bench import Options, PixelModel
 from recast.evaluation.suites import SUITES, Results, check, groups, measure
-from recast.explain.attention import write_attention
-from recast.explain.tables import write_table
-from recast.files import write_text
 from recast.io import load
-from recast.json_files import read_json, read_names, require
 from recast.models.build import build
-from recast.recipe import load_recipe
-from recast.rows import Row, read_rows, write_differences, write_rows
-from recast.surgery import gpsa_layers
+from recast.run.config import Recipe
+from recast.run.files import write_text
+from recast.run.json_files import read_json, read_names, require
+from recast.run.recipe import load_recipe
+from recast.run.records import Row, read_rows, write_differences, write_rows
+from recast.surgery.apply import gpsa_layers
 
 NUM_PICTURES = 4
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
+from recast.analysis.tables import Table
 from recast.data import Data
 from recast.data.splits import choose_balanced
 from recast.device import choose_device
@@ -33,8 +34,7 @@ from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.measuring import Scored, score_suites
 from recast.evaluation.resolution import parse_size, score_resolution, sources_resolution
 from recast.evaluation.scores import Resampled, plain_mean
-from recast.explain.tables import Table
-from recast.rows import Difference, Row
+from recast.run.records import Difference, Row
 
 SUITES: dict[str, Suite] = {
     "clean": Suite(score_clean, statistics={"loss": plain_mean, "ece": expected_calibration_error}),

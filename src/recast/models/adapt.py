@@ -11,7 +11,7 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.pooling.layer import AttentionPool
+from recast.layers.attention_pool import AttentionPool
 
 AUXILIARY = ("AuxLogits", "aux1", "aux2")
 """Classifiers beside the last one: torchvision's Inception v3 and GoogLeNet."""

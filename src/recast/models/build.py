@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from recast.config import ModelConfig
 from recast.errors import RecastError
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.create import create, split_name
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
+from recast.run.config import ModelConfig
 
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""

@@ -25,9 +25,9 @@ from timm.models._features import feature_take_indices  # of no public module
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
+from recast.layers.attention_pool import INIT_STD, AttentionPool, ClassHead
 from recast.models.patchconvnet_weights import TOKENS, from_official, to_per_class
 from recast.models.trunk import Trunk
-from recast.pooling.layer import INIT_STD, AttentionPool, ClassHead
 
 __all__ = ["Block", "PatchConvNet", "checkpoint_filter_fn"]
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recast.cmhsa import RecastLayer
-from recast.config import RecastConfig
 from recast.errors import RecastError
-from recast.rules import find_rule, recasts
-from recast.rules.convolutions import effective_weight
+from recast.layers.cmhsa import RecastLayer
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule, recasts
+from recast.surgery.rules.convolutions import effective_weight
 
 __all__ = ["PixelConv2d"]
 

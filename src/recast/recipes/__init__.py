@@ -6,9 +6,7 @@ the cost, and what the paper leaves open and is inferred here.
 
 from __future__ import annotations
 
-from recast.config import Recipe
 from recast.errors import RecastError, suggest
-from recast.recipe import load_recipe, save_recipe
 from recast.recipes import attention_pool as pooling
 from recast.recipes import cait, deit, deit3, patchconvnet, prs, resmlp, rsb, tcnn, tcnn_star
 from recast.recipes.attention_pool import attention_pool as _attention_pool
@@ -19,6 +17,8 @@ from recast.recipes.finetune import finetune as _finetune
 from recast.recipes.small import cifar10 as _cifar10
 from recast.recipes.small import cifar100 as _cifar100
 from recast.recipes.small import folder as _folder
+from recast.run.config import Recipe
+from recast.run.recipe import load_recipe, save_recipe
 
 __all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "recipes_by_paper", "save_recipe"]
 

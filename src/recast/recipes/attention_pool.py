@@ -6,9 +6,9 @@ of attention pooling on other architectures: a ResNet-50 trained as in "ResNet s
 
 from __future__ import annotations
 
-from recast.config import DataConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import Entry, change, compute
 from recast.recipes.rsb import OPEN, TARGETS, a2
+from recast.run.config import DataConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
 
 __all__ = ["ENTRIES", "PAPER", "attention_pool", "attention_pool_quick"]
 

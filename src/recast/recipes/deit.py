@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from recast.config import AugmentConfig, DistillConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import Entry, change, compute, imagenet
+from recast.run.config import AugmentConfig, DistillConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 
 __all__ = ["ENTRIES", "PAPER", "REGNET_GMAC", "REGNET_GMAC_384", "deit", "hard_teacher"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recast.config import DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.run.config import DataConfig, ModelConfig, OptimConfig, Recipe
 
 
 def digits_parent() -> Recipe:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from recast.config import DataConfig, Recipe
+from recast.run.config import DataConfig, Recipe
 
 __all__ = ["Entry", "RecipeFunction", "change", "compute", "imagenet", "imagenet_21k"]
 

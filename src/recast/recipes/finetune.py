@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recast.config import Recipe
+from recast.run.config import Recipe
 
 
 def finetune() -> Recipe:

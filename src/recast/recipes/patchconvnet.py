@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from recast.config import AugmentConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import IMAGENET_21K_IMAGES, Entry, change, compute, imagenet, imagenet_21k
+from recast.run.config import AugmentConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 
 __all__ = ["ENTRIES", "PAPER"]
 

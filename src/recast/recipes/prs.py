@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-from recast.config import (
+from recast.recipes.deit import deit
+from recast.recipes.entry import IMAGENET_IMAGES, Entry, change, compute
+from recast.run.config import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
@@ -21,8 +23,6 @@ from recast.config import (
     RegularizationConfig,
     ScheduleConfig,
 )
-from recast.recipes.deit import deit
-from recast.recipes.entry import IMAGENET_IMAGES, Entry, change, compute
 
 __all__ = ["ENTRIES", "PAPER"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from recast.config import Recipe
 from recast.recipes.deit import REGNET_GMAC, deit, hard_teacher
 from recast.recipes.entry import Entry, change, compute
+from recast.run.config import Recipe
 
 __all__ = ["ENTRIES", "PAPER"]
 

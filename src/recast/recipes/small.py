@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recast.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.recipes.entry import change
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 
 __all__ = ["cifar10", "cifar100", "folder"]
 

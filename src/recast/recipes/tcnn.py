@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from recast.config import RecastConfig, Recipe
 from recast.recipes.deit import deit
 from recast.recipes.entry import Entry, change, compute
+from recast.run.config import RecastConfig, Recipe
 
 __all__ = ["ENTRIES", "PAPER", "tcnn"]
 

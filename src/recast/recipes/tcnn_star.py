@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from recast.config import (
+from recast.recipes.deit import deit
+from recast.recipes.entry import Entry, change, compute
+from recast.run.config import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
@@ -22,8 +24,6 @@ from recast.config import (
     ScheduleConfig,
     StrideMode,
 )
-from recast.recipes.deit import deit
-from recast.recipes.entry import Entry, change, compute
 
 __all__ = ["ENTRIES", "PAPER"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recast.errors import RecastError
-from recast.files import replaced
+from recast.run.files import replaced
 
 __all__ = ["write_report"]
 

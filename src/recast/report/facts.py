@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recast.json_files import number
 from recast.report.read.run import ARMS, Run
 from recast.report.tables import plan
 from recast.report.tables.names import CORRUPTIONS
 from recast.report.text import formats, verdict
 from recast.report.text.words import words
+from recast.run.json_files import number
 
 
 def tiles(run: Run) -> list[dict[str, str]]:

@@ -20,11 +20,11 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.config import Recipe
 from recast.errors import RecastError
-from recast.files import replaced
 from recast.models.weights import first_nonfinite, mismatch
-from recast.recipe import changes, recipe_from_dict, recipe_to_dict
+from recast.run.config import Recipe
+from recast.run.files import replaced
+from recast.run.recipe import changes, recipe_from_dict, recipe_to_dict
 from recast.training.optim import make_optimizer
 from recast.training.switches import Switches
 

@@ -16,10 +16,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.config import DistillConfig, ModelConfig
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
-from recast.shapes import in_eval
+from recast.run.config import DistillConfig, ModelConfig
+from recast.tracing.hooks import in_eval
 from recast.training.losses import LabelLoss, widened
 
 PARENT = "parent"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recast.device import surroundings
-from recast.files import write_text
+from recast.run.files import write_text
 from recast.training.distributed import is_first, process_count
 
 

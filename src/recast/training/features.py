@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from recast.errors import RecastError
-from recast.gpsa import GPSA
-from recast.rules import is_convolution
-from recast.shapes import hooks
-from recast.surgery import applied_plan, gpsa_layers
+from recast.layers.gpsa import GPSA
+from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.rules import is_convolution
+from recast.tracing.hooks import captured_outputs, named
 from recast.training.losses import widened
 
 
@@ -105,7 +105,7 @@ class FeatureDistillation:
         touched = [widened(leaf).sum() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
         return loss + 0.0 * torch.stack(touched).sum()
 
-    def _ask_parent(self, _student: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _ask_parent(self, _student: nn.Module, inputs: tuple[Any, ...], by_name: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():  # an evaluation in between
             return
         self._given, self._wanted = _no_features(self._names), _no_features(self._names)
@@ -114,13 +114,13 @@ class FeatureDistillation:
             module.training = modes.get(name, self.student.training)
         # clones take what a training pass writes: BatchNorm's running statistics, the vectors of spectral norm
         buffers = {name: buffer.clone() for name, buffer in self.parent.named_buffers()}
-        kept = self._wanted
         with (
             torch.no_grad(),
             _draws_given_back(next(self.parent.parameters()).device),
-            hooks(self.parent, set(self._names), lambda name, _inputs, output: kept[name].append(output.clone())),
+            captured_outputs(named(self.parent, self._names)) as outputs,
         ):
-            functional_call(self.parent, buffers, inputs, named)
+            functional_call(self.parent, buffers, inputs, by_name)
+        self._wanted |= outputs
         self._watching = True
 
     def _keep(self, name: str, output: Tensor) -> None:

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from recast.config import Recipe
 from recast.data import Data, loader
 from recast.data.loading import Loader, worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
-from recast.files import write_text
 from recast.io import read_header, save
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_weights
-from recast.steps import Plan
-from recast.surgery import recast_, recast_layers, refresh_gates_
+from recast.run.config import Recipe
+from recast.run.files import write_text
+from recast.surgery.apply import recast_, recast_layers, refresh_gates_
+from recast.surgery.plan import Plan
 from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
 from recast.training.distributed import (
     EchoError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from recast.models.adapt import classifiers
-from recast.pooling.swap import attention_pools
+from recast.surgery.pooling.swap import attention_pools
 
 
 def heads(model: nn.Module, num_classes: int | None = None) -> list[nn.Module]:

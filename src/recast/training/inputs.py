@@ -10,9 +10,9 @@ from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
-from recast.config import Recipe
 from recast.data import Data
 from recast.data.seeding import mix_seed
+from recast.run.config import Recipe
 
 
 class Inputs:

@@ -26,14 +26,14 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from recast.config import RecastConfig, Recipe
 from recast.data import Data, loader
 from recast.data.seeding import seeded
 from recast.errors import RecastError
-from recast.schedule import Schedule
-from recast.shapes import in_eval
-from recast.steps import Plan
-from recast.surgery import gpsa_layers, recast_
+from recast.run.config import RecastConfig, Recipe
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.plan import Plan
+from recast.surgery.schedule import Schedule
+from recast.tracing.hooks import in_eval
 from recast.training.metrics import normalise
 from recast.training.switches import Probe, Switches
 

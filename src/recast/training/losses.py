@@ -9,8 +9,8 @@ from timm.loss import BinaryCrossEntropy
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.config import RegularizationConfig
 from recast.errors import RecastError
+from recast.run.config import RegularizationConfig
 
 LabelLoss = Callable[[Tensor, Tensor], Tensor]
 """Logits (B, C) and targets → a scalar; targets are labels (B,) of whole numbers, or shares of the classes (B, C)."""

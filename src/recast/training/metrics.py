@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from recast.data import Data, loader
 from recast.errors import RecastError
-from recast.files import write_text
-from recast.surgery import gpsa_layers
+from recast.run.files import write_text
+from recast.surgery.apply import gpsa_layers
 from recast.training.distributed import process_count, process_number, sum_over_processes
 from recast.training.signals import Stop, Stopped
 

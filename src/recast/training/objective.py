@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from recast.config import Recipe
 from recast.data import Data
 from recast.errors import RecastError
-from recast.surgery import gpsa_layers
+from recast.run.config import Recipe
+from recast.surgery.apply import gpsa_layers
 from recast.training.distill import Distillation, Normalisation, Outputs, build_teacher, train_token_
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.training.losses import label_loss

@@ -30,11 +30,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from recast.config import OptimConfig, Recipe
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
-from recast.parameters import LINEAR_GATE_LR_RATIO, param_groups
-from recast.surgery import gpsa_layers
+from recast.run.config import OptimConfig, Recipe
+from recast.surgery.apply import gpsa_layers
+from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
 from recast.training.ranges import check_ranges
 
 LINEAR_GATES = "gates"
@@ -157,7 +157,7 @@ def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
 
 
 def _kind(group: dict[str, Any]) -> str:
-    """One of `recast.parameters.KINDS`; layers come after a slash."""
+    """One of `recast.surgery.parameters.KINDS`; layers come after a slash."""
     return str(group["name"]).partition("/")[0]
 
 

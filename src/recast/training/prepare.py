@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recast.config import Recipe
 from recast.data import Data, load_data, loader
 from recast.data.seeding import mix_seed, seeded
 from recast.device import choose_device
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
-from recast.recipe import changes, load_recipe
-from recast.shapes import in_eval
+from recast.run.config import Recipe
+from recast.run.recipe import changes, load_recipe
+from recast.tracing.hooks import in_eval
 from recast.training.checkpoint import MAY_CHANGE
 from recast.training.metrics import check_logits
 from recast.training.optim import check_trainable

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from recast.config import Recipe, ScheduleConfig
 from recast.errors import RecastError
-from recast.schedule import parse_dates
+from recast.run.config import Recipe, ScheduleConfig
+from recast.surgery.schedule import parse_dates
 from recast.training.distributed import process_count
 
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import StochasticDepth
 
-from recast.cmhsa import RecastLayer
-from recast.config import Recipe
 from recast.errors import RecastError
+from recast.layers.cmhsa import RecastLayer
+from recast.run.config import Recipe
 from recast.training.freezing import freeze_trunk_
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")

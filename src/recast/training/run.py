@@ -13,20 +13,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from recast.calibration import calibrate_
-from recast.config import Recipe, ScheduleConfig
 from recast.data import Data, loader
 from recast.data.seeding import mix_seed, seeded
 from recast.errors import RecastError
-from recast.files import write_text
 from recast.io import save
 from recast.models.build import constructor
-from recast.planning import plan
-from recast.pooling.swap import attention_pools
-from recast.recipe import save_recipe
-from recast.schedule import Schedule
-from recast.steps import Left, Plan
-from recast.surgery import applied_plan, put_pool_, recast_
+from recast.run.config import Recipe, ScheduleConfig
+from recast.run.files import write_text
+from recast.run.recipe import save_recipe
+from recast.surgery.apply import applied_plan, put_pool_, recast_
+from recast.surgery.calibrate import calibrate_
+from recast.surgery.plan import Left, Plan
+from recast.surgery.planning import plan
+from recast.surgery.pooling.swap import attention_pools
+from recast.surgery.schedule import Schedule
+from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
 from recast.training.environment import recorded, write_json
@@ -36,7 +37,6 @@ from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_use
 from recast.training.ranges import check_shares
 from recast.training.regularization import recalibrate_batch_norm_
 from recast.training.signals import Interrupted
-from recast.verification import Exactness, verify
 
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""

@@ -13,13 +13,13 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.config import Recipe
 from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
-from recast.schedule import Schedule
-from recast.steps import Plan
-from recast.surgery import recast_
-from recast.switching import recast_during_training_
+from recast.run.config import Recipe
+from recast.surgery.apply import recast_
+from recast.surgery.during_training import recast_during_training_
+from recast.surgery.plan import Plan
+from recast.surgery.schedule import Schedule
 
 VERSION = 1
 MEASURED = ("val_loss", "val_top1")

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from recast.config import Recipe
 from recast.errors import RecastError
-from recast.recipe import recipe_to_dict
+from recast.run.config import Recipe
+from recast.run.recipe import recipe_to_dict
 
 SCALARS = (
     "train_loss", "val_loss", "val_top1", "lr", "gate_lr", "seconds", "images_per_second", "data_wait", "bad_images",

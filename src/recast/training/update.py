@@ -8,7 +8,7 @@ import torch
 from timm.utils import dispatch_clip_grad
 from torch import Tensor, nn
 
-from recast.config import Recipe
+from recast.run.config import Recipe
 from recast.training.checkpoint import State
 from recast.training.distributed import process_count, process_number, without_sync
 from recast.training.inputs import Inputs, seed_step

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
-from recast.gpsa import GPSA
-from recast.planning import plan
-from recast.shapes import Example, batch_of, hooks, run_example
-from recast.steps import Plan
-from recast.surgery import gpsa_layers, recast_, refresh_gates_
-from recast.verification import Trace, full_precision, relative_error, swapped_taps, trace, use_backend, verify
+from recast.layers.gpsa import GPSA
+from recast.surgery.apply import gpsa_layers, recast_, refresh_gates_
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+from recast.surgery.verify import Trace, full_precision, relative_error, swapped_taps, trace, use_backend, verify
+from recast.tracing.hooks import captured_inputs
+from recast.tracing.observe import Example, batch_of, run_example
 from recast.zoo.subjects import Subject, skeleton, spatial_convolutions, subject
 
 TOLERANCE = 1e-4
@@ -200,10 +201,10 @@ def _errors(row: ZooRow) -> list[float]:
 @torch.no_grad()
 def _open_error(model: nn.Module, example: Any) -> tuple[int, float | str]:
     """Layers of different shapes with random open heads: how many, and the largest error of split to reference."""
-    inputs: dict[str, Tensor] = {}
     layers = gpsa_layers(model)
-    with hooks(model, set(layers), lambda name, given, _: inputs.setdefault(name, given[0].clone())):
+    with captured_inputs(layers.items()) as seen:
         run_example(model, example)
+    inputs = {name: calls[0] for name, calls in seen.items()}
     chosen: dict[str, tuple[GPSA, Tensor]] = {}
     for name, layer in layers.items():
         if name in inputs and _reference_macs(layer, inputs[name]) <= OPEN_MACS:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast.errors import RecastError, suggest
-from recast.rules import is_convolution
-from recast.selection import is_spatial
-from recast.verification import enliven_
+from recast.surgery.rules import is_convolution
+from recast.surgery.select import is_spatial
+from recast.surgery.verify import enliven_
 
 SIZES = ((96, 128), (128, 160), (160, 192), (224, 224))
 BATCH = 2

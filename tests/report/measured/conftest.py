@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recast.rows import Difference, Row, write_differences, write_rows
+from recast.run.records import Difference, Row, write_differences, write_rows
 
 IMAGES = 5000
 ARMS = ("parent", "finetuned", "recast")

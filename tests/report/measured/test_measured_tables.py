@@ -22,7 +22,7 @@ from recast.report.tables.made import made_lines, missing
 from recast.report.tables.seeds import mean_interval, seeds_apart, t_quantile, why_no_mean
 from recast.report.tables.summary import over_seeds, summary
 from recast.report.text.verdict import verdict
-from recast.rows import Difference, Row, write_differences, write_rows
+from recast.run.records import Difference, Row, write_differences, write_rows
 
 MakeRun = Callable[..., Path]
 

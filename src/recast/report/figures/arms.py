@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from recast.json_files import number
 from recast.report.figures.chart import Chart, Data, Key, alone
 from recast.report.figures.lines import Curve, curve_data, line_chart, line_panel
 from recast.report.read.run import ARMS, Run
 from recast.report.tables.names import PER_CORRUPTION, SHORT
 from recast.report.text import formats, verdict
 from recast.report.text.words import words
+from recast.run.json_files import number
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""

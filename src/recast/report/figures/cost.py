@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from recast.json_files import mapping, number
 from recast.report.figures.arms import arm_keys, is_number, values_after
 from recast.report.figures.chart import Chart, Data, DrawAxes, alone, joined
 from recast.report.figures.lines import ARM_MARKERS, spread
@@ -18,6 +17,7 @@ from recast.report.read.run import ARMS, Run
 from recast.report.tables.names import CORRUPTIONS, COSTS, SHORT
 from recast.report.text import formats
 from recast.report.text.words import words
+from recast.run.json_files import mapping, number
 
 AXES = {
     "macs": "MACs per image",

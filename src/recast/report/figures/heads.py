@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from recast.json_files import number
 from recast.report.figures.chart import Chart, Data
 from recast.report.figures.lines import head_chart
 from recast.report.figures.maps import head_labels
 from recast.report.read.run import Run
 from recast.report.text import formats
+from recast.run.json_files import number
 
 QUANTITIES = {
     "gamma": ("γ", "share of content attention", 0.0),

@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recast.json_files import mapping
 from recast.report.figures.arms import arm_keys, is_number, measured_curve, values_after
 from recast.report.figures.chart import Chart
 from recast.report.figures.lines import Curve, curve_data, line_chart
 from recast.report.read.run import ARMS, Run
 from recast.report.text import formats
 from recast.report.text.words import words
+from recast.run.json_files import mapping
 
 SIZE = re.compile(r"(\d+)x(\d+)")
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recast.json_files import number
 from recast.report.figures.arms import arm_keys
 from recast.report.figures.chart import Chart, Data
 from recast.report.figures.lines import Curve
@@ -15,6 +14,7 @@ from recast.report.read.run import Run
 from recast.report.read.schedule import Measured, Probe, Schedule, Switch
 from recast.report.text import formats
 from recast.report.text.words import words
+from recast.run.json_files import number
 
 RULES = {
     "at_once": "All layers at one date (at once).",

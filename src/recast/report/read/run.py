@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 import yaml
 
 from recast.errors import RecastError
-from recast.json_files import mapping, read_json, read_names, read_text, require
 from recast.report.read.analysis import Analysis, read_analysis
 from recast.report.read.attention import Attention, read_attention
 from recast.report.read.made import Made, read_made
 from recast.report.read.schedule import Schedule, parse_schedule
-from recast.rows import Difference, Row, read_differences, read_rows
+from recast.run.json_files import mapping, read_json, read_names, read_text, require
+from recast.run.records import Difference, Row, read_differences, read_rows
 
 T = TypeVar("T")
 ARMS = ("parent", "finetuned", "recast")

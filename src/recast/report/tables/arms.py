@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from recast.report.read.run import ARMS, Run
 from recast.report.tables.names import LOWER_IS_BETTER, METRICS, PER_CORRUPTION, SUITES, SWEPT, base, is_accuracy
 from recast.report.text import formats
-from recast.rows import Difference, Row
+from recast.run.records import Difference, Row
 
 TEST_SETS = {"imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"}
 OWN_DATA = {"clean", "fgsm", "pgd", "autoattack", "basic", "corruptions", "cost", "resolution", "knn", "frequency"}

@@ -7,9 +7,9 @@ import re
 from itertools import groupby
 from typing import Any
 
-from recast.json_files import number
 from recast.report.read.run import Run
 from recast.report.text import formats
+from recast.run.json_files import number
 
 
 def plan_lines(run: Run) -> list[dict[str, Any]]:

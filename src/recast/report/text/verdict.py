@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from recast.json_files import number
 from recast.report.read.run import Run
 from recast.report.tables.seeds import mean_interval, seeds_apart
 from recast.report.text import formats
 from recast.report.text.words import FROM_START, joint_words, words
+from recast.run.json_files import number
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recast.json_files import mapping
 from recast.report.read.run import Run
+from recast.run.json_files import mapping
 
 
 @dataclass(frozen=True)

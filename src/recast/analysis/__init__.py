@@ -1,0 +1,1 @@
+"""What heads and features are: functions of any network and images."""

@@ -1,0 +1,229 @@
+"""The sequence of blocks of a network, found by what it says of itself, and the maps between them as they are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.ops.misc import ConvNormActivation
+
+from recast.errors import RecastError, suggest
+from recast.layers.cmhsa import RecastLayer
+
+STEM = "stem"
+MAX_PREFIX = 16
+"""Tokens before the grid (class, distillation, registers) that are taken for such; more of them are another layout."""
+_CONTAINERS = (
+    "blocks", "stages", "layers", "features", "encoder", "trunk_output", "layer1", "layer2", "layer3", "layer4"
+)  # fmt: skip
+_WRAPPED = (["model"], ["module"], ["_orig_mod"])
+_MIXERS = ("attn", "self_attention", "mixer", "token_mixer")
+
+Keep = Callable[[str, Tensor], None]
+
+
+def unwrapped(model: nn.Module) -> tuple[str, nn.Module]:
+    """The network inside modules that only hold it, as `model`, `module` (DDP) or `_orig_mod` (`torch.compile`), and
+    the prefix of its names."""
+    prefix = ""
+    while [name for name, _ in model.named_children()] in _WRAPPED:
+        ((name, model),) = model.named_children()
+        prefix = f"{prefix}{name}."
+    return prefix, model
+
+
+def find_blocks(network: nn.Module) -> list[str]:
+    """Names of the blocks that `network` consists of, in the order of its modules.
+
+    A timm network names them itself (`group_matcher`, made for layer-wise learning rates): residual blocks, without
+    the downsampling between stages. In others they are the members of `layer1` … `layer4`, `blocks`, `stages`,
+    `layers`, `features` or `encoder`, however nested. Raises `RecastError` where there is no such sequence.
+    """
+    for name, module in network.named_modules():
+        found = _named_by_matcher(module)
+        if not found and type(module) is not nn.Sequential:
+            found = _named_by_structure(module)
+            found = found if len(found) > 1 else []  # one member of something is no sequence
+        if found:
+            return [f"{name}.{block}" if name else block for block in found]
+    if isinstance(network, nn.Sequential) and len(network) > 1:
+        return _leaves(network, "")
+    raise RecastError(
+        f"no sequence of blocks was found in {type(network).__name__}: name them, blocks=[...] (see named_modules())"
+    )
+
+
+def _named_by_matcher(module: nn.Module) -> list[str]:
+    matcher = getattr(module, "group_matcher", None)
+    groups = matcher() if callable(matcher) else None
+    if not isinstance(groups, dict):
+        return []
+    blocks = groups.get("blocks", ())
+    # An entry with a number of its own is put beside a block (a norm, a downsampling): it is none itself.
+    patterns = [blocks] if isinstance(blocks, str) else [pattern for pattern, group in blocks if group is None]
+    return [name for name, _ in module.named_modules() if any(re.fullmatch(p, name) for p in patterns)]
+
+
+def _named_by_structure(module: nn.Module) -> list[str]:
+    found = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
+    return _composed(module, found)
+
+
+def _leaves(sequence: nn.Sequential, name: str) -> list[str]:
+    return _composed(sequence, _expand(sequence, name))
+
+
+def _expand(module: object, name: str) -> list[str]:
+    """A container's members, and theirs; a module that holds containers: what they hold; else the module itself."""
+    if isinstance(module, nn.Sequential | nn.ModuleList) and not isinstance(module, ConvNormActivation):
+        children = list(module.named_children())
+    elif isinstance(module, nn.Module):
+        children = [(child, getattr(module, child)) for child in _CONTAINERS if hasattr(module, child)]
+    else:
+        return []
+    if not children:
+        return [name]
+    return [block for child, inner in children for block in _expand(inner, f"{name}.{child}" if name else child)]
+
+
+def _composed(module: nn.Module, names: list[str]) -> list[str]:
+    """Of these modules those that are made of others; all of them where none is (a plain chain of layers)."""
+
+    def is_block(name: str) -> bool:
+        block = module.get_submodule(name)
+        return any(block.children()) and not isinstance(block, ConvNormActivation)
+
+    return [name for name in names if is_block(name)] or names
+
+
+class BlockSequence:
+    """Where to look in a network: before its first block (`stem`), and after every block.
+
+    In a transformer's block with an attention (or another mixer) and an MLP there are two points, after the residual
+    of each: the first has the mixer's name, the second the block's. `blocks` names modules to look behind instead.
+    Names are those of the network inside wrappers (`unwrapped`), so that parent and recast network share them.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
+        self.model = model
+        prefix, self.network = unwrapped(model)
+        self.is_given = blocks is not None
+        self.blocks = find_blocks(self.network) if blocks is None else [b.removeprefix(prefix) for b in blocks]
+        modules = dict(self.network.named_modules())
+        for name in self.blocks:
+            if name not in modules:
+                raise RecastError(
+                    f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules) if name else ''}"
+                )
+        if not self.blocks:
+            raise RecastError("blocks must name at least one module, got none")
+        self._grid: tuple[int, int] | None = None
+        formats = {"NHWC": True, "NCHW": False}
+        self._channels_last = formats.get(str(getattr(self.network, "output_fmt", None)))
+        if isinstance(self.network, SwinTransformer):
+            self._channels_last = True
+        self._widths: set[int] = set()
+
+    @contextmanager
+    def watched(self, keep: Keep) -> Iterator[None]:
+        """Call `keep(name, output)` at every point of a forward pass, in its order, once a pass."""
+        with ExitStack() as stack:
+            seen: set[str] = set()
+            self._grid = None
+
+            def once(name: str, output: Any) -> None:
+                tensor = output[0] if isinstance(output, tuple | list) and output else output
+                if name not in seen and isinstance(tensor, Tensor):
+                    seen.add(name)
+                    keep(name, tensor)
+
+            def on_input(module: nn.Module, see: Callable[[Any], None]) -> None:
+                def hook(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+                    see(next(iter((*inputs, *named.values())), None))
+
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+            def on_output(module: nn.Module, see: Callable[[Any], None]) -> None:
+                def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                    see(output)
+
+                stack.callback(module.register_forward_hook(hook).remove)
+
+            inside = tuple(f"{name}." for name in self.blocks)
+            for name, module in self.network.named_modules():
+                if isinstance(module, nn.Conv2d | RecastLayer) and not f"{name}.".startswith(inside):
+                    on_output(module, self._see_grid)
+            for number, name in enumerate(self.blocks):
+                block = self.network.get_submodule(name)
+                on_input(block, partial(self._see_block, _widths(block)))
+                if not self.is_given:
+                    if number == 0:
+                        on_input(block, partial(once, STEM))
+                    self._watch_middle(block, name, once, on_input)
+                on_output(block, partial(self._see_block, _widths(block)))
+                on_output(block, partial(once, name))
+            yield
+
+    def _watch_middle(
+        self, block: nn.Module, name: str, see: Callable[[str, Any], None], on_input: Callable[..., None]
+    ) -> None:
+        """After the first residual of a transformer's block: what its second norm sees, or its MLP if norms follow."""
+        mixer = next((mixer for mixer in _MIXERS if isinstance(getattr(block, mixer, None), nn.Module)), None)
+        norm = getattr(block, "norm2", getattr(block, "ln_2", None))
+        mlp = getattr(block, "mlp", None)
+        if mixer is None or not isinstance(norm, nn.Module) or not isinstance(mlp, nn.Module):
+            return
+        for module in (norm, mlp):  # whichever is called first: `see` takes a point once
+            on_input(module, partial(see, f"{name}.{mixer}"))
+
+    def _see_grid(self, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() == 4:
+            self._grid = (output.shape[-2], output.shape[-1])
+
+    def _see_block(self, widths: set[int], x: Any) -> None:
+        self._widths = widths
+        if isinstance(x, Tensor) and x.dim() == 4:
+            self._see_grid(self._turned(x))
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """NHWC to NCHW. Networks that do not say which they are, and have linear layers, are known by those."""
+        last = self._channels_last
+        if last is None:
+            last = x.shape[-1] in self._widths and x.shape[1] not in self._widths
+        return x.permute(0, 3, 1, 2) if last else x
+
+    def as_map(self, name: str, x: Tensor) -> Tensor:
+        """An output as a map (B, C, h, w): NHWC turned, tokens (B, N, C) on their grid, without those before it.
+
+        The grid is the latest map's (a patch embedding's convolution has one), so images need not be square. Raises
+        `RecastError` for what is no map.
+        """
+        if x.dim() == 4:
+            return self._turned(x)
+        if x.dim() == 3 and self._grid is not None:
+            rows, columns = self._grid
+            before = x.shape[1] - rows * columns
+            if 0 <= before <= MAX_PREFIX:
+                return x[:, before:].transpose(1, 2).unflatten(-1, (rows, columns))
+        where = "" if self._grid is None else f" on a grid of {self._grid[0]}×{self._grid[1]}"
+        raise RecastError(
+            f"{name} gives {tuple(x.shape)}, which is no map (B, C, h, w) and no tokens (B, N, C){where}: "
+            "name other modules, blocks=[...]"
+        )
+
+
+def _widths(block: nn.Module) -> set[int]:
+    """Channels that the first linear layer of a block takes and the last one gives."""
+    linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+    return {linear[0].in_features, linear[-1].out_features} if linear else set()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU for one without."""
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,192 @@
+"""Which frequencies a network's maps hold: Δ log amplitude after every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recast.analysis.batches import Batches, Images, each_batch
+from recast.analysis.blocks import BlockSequence, device_of
+from recast.analysis.tables import Table
+from recast.errors import RecastError
+from recast.tracing.hooks import in_eval
+
+Mode = Literal["true", "notebook"]
+FREQUENCIES = tuple(i / 30 for i in range(31))
+"""Where "true" curves are read, in units of π; 1/3, 2/3 and 1 are among them."""
+EPSILON = 1e-6
+COLUMNS = ("model", "block", "index", "depth", "frequency", "delta_log_amplitude", "mode", "n")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The spectrum of one block's maps."""
+
+    block: str
+    index: int
+    """Its place in the sequence, from 0."""
+    depth: float
+    """index / (number of blocks − 1)."""
+    frequency: tuple[float, ...]
+    """In units of π."""
+    delta: tuple[float, ...]
+    """Δ log amplitude: 0 at frequency 0, mostly negative elsewhere; natural logarithm."""
+    size: tuple[int, int]
+    """Rows and columns of the maps."""
+
+
+@dataclass(frozen=True)
+class FourierCurves:
+    """The spectra of a network's maps, in the order of its blocks."""
+
+    curves: tuple[Curve, ...]
+    left_out: dict[str, str]
+    """Points without a curve and why, such as maps of one pixel: they have no frequency but 0."""
+    mode: Mode
+    n: int
+    """Images behind the means."""
+
+
+def fourier(
+    model: nn.Module, images: Images, *, blocks: Sequence[str] | None = None, mode: Mode = "true"
+) -> FourierCurves:
+    """Δ log amplitude of a network's maps after every block, over images.
+
+        a(f) = mean over images and channels of log(|x̂(f, f)| + 1e-6)        x̂ the unnormalised 2-D DFT of a channel
+        Δ(f) = a(f) − a(0)                                                   f along the diagonal, in units of π
+
+    (Park & Kim 2022, How Do Vision Transformers Work?, and their notebook; Lee et al. 2022, PRS, Fig. 2 and 3.)
+    High frequencies that a block amplifies raise its curve, a low-pass filter lowers it. Curves are read in front of
+    the first block (`stem`: with the pooling of a ResNet, the positions of a transformer) and after every block; in a
+    transformer after both residuals of a layer, class tokens left out (`BlockSequence`).
+
+    images: what the model takes, (B, 3, H, W), or an iterable of such batches (labels beside them are not looked at):
+    nothing but sums is kept. They should be what the network was trained on, normalised as it was; all of one size.
+    Any height and width will do: the diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins
+    of its longer side by linear interpolation.
+    blocks: names of modules to look behind instead.
+    mode: "true" reads the curves at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2
+    of an even h (which a shifted DFT has at its other end); an odd h has no bin at π, there its last, (h−1)/h, is
+    held. "notebook" gives the notebook's numbers: bins 0 … ⌈h/2⌉−1 on an axis drawn from 0 to 1, though they end at
+    1 − 2/h (1 − 1/h for odd h).
+
+    Maps too small for two bins (1×1; 2×2 for the notebook) are in `left_out`. Raises `RecastError` for a network
+    without a known sequence of blocks, blocks that are not there or give no map, and images of several sizes.
+    """
+    spectra = Spectra(model, blocks)
+    for batch in each_batch(images):
+        spectra.add(batch)
+    return spectra.curves(mode)
+
+
+def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches, mode: Mode = "true") -> Table:
+    """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
+    frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
+    spectra = {name: Spectra(model) for name, model in models.items()}
+    for batch in each_batch(batches()):
+        for one in spectra.values():
+            one.add(batch)
+    rows = (row for name, one in spectra.items() for row in _rows(name, one.curves(mode)))
+    return Table("fourier", COLUMNS, tuple(rows))
+
+
+def _rows(name: str, found: FourierCurves) -> Iterable[tuple[str, str, int, float, float, float, str, int]]:
+    for curve in found.curves:
+        for frequency, delta in zip(curve.frequency, curve.delta, strict=True):
+            yield name, curve.block, curve.index, curve.depth, frequency, delta, found.mode, found.n
+
+
+class Spectra:
+    """Sums of log amplitudes after every block of a model, batch by batch."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
+        self._sequence = BlockSequence(model, blocks)
+        self._sums: dict[str, Tensor] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._no_maps: dict[str, str] = {}
+        self._n = 0
+
+    @torch.no_grad()
+    def add(self, images: Tensor) -> None:
+        """Run the model, in eval mode, and add what its maps hold."""
+        model = self._sequence.model
+        with in_eval(model), self._sequence.watched(self._keep):
+            model(images.to(device_of(model)))
+        self._n += len(images)
+
+    def _keep(self, name: str, output: Tensor) -> None:
+        try:
+            maps = self._sequence.as_map(name, output)
+        except RecastError as error:
+            if self._sequence.is_given or output.dim() == 3:  # tokens in an order that is not known: so are all others
+                raise
+            self._no_maps[name] = str(error)
+            return
+        size = (maps.shape[-2], maps.shape[-1])
+        if self._sizes.setdefault(name, size) != size:
+            raise RecastError(
+                f"{name} gives maps of {size[0]}×{size[1]} after {self._sizes[name][0]}×{self._sizes[name][1]}: "
+                "images of one size are needed, frequencies are in units of their pixels"
+            )
+        sums = diagonal_log_amplitude(maps).mean(1).sum(0, dtype=_sum_dtype(maps)).cpu().double()
+        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+
+    def curves(self, mode: Mode = "true") -> FourierCurves:
+        """The curves of the images so far."""
+        if mode not in get_args(Mode):
+            raise RecastError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
+        names = list(self._sums)
+        curves, left_out = [], dict(self._no_maps)
+        for index, name in enumerate(names):
+            short = min(self._sizes[name])
+            amplitudes = (self._sums[name] / self._n).numpy()
+            if mode == "notebook":
+                amplitudes = amplitudes[: (short + 1) // 2]
+            if len(amplitudes) < 2:
+                left_out[name] = f"maps of {self._sizes[name][0]}×{self._sizes[name][1]} hold no frequency but 0"
+                continue
+            delta = amplitudes - amplitudes[0]
+            if mode == "notebook":
+                frequency = np.linspace(0, 1, len(delta))
+            else:
+                frequency = np.asarray(FREQUENCIES)
+                delta = np.interp(frequency, 2 * np.arange(len(delta)) / short, delta)
+            depth = index / max(1, len(names) - 1)
+            curves.append(
+                Curve(name, index, depth, tuple(frequency.tolist()), tuple(delta.tolist()), self._sizes[name])
+            )
+        return FourierCurves(tuple(curves), left_out, mode, self._n)
+
+
+def _sum_dtype(maps: Tensor) -> torch.dtype:
+    return torch.float32 if maps.device.type == "mps" else torch.float64
+
+
+def diagonal_log_amplitude(maps: Tensor) -> Tensor:
+    """log(|x̂| + 1e-6) along the diagonal from (0, 0) to (π, π): (B, C, h, w) → (B, C, ⌊s/2⌋+1), s = min(h, w).
+
+    Entry n is at the frequency 2n/s of both axes, in units of π. The longer axis has no bin there in general: it is
+    interpolated between the two beside it, past its last bin (odd, s even) that one is taken.
+    """
+    height, width = maps.shape[-2:]
+    short = min(height, width)
+    amplitudes = torch.fft.rfft2(maps.to(torch.promote_types(maps.dtype, torch.float32))).abs()
+    steps = torch.arange(short // 2 + 1, device=maps.device)
+
+    def bins(size: int) -> tuple[Tensor, Tensor]:
+        """The bins below and above frequency 2n/short; integers, so that a square map meets its bins exactly."""
+        below = (steps * size).div(short, rounding_mode="floor").clamp(max=size // 2)
+        inexact = (steps * size) % short != 0
+        return below, (below + inexact.long()).clamp(max=size // 2)
+
+    (row, row_above), (column, column_above) = bins(height), bins(width)
+    logs = torch.log(amplitudes[..., row, column] + EPSILON)
+    if height == width:
+        return logs
+    share = (steps * max(height, width) % short).to(logs.dtype) / short
+    return torch.lerp(logs, torch.log(amplitudes[..., row_above, column_above] + EPSILON), share)

@@ -1,0 +1,222 @@
+"""What the heads became, measured on images: where they look, how far, how sharply, and which are still their tap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.analysis.batches import Batches, Images, each_batch
+from recast.analysis.blocks import device_of, unwrapped
+from recast.analysis.rows_of_maps import pieces, positions
+from recast.analysis.tables import Cell, Table
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.functional import expand_heads
+from recast.surgery.apply import recast_layers
+from recast.tracing.hooks import in_eval
+
+TOLERANCE = 1e-3
+MAX_QUERIES = 128
+TINY = 1e-30
+"""Stands for 0 in a logarithm whose value is multiplied by 0."""
+COLUMNS = (
+    "model", "epoch", "layer", "head", "tap_row", "tap_column", "gate", "span", "distance", "nonlocality", "entropy",
+    "is_convolution", "n",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head of a layer does, in the mean over images and queries. Units are pixels of the layer's input."""
+
+    layer: str
+    head: int
+    tap: tuple[int, int]
+    """Offset of the kernel's tap that it stood for, (rows, columns) from the query."""
+    gate: float | None
+    """Share of content: γ, or 1 − σ(λ). None for C-MHSA, which has no gate."""
+    span: float | None
+    """1/α of its Gaussian; None where it has none."""
+    distance: float
+    """Mean attention distance Σ_k |A_qk|·‖k − q‖ / Σ_k |A_qk|."""
+    nonlocality: float
+    """Σ_k A_qk·‖k − q‖, signed."""
+    entropy: float
+    """−Σ_k p_qk ln p_qk with p = |A| / Σ|A|, in nats: 0 for one pixel, ln n for n pixels alike."""
+    tap_share: float
+    """Share of |A| on the tap."""
+    images: int
+    queries: int
+    """Queries of an image that were looked at."""
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether the head still is its tap: at least 1 − 0.001 of its attention is there."""
+        return self.tap_share >= 1 - TOLERANCE
+
+
+def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[Head]:
+    """Gate, span, attention distance, non-locality and entropy of every head of every recast layer, over images.
+
+        distance     d_h = ⟨ Σ_k |A_qk| ‖k − q‖ / Σ_k |A_qk| ⟩      ⟨⟩ the mean over queries q and images
+        non-locality D_h = ⟨ Σ_k A_qk ‖k − q‖ ⟩; of a layer: the mean over its heads
+                     (d'Ascoli et al. 2021, ConViT, section 4: D_loc)
+
+    A is the head's gated mix of maps, as the layer uses it; k runs over the padded input, for a shift or a Gaussian may
+    lie on padding. ‖k − q‖ is Euclidean, in pixels of the layer's input (ConViT's patches).
+
+    With a sigmoid gate or C-MHSA A ≥ 0, its rows sum to one, and both are the same. A linear gate may be negative, and
+    then so may A: a head that looks away from its surroundings. Distance and entropy take |A| as attention; the
+    non-locality keeps the sign, so it can fall below 0.
+
+    images: what the model takes, a batch or an iterable of batches. At most `queries` queries of an image are looked
+    at: all, or, in a layer that has more, a sample drawn from `seed`, the same for all images. Maps are made in small
+    pieces whatever the layer's size (`rows_of_maps`). Layers are in the order of the network, named without
+    wrappers around it. Raises `RecastError` for a model without recast layers, and if queries < 1.
+    """
+    statistics = HeadStatistics(model, queries=queries, seed=seed)
+    for batch in each_batch(images):
+        statistics.add(batch)
+    return statistics.heads()
+
+
+def tabulate_heads(
+    models: Mapping[str, nn.Module],
+    batches: Batches,
+    epochs: Iterable[tuple[str, int, Callable[[], nn.Module]]] = (),
+) -> Table:
+    """The heads of several models as RUN/analysis/heads.csv, a line a head; models without recast layers have none.
+
+    epochs: (model's name, epoch, function that loads the model as it was then), for checkpoints that were kept; they
+    are loaded and measured one after the other, and the rows of `models` themselves have no epoch. A checkpoint from
+    before its layers were recast has no rows. Raises `RecastError` if nothing has recast layers.
+    """
+    found = {name: HeadStatistics(model) for name, model in models.items() if recast_layers(model)}
+    rows: list[tuple[Cell, ...]] = []
+    if found:
+        for batch in each_batch(batches()):
+            for one in found.values():
+                one.add(batch)
+    for name, epoch, load in epochs:
+        model = load()
+        if recast_layers(model):
+            rows += _rows(name, epoch, head_statistics(model, batches()))
+    for name, one in found.items():
+        rows += _rows(name, None, one.heads())
+    if not rows:
+        raise RecastError(f"none of {', '.join(models)} has a layer that was recast: there are no heads to measure")
+    return Table("heads", COLUMNS, tuple(rows))
+
+
+def _rows(model: str, epoch: int | None, heads: Iterable[Head]) -> list[tuple[Cell, ...]]:
+    return [
+        (
+            model, epoch, h.layer, h.head, *h.tap, h.gate, h.span, h.distance, h.nonlocality, h.entropy,
+            h.is_convolution, h.images,
+        )
+        for h in heads
+    ]  # fmt: skip
+
+
+class HeadStatistics:
+    """Sums over the maps of every recast layer of a model, batch by batch."""
+
+    def __init__(self, model: nn.Module, *, queries: int = MAX_QUERIES, seed: int = 0) -> None:
+        if queries < 1:
+            raise RecastError(f"at least one query must be looked at, got queries={queries}")
+        self._model, self._queries, self._seed = model, queries, seed
+        self._layers = recast_layers(unwrapped(model)[1])
+        if not self._layers:
+            raise RecastError(f"{type(model).__name__} has no layer that was recast: it has no heads to measure")
+        self._sums: dict[str, Tensor] = {}
+        self._images: Counter[str] = Counter()
+        self._looked_at: dict[str, int] = {}
+
+    @torch.no_grad()
+    def add(self, images: Tensor) -> None:
+        """Run the model, in eval mode, and add what its heads do."""
+
+        def watch(name: str) -> Callable[[nn.Module, Any], None]:
+            def see(layer: nn.Module, inputs: Any) -> None:
+                assert isinstance(layer, RecastLayer)
+                self._see(name, layer, inputs[0])
+
+            return see
+
+        with in_eval(self._model), ExitStack() as stack:
+            for name, layer in self._layers.items():
+                stack.callback(layer.register_forward_pre_hook(watch(name)).remove)
+            self._model(images.to(device_of(self._model)))
+
+    def _see(self, name: str, layer: RecastLayer, x: Tensor) -> None:
+        geometry, (height, width) = layer.geometry, x.shape[-2:]
+        queries_at, keys_at = (at.to(x.device) for at in positions(geometry, height, width))
+        chosen = self._choose(len(queries_at)).to(x.device)
+        scale = torch.tensor(geometry.upsample, device=x.device)
+        columns = geometry.padded_size(height, width)[1]
+        taps = torch.tensor(geometry.offsets(), device=x.device)
+        sums = torch.zeros(4, layer.num_heads, dtype=torch.float64)
+        seen = 0
+        for at, maps in pieces(layer, x, chosen):
+            # half precision has too few digits for sums over a map
+            maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
+            distance = ((keys_at - queries_at[at][:, None]) / scale).norm(dim=-1).to(maps.dtype)
+            under = queries_at[at] + taps[:, None]
+            at_tap = (under[..., 0] * columns + under[..., 1])[None, ..., None].expand(len(maps), -1, -1, 1)
+            attention = maps.abs()
+            mass = attention.sum(-1)
+            measured = torch.stack(
+                [
+                    (attention * distance).sum(-1) / mass,
+                    (maps * distance).sum(-1),
+                    # −Σ p ln p with p = |A|/m is ln m − Σ |A| ln |A| / m: no map of p is made
+                    mass.log() - (attention * attention.clamp_min(TINY).log()).sum(-1) / mass,
+                    attention.gather(-1, at_tap).squeeze(-1) / mass,
+                ]
+            )
+            sums += measured.sum(dim=(1, 3)).cpu().double()
+            seen += len(maps) * len(at)
+        # maps that are the same for all images were given once
+        weighted = sums * (len(x) * len(chosen) / seen)
+        self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+        self._images[name] += len(x)
+        self._looked_at[name] = len(chosen)
+
+    def _choose(self, count: int) -> Tensor:
+        """All queries, or a sorted sample of them."""
+        if count <= self._queries:
+            return torch.arange(count)
+        generator = torch.Generator().manual_seed(self._seed)
+        return torch.randperm(count, generator=generator)[: self._queries].sort().values
+
+    @torch.no_grad()
+    def heads(self) -> list[Head]:
+        """Every head of the layers that ran, in the order of the network."""
+        found = []
+        for name, layer in self._layers.items():
+            if name not in self._sums:
+                continue
+            n, queries = self._images[name], self._looked_at[name]
+            means = (self._sums[name] / (n * queries)).T.tolist()
+            gates, spans = gates_and_spans(layer)
+            for head, (tap, (distance, nonlocality, entropy, tap_share)) in enumerate(
+                zip(layer.geometry.offsets(), means, strict=True)
+            ):
+                measured = distance, nonlocality, entropy, tap_share
+                found.append(Head(name, head, tap, gates[head], spans[head], *measured, n, queries))
+        return found
+
+
+def gates_and_spans(layer: RecastLayer) -> tuple[list[float | None], list[float | None]]:
+    """Share of content and 1/α of every head; None where there is no gate or no Gaussian."""
+    if isinstance(layer, CMHSA):
+        return [None] * layer.num_heads, [None] * layer.num_heads
+    gates = expand_heads(layer.weights(), layer.geometry).gates.content.tolist()
+    spans = layer.spans().tolist()
+    return gates, [spans[h] if h in layer.gaussian_heads else None for h in range(layer.num_heads)]

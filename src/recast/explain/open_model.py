@@ -1,0 +1,116 @@
+"""The network that the first word of `recast explain` means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import timm
+from torch import nn
+
+from recast.data.images import is_image_name
+from recast.errors import RecastError
+from recast.io import load, read_header
+from recast.models.build import build
+from recast.models.create import FORMS
+from recast.models.weights import PICKLED
+from recast.run.config import ModelConfig
+
+SAVED = ".safetensors"
+
+
+def is_trained(config: ModelConfig) -> bool:
+    """Whether the weights are given, and not random."""
+    return bool(config.checkpoint or config.pretrained or config.name.endswith(SAVED))
+
+
+def weights_of(config: ModelConfig) -> str:
+    """Where the weights come from, in words."""
+    if config.checkpoint or config.name.endswith(SAVED):
+        return config.checkpoint or config.name
+    if config.pretrained:
+        return "published"
+    return f"as {config.name} returns them" if _is_function(config.name) else "random"
+
+
+def chance(config: ModelConfig) -> tuple[str, list[str]]:
+    """What a title adds, and a note, where the weights are random or may be: a function's own may be trained."""
+    if is_trained(config):
+        return "", []
+    if _is_function(config.name):
+        return " (weights as it returns them)", [
+            f"The weights are those that {config.name} returns: if they are random, predictions and maps are chance; "
+            "--checkpoint gives others."
+        ]
+    return " (random weights: chance)", [
+        "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
+    ]
+
+
+def names_a_run(word: str) -> bool:
+    """Whether a word means a run folder: a folder, unless it holds no run and a model has its name too."""
+    return Path(word).is_dir() and ((Path(word) / "recipe.yaml").is_file() or not timm.is_model(word))
+
+
+def open_model(config: ModelConfig) -> nn.Module:
+    """The network in eval mode: of a file that `recast.save` wrote, or of a name, with or without weights.
+
+    A checkpoint that `recast.save` wrote of a recast network is loaded into the recast network of that name. Raises
+    `RecastError` for a name that means nothing, and as `build` and `load` do.
+    """
+    name = config.name
+    if name.endswith(SAVED):
+        return _saved(config)
+    if Path(name).is_file() and is_image_name(name):
+        raise RecastError(f"{name} is an image, and the network comes first: recast explain RUN|MODEL {name}")
+    if Path(name).is_file() and name.endswith(PICKLED):
+        raise RecastError(f"{name} holds weights alone: recast explain MODEL IMAGE --checkpoint {name}")
+    if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
+        return load(config.checkpoint, parent=build(replace(config, checkpoint=None)))
+    if ":" not in name and not timm.is_model(name.partition(".")[0]):
+        try:
+            return build(config).eval()
+        except RecastError as error:
+            raise RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") from None
+    return build(config).eval()
+
+
+def _saved(config: ModelConfig) -> nn.Module:
+    path = config.name
+    if config.checkpoint or config.pretrained or config.num_classes is not None:
+        raise RecastError(
+            f"{path} says its network and its weights: leave --checkpoint, --pretrained, --num-classes away"
+        )
+    if not Path(path).is_file():
+        raise RecastError(f"no such file: {path}")
+    try:
+        constructor = read_header(path)["constructor"]
+    except RecastError as error:
+        raise RecastError(f"{error}. Weights alone: recast explain MODEL IMAGE --checkpoint {path}") from None
+    name = constructor.get("name") if isinstance(constructor, Mapping) else None
+    if constructor is None:
+        raise RecastError(
+            f"{path} does not say how to build its network: recast explain MODEL IMAGE --checkpoint {path}. "
+            f"A model is named {FORMS}"
+        )
+    if isinstance(name, str) and _is_function(name):
+        raise RecastError(
+            f"{path} asks to run {name}; if you trust it: recast explain {name} IMAGE --checkpoint {path}"
+        )
+    return load(path)
+
+
+def _is_function(name: str) -> bool:
+    """Whether a name means a function of the user's."""
+    return ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
+
+
+def _has_plan(path: str) -> bool:
+    """Whether `recast.save` wrote the file, of a network that was changed."""
+    if not path.endswith(SAVED):
+        return False
+    try:
+        return read_header(path)["plan"] is not None
+    except RecastError:
+        return False

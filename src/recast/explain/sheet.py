@@ -1,0 +1,245 @@
+"""A `Scene` as a contact sheet: a PNG with a row for every image, the maps of one layer over it. No torch is needed."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from recast.errors import RecastError
+from recast.explain.pack import first_layer
+from recast.explain.scene import Floats, Layer, Maps, Picture, Scene
+from recast.explain.weights import map_names, weights_of
+from recast.run.files import replaced
+
+SIDE = 224
+"""The longer side of a picture, in pixels of the sheet."""
+GAP, MARGIN, LINE, DPI = 10, 20, 17, 100
+LETTER = 6.2
+"""Pixels that a letter of a caption takes at most, on average."""
+ROWS = 32
+"""Images on one sheet; of more the rest go on in NAME-2.png, …"""
+MOST_CLASSES, MOST_HEADS = 4, 9
+"""Maps of an image: the likeliest classes, or a mean and three heads; with a query, the heads of a 3×3 kernel."""
+SIGNED, POSITIVE = "PuOr_r", "cividis"
+"""Purple to orange through white at 0; dark blue to yellow: both safe for colour-blind readers."""
+NEARLY_EVEN = 0.05
+"""Maps whose weights are no further than this from the middle of them are said to be nearly even: the colours, from the
+smallest to the largest, make small differences large."""
+EVEN = 1e-3
+"""Weights that differ by less than this share of the largest are drawn as even: a byte tells no more."""
+INK, MUTED = "#1d2126", "#4c535c"
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture with the lines below it, the first in bold."""
+
+    pixels: Pixels
+    lines: tuple[str, ...]
+
+
+def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path]:
+    """Draw the maps of one layer over every image, in the last state of the network; returns the files written.
+
+    layer: its name; without it the last layer that has a map for each class or head of a class token, else the last
+    one. Of a layer with queries it is the map of the query in the middle. A map without a query is drawn from its
+    smallest weight to its largest (min–max), interpolated, its colours multiplied with the grey image; signed ones from
+    −|largest| to |largest|. Sheets of more than `ROWS` images go on in PATH-2.png. Raises `RecastError` for a layer
+    without maps, a scene that has none, and where nothing can be written.
+    """
+    of = _layer(scene, layer)
+    if of is None:
+        raise RecastError(
+            f"nothing in {scene.title} has maps that could be drawn: write an .html page of its predictions, or "
+            "give it attention pooling (recast train attention_pool_quick)"
+        )
+    rows = [_row(scene, picture, of) for picture in scene.pictures]
+    pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+    paths = [path, *(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, len(pieces) + 1))]
+    for piece, target in zip(pieces, paths, strict=True):
+        _draw(piece, [scene.title, _about(scene, of)], target)
+    return paths
+
+
+def _layer(scene: Scene, wanted: str | None) -> Layer | None:
+    """The layer to draw, as it is in the last state; None where nothing has maps."""
+    last = {layer.name: layer for layer in scene.states[-1].layers}
+    if wanted is None:  # without class maps the deepest: it has most to say of what the network sees
+        of_classes = [layer for layer in last.values() if layer.kind == "classes"]
+        return next(reversed(of_classes or [*last.values()]), None)
+    name = first_layer(scene, wanted)
+    if name not in last:
+        raise RecastError(f"{name} has no maps at the last epoch: choose another --layer of {', '.join(last)}")
+    return last[name]
+
+
+def _about(scene: Scene, layer: Layer) -> str:
+    """The line below the title."""
+    said = [f"{layer.name}: {layer.description}"]
+    if (epoch := scene.states[-1].epoch) is not None:
+        said.append(f"epoch {epoch}")
+    if layer.kind != "classes":
+        said.append("query in the middle, outlined")
+    signed = any(maps.signed for picture in scene.pictures if (maps := picture.maps[-1].get(layer.name)))
+    said.append(
+        "each map by its largest weight of either sign"
+        if signed
+        else "each map from its smallest to its largest weight"
+    )
+    return "; ".join(said)
+
+
+def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
+    """The image, then its maps."""
+    shown = _enlarged(picture.pixels)
+    label = () if picture.label is None else (f"label: {picture.label}",)
+    tiles = [Tile(shown, (picture.name, *label, *_said(scene, picture)))]
+    maps = picture.maps[-1].get(layer.name)
+    if maps is None:
+        return tiles
+    query = tuple(axis.count // 2 for axis in layer.queries)
+    names = map_names(layer, maps)
+    most = MOST_CLASSES if layer.kind == "classes" else MOST_HEADS
+    for head, name in list(enumerate(names))[:most]:
+        weights = weights_of(layer, maps, head, (query[0], query[1]))
+        laid = lay_over(shown, weights, _is_signed(maps, weights))
+        if layer.kind != "classes":
+            _outline(laid, layer, (query[0], query[1]))
+        tiles.append(Tile(laid, (name, _range(weights))))
+    return tiles
+
+
+def _is_signed(maps: Maps, weights: Floats) -> bool:
+    return maps.signed or float(weights.min()) < -1e-6 * float(np.abs(weights).max())
+
+
+def _said(scene: Scene, picture: Picture) -> tuple[str, ...]:
+    """What each arm says; of several by name."""
+    found = picture.predictions[-1]
+    return tuple(
+        f"{scene.arms[arm] if len(found) > 1 else 'predicted'}: {found[arm][0][0]} {_percent(found[arm][0][1])}"
+        for arm in scene.arms
+        if arm in found
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
+
+
+def _range(weights: Floats) -> str:
+    """The smallest and the largest weight, with as many digits as tell them apart."""
+    least, most = float(weights.min()), float(weights.max())
+    if _is_even(weights):
+        return f"{_number(most, 2)} everywhere"
+    digits = next(digits for digits in (2, 3, 4, 5) if digits == 5 or f"{least:.{digits}g}" != f"{most:.{digits}g}")
+    nearly = ", nearly even" if 0 < most - least < NEARLY_EVEN * abs(most + least) else ""
+    return f"{_number(least, digits)} … {_number(most, digits)}{nearly}"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}".replace("-", "−").replace("e−0", "e−")
+
+
+def _is_even(weights: Floats) -> bool:
+    return bool(np.ptp(weights) <= EVEN * np.abs(weights).max())
+
+
+def lay_over(image: Pixels, weights: Floats, signed: bool) -> Pixels:
+    """The grey image times the colours of a map (Y, X), which is enlarged to it: (height, width, 3) both.
+
+    min–max, (w − min w) / (max w − min w); signed: w / max|w|, with white at 0. An even map has the middle colour.
+    """
+    if signed:
+        share = (weights / (np.abs(weights).max() or 1.0) + 1) / 2
+    elif _is_even(weights):
+        share = np.full_like(weights, 0.5)
+    else:
+        share = (weights - weights.min()) / np.ptp(weights)
+    height, width = image.shape[:2]
+    large = Image.fromarray(share.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
+    # bicubic overshoots
+    colors = mpl.colormaps[SIGNED if signed else POSITIVE](np.clip(np.asarray(large), 0, 1))[..., :3]
+    grey = np.asarray(Image.fromarray(image).convert("L"), dtype=np.float32)[..., None] / 255
+    return np.asarray((colors * (0.3 + 0.7 * grey) * 255).round(), dtype=np.uint8)  # black would hide the map
+
+
+def _outline(pixels: Pixels, layer: Layer, query: tuple[int, int]) -> None:
+    """A white frame around the query's pixel."""
+    spans = []
+    for keys, queries, index, side in zip(layer.keys, layer.queries, query, pixels.shape[:2], strict=True):
+        place = (queries.start + queries.step * index - keys.start) / keys.step
+        low = min(max(place, 0), keys.count - 1) * side / keys.count
+        spans.append((int(low), max(int(low) + 3, round(low + side / keys.count))))
+    (top, bottom), (left, right) = spans
+    for width, color in ((2, 0), (1, 255)):
+        box = pixels[top:bottom, left:right]
+        inside = box[width:-width, width:-width].copy()
+        box[:] = color
+        box[width:-width, width:-width] = inside
+
+
+def _enlarged(pixels: Pixels) -> Pixels:
+    """The picture with its longer side at `SIDE`; the pixels of a small one stay visible."""
+    height, width = pixels.shape[:2]
+    scale = SIDE / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    how = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
+    return np.asarray(Image.fromarray(pixels).resize(size, how))
+
+
+def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> None:
+    """Tiles in rows, their lines below them, the head above all."""
+    wide = max(tile.pixels.shape[1] for row in rows for tile in row)
+    columns = max(len(row) for row in rows)
+    width = 2 * MARGIN + columns * wide + (columns - 1) * GAP
+    letters = int(wide / LETTER)
+    captions = [
+        [[textwrap.shorten(line, letters, placeholder="…") for line in tile.lines] for tile in row] for row in rows
+    ]
+    title = [line for text in head for line in textwrap.wrap(text, int((width - 2 * MARGIN) / LETTER))[:3]]
+    heights = [
+        max(tile.pixels.shape[0] for tile in row) + LINE * max(map(len, said)) + 2 * GAP
+        for row, said in zip(rows, captions, strict=True)
+    ]
+    top = MARGIN + LINE * len(title) + GAP
+    height = top + sum(heights) + MARGIN - 2 * GAP
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a class name in another script
+        figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+        FigureCanvasAgg(figure)
+
+        def say(x: int, y: int, line: str, bold: bool, size: float = 8.5) -> None:
+            figure.text(
+                x / width, 1 - y / height, line, va="top", fontsize=size, color=INK if bold else MUTED,
+                fontweight="bold" if bold else "normal", parse_math=False,
+            )  # fmt: skip
+
+        for number, line in enumerate(title):
+            say(MARGIN, MARGIN + LINE * number, line, number == 0)
+        for row, said, tall in zip(rows, captions, heights, strict=True):
+            for column, (tile, lines) in enumerate(zip(row, said, strict=True)):
+                left = MARGIN + column * (wide + GAP)
+                below = top + tile.pixels.shape[0]
+                figure.figimage(tile.pixels, left, height - below, origin="upper")
+                for number, line in enumerate(lines):
+                    say(left, below + 4 + LINE * number, line, number == 0)
+            top += tall
+        try:
+            with replaced(path) as temporary:
+                figure.savefig(temporary, format="png", dpi=DPI, metadata={"Title": head[0]})
+        except OSError as error:
+            raise RecastError(f"cannot write the picture {path}: {error.strerror}") from error

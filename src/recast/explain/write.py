@@ -1,0 +1,152 @@
+"""A `Scene` as HTML files: one page, or a page for every image and one that leads to them; or as a PNG.
+
+No torch is needed.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from recast.errors import RecastError
+from recast.explain.pack import LIMIT, only, pack, png
+from recast.explain.scene import Picture, Scene
+from recast.run.files import replaced
+
+THUMBNAIL = 240
+"""Sides of the pictures of a list, at most."""
+PAGES, PICTURE = (".html", ".htm"), ".png"
+SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What was written: the files, the one to open first, what they show, and what to say of the images."""
+
+    pages: list[Path]
+    scene: Scene
+    notes: list[str]
+
+
+def write_pages(
+    scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT, layer: str | None = None
+) -> list[Path]:
+    """Write the scene to the file `out`, HTML or PNG; returns the files written, the one to open first.
+
+    Several images share one page while its data stay below `limit` bytes (`together`: always, with coarser maps).
+    Otherwise every image has a page of its own in the folder OUT_files/ beside `out`, which lists them. `layer` is open
+    first (default: `first_layer`), and the one that a PNG draws (`write_sheet`). Written under temporary names and
+    renamed. Raises `RecastError` where nothing can be written, and for a layer without maps.
+    """
+    check_target(out)
+    if out.suffix.lower() == PICTURE:
+        from recast.explain.sheet import write_sheet
+
+        return write_sheet(scene, out, layer)
+    packed = pack(scene, limit if together or len(scene.pictures) == 1 else None, layer)
+    if together or len(scene.pictures) == 1 or size(packed) <= limit:
+        return [_write(out, render(packed))]
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(exist_ok=True)
+    names = page_names([picture.name for picture in scene.pictures])
+    for index, name in enumerate(names):
+        one = pack(only(scene, index), limit, layer)
+        one["title"] = f"{scene.pictures[index].name}: {scene.title}"
+        one["home"] = f"../{out.name}"
+        _write(folder / name, render(one))
+    _write(out, render_index(scene, [f"{folder.name}/{name}" for name in names]))
+    return [out, *(folder / name for name in names)]
+
+
+def check_target(out: Path) -> None:
+    """Raise `RecastError` unless `out` can be the name of a page, or of a picture that can be drawn here."""
+    if out.is_dir():
+        raise RecastError(f"the page must be a file, got the folder {out}: add a name such as explain.html")
+    ending = out.suffix.lower()
+    if ending in (".jpg", ".jpeg"):
+        raise RecastError(f"maps are drawn as PNG, JPEG would blur them, got {out}: give it the ending .png")
+    if ending not in (*PAGES, PICTURE):
+        raise RecastError(f"maps are written as an HTML page or a PNG, got {out}: give it the ending .html or .png")
+    if not out.parent.is_dir():
+        raise RecastError(f"the folder of the page does not exist: {out.parent}")
+    if ending == PICTURE and find_spec("matplotlib") is None:
+        raise RecastError("a PNG of maps needs matplotlib: pip install 'recast-vision[report]', or write an .html page")
+
+
+def size(packed: dict[str, Any]) -> int:
+    """Bytes of the page's data."""
+    return len(json.dumps(packed, ensure_ascii=False).encode())
+
+
+def page_names(names: list[str]) -> list[str]:
+    """A file name for every image, safe and no two alike: cat.html, cat-2.html."""
+    found: list[str] = []
+    for name in names:
+        stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip(".-") or "image"
+        number, chosen = 1, stem
+        while f"{chosen}.html".lower() in (other.lower() for other in found):
+            number += 1
+            chosen = f"{stem}-{number}"
+        found.append(f"{chosen}.html")
+    return found
+
+
+def render(packed: dict[str, Any]) -> str:
+    """The page of packed data (`pack`) as an HTML string."""
+    # "</script>" in a name must not end the script
+    data = json.dumps(packed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return _filled(
+        _read("page.html"),
+        title=html.escape(packed["title"]),
+        style=_read("page.css"),
+        data=data,
+        script="\n".join(_read(name) for name in SCRIPTS),
+    )
+
+
+def render_index(scene: Scene, links: list[str]) -> str:
+    """The page that leads to the images' own."""
+    items = "\n".join(_item(picture, link, scene) for picture, link in zip(scene.pictures, links, strict=True))
+    notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
+    title, count = html.escape(scene.title), str(len(scene.pictures))
+    return _filled(_read("index.html"), title=title, style=_read("page.css"), items=items, notes=notes, count=count)
+
+
+def _item(picture: Picture, link: str, scene: Scene) -> str:
+    said = []
+    for arm, ranked in picture.predictions[-1].items():
+        name, probability = ranked[0]
+        label = html.escape(scene.arms.get(arm, arm))
+        said.append(
+            f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>{label}: <b>{html.escape(name)}</b> '
+            f"{100 * probability:.{0 if probability >= 0.1 else 1}f}\u00a0%"
+        )
+    labelled = f"<br>labelled <b>{html.escape(picture.label)}</b>" if picture.label else ""
+    return (
+        f'<li class="card"><a href="{html.escape(link)}"><img src="{png(picture.pixels, THUMBNAIL)}" alt="">'
+        f"<span>{html.escape(picture.name)}</span></a><p>{'<br>'.join(said)}{labelled}</p></li>"
+    )
+
+
+def _filled(template: str, **parts: str) -> str:
+    """The template with every `{{ part }}` in its place, in one pass: what a part says is never looked at again."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
+
+
+def _read(name: str) -> str:
+    return files("recast.explain").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        with replaced(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RecastError(f"cannot write the page {path}: {error.strerror}") from error
+    return path

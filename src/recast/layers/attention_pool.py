@@ -1,0 +1,183 @@
+"""Attention-based pooling: one learned query a map (or a class) instead of the average over pixels.
+
+Shapes: B images, C channels, h×w grid of n = h·w patches, T tokens (1, or one a class), H heads.
+Paper: Touvron et al. 2021, Augmenting Convolutional networks with attention-based aggregation (arXiv:2112.13692),
+section 3.1. The start that equals average pooling is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from timm.layers import LayerScale, Mlp, trunc_normal_
+from torch import Tensor, nn
+
+from recast.errors import RecastError, suggest
+from recast.run.config import PoolStart
+
+__all__ = ["AttentionPool", "ClassHead", "TokenAttention"]
+
+STARTS = ("paper", "average")
+
+INIT_STD = 0.02
+
+
+class TokenAttention(nn.Module):
+    """y = W_o (a V) + b_o with a = softmax(Q Kᵀ / √(C/H)), Q = W_q t + b_q, K = W_k u + b_k, V = W_v u + b_v.
+
+    t (1, T, C) are the tokens, u (B, n, C) what they look at; with `own` each token also looks at itself, not at the
+    others. Returns y (B, T, C) and a (B, H, T, m), rows of sum 1: m = n, or 1 + n, the token itself first. The softmax
+    is written out: fused attention gives no weights. timm's `AttentionExtract` finds them at `attn_drop`.
+    """
+
+    def __init__(self, dim: int, num_heads: int = 1) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise RecastError(f"{dim} channels cannot be shared out among num_heads={num_heads}: pass a divisor")
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
+        self.attn_drop = nn.Dropout(0.0)
+
+    def forward(self, tokens: Tensor, keys: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+        # the tokens, and so the queries, are the same for every image: computed once
+        q, k, v = self._split(self.q(tokens)) * self.scale, self._split(self.k(keys)), self._split(self.v(keys))
+        scores = q @ k.transpose(-2, -1)
+        if not own:
+            attention = scores.softmax(dim=-1)
+            y = self.attn_drop(attention) @ v
+        else:
+            itself = (q * self._split(self.k(tokens))).sum(-1, keepdim=True).expand(keys.shape[0], -1, -1, -1)
+            attention = torch.cat((itself, scores), dim=-1).softmax(dim=-1)
+            a = self.attn_drop(attention)
+            y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens))
+        return self.proj(y.transpose(1, 2).flatten(2)), attention
+
+    def mean(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Σ a·x of x (B, m, C) itself, each head's weights (B, H, T, m) on its own C/H channels: (B, T, C)."""
+        return (attention @ self._split(x)).transpose(1, 2).flatten(2)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """B×m×C to B×H×m×(C/H)."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+class AttentionPool(nn.Module):
+    """Pool a map x (B, C, h, w) with learned tokens c to (B, C), or with one token a class to (B, num_classes, C).
+
+        u   = LN₁(x) (and LN₁(c) before it, with `cls_in_keys`)      what a token looks at
+        c′  = c  + γ₁ · attention(LN₁(c), u)                         `TokenAttention`
+        c″  = c′ + γ₂ · FFN(LN₂(c′))                                 C → mlp_ratio·C → C, GELU
+        z   = LN(c″)
+
+    `num_classes=None`: a single token, which is among its own keys: the patches' weights sum to 1 minus its own.
+    `num_classes=K`: a token for each class; keys are the patches only, each class's weights over them sum to 1.
+    `cls_in_keys` overrules that; then a class's token is among its own keys only, so that K times the same token gives
+    K times what the single one gives. Any grid of pixels will do, and their order makes no difference: there are no
+    positions. The paper takes one head. `init_values`: start of γ₁ and γ₂ (LayerScale), by default 1e-4.
+
+    `start="average"`: for a classifier that was trained on averages. The residual is the map itself under the same
+    weights a, the token asks only, and z = c″ is not normalised:
+
+        c′  = Σₚ aₚ xₚ + γ₁ · attention(LN₁(c), u)                   W_q = 0, so a = 1/n, and γ = 0 at the start
+
+    There it is average pooling, to rounding; gradients reach W_q and γ, and through them soon the rest. No token is
+    among the keys. Raises RecastError if `num_classes` is below 1, `num_heads` does not divide `dim`, the start is
+    unknown, or `cls_in_keys` is asked of the average.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_classes: int | None = None,
+        *,
+        start: PoolStart = "paper",
+        cls_in_keys: bool | None = None,
+        num_heads: int = 1,
+        mlp_ratio: float = 3.0,
+        init_values: float | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if start not in STARTS:
+            raise RecastError(f"start must be {' or '.join(STARTS)}, got {start!r}.{suggest(start, STARTS)}")
+        averages = start == "average"
+        if averages and cls_in_keys:
+            raise RecastError(
+                "start='average' has no token among the keys: it would take 1/(n+1) of the weight; leave cls_in_keys "
+                "out, or take start='paper'"
+            )
+        if init_values is None:
+            init_values = 0.0 if averages else 1e-4
+        self.dim = dim
+        self.start = start
+        self.cls_in_keys = num_classes is None and not averages if cls_in_keys is None else cls_in_keys
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = TokenAttention(dim, num_heads)
+        self.ls1 = LayerScale(dim, init_values)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.ls2 = LayerScale(dim, init_values)
+        self.norm = nn.Identity() if averages else nn.LayerNorm(dim, eps=eps)
+        self.reset_tokens(num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=INIT_STD)
+                nn.init.zeros_(module.bias)
+        if averages:
+            nn.init.zeros_(self.attn.q.weight)
+
+    def reset_tokens(self, num_classes: int | None) -> None:
+        """Draw new tokens: a single one (None), or one for each of `num_classes` classes."""
+        if num_classes is not None and num_classes < 1:
+            raise RecastError(f"a token a class needs num_classes of at least 1, got {num_classes}")
+        self.num_classes = num_classes
+        like = self.norm1.weight  # the device and dtype that the module has by now
+        tokens = torch.empty(1, num_classes or 1, self.dim, device=like.device, dtype=like.dtype)
+        self.cls_token = nn.Parameter(trunc_normal_(tokens, std=INIT_STD))
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters with more than one dimension that must not decay."""
+        return {"cls_token"}
+
+    def forward(self, x: Tensor, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The pooled features; with `return_attention` also the weights (B, H, T, m): n, or 1 + n, the token first."""
+        patches = x.flatten(2).transpose(1, 2)
+        y, attention = self.attn(self.norm1(self.cls_token), self.norm1(patches), own=self.cls_in_keys)
+        residual = self.attn.mean(attention, patches) if self.start == "average" else self.cls_token
+        z = residual + self.ls1(y)
+        z = self.norm(z + self.ls2(self.mlp(self.norm2(z))))
+        pooled = z.squeeze(1) if self.num_classes is None else z
+        return (pooled, attention) if return_attention else pooled
+
+    def as_map(self, x: Tensor) -> Tensor:
+        """What `forward` takes, as a map (B, C, h, w): itself. Pools inside of other networks take other forms."""
+        return x
+
+    def attention_maps(self, x: Tensor) -> Tensor:
+        """Where each token looks: the weights of the pixels of a map x (B, C, h, w), as (B, H, T, h, w)."""
+        _, attention = AttentionPool.forward(self, x, return_attention=True)
+        return attention[..., -x.shape[-2] * x.shape[-1] :].unflatten(-1, tuple(x.shape[-2:]))
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, num_classes={self.num_classes}, start={self.start}, cls_in_keys={self.cls_in_keys}"
+
+
+class ClassHead(nn.Linear):
+    """logit_j = w_j · z_j + b_j of features with one vector a class, (B, K, C) or rows (B·K, C) or (B·K, C, 1, 1), the
+    classes of an image one after the other: (B, K). Parameters as in `nn.Linear(C, K)`.
+
+    `as_map`: the logits as (B, K, 1, 1), in the place of a 1×1 convolution.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, as_map: bool = False) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.as_map = as_map
+
+    def forward(self, input: Tensor) -> Tensor:
+        z = input.reshape(-1, self.out_features, self.in_features)
+        logits = torch.einsum("bkc,kc->bk", z, self.weight)
+        logits = logits if self.bias is None else logits + self.bias
+        return logits[:, :, None, None] if self.as_map else logits

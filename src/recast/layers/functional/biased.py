@@ -1,0 +1,132 @@
+"""Attention whose positions are a learned bias in the content's own softmax: C-MHSA.
+
+    y = b + Σ_h A_h X W_val W_out^h               A_h = softmax(Q_h K_hᵀ / √D + B_h)
+                                                  (Lee et al. 2022, PRS, Eq. 3-5; Li et al. 2021, C-MHSA)
+
+B_h[i, j] depends on the offset δ = key − query alone, and is a table with an entry for every offset. With Q Kᵀ = 0,
+B_h = M at the head's tap and 0 elsewhere, a query gives its tap 1 / (1 + (keys − 1)·e^−M) of its attention: the
+convolution, in the limit.
+
+Tokens are the pixels of the explicitly padded input, and padding is seen as any token is: where a head's tap lies on
+the padding of zeros, a token of zeros must be there to be looked at. Without it the head would find the same bias
+everywhere, and be the mean of the image.
+
+Shapes as in `recast.layers.functional`; R and S are the numbers of row and column offsets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recast.layers.functional.maps import keys, queries
+from recast.layers.functional.weights import block_diagonal, project_out, project_values
+from recast.layers.geometry import Geometry
+
+
+class BiasedWeights(NamedTuple):
+    """All tensors of a layer, laid out as in `Weights`. The heads share the values X W_val."""
+
+    weight: Tensor
+    """(O, C/g, kernel rows, kernel columns): W_out^h is `weight[:, :, a, c]ᵀ`."""
+    bias: Tensor | None
+    """(O,), added once."""
+    value: Tensor | None
+    """(C, C/g) or None for the identity."""
+    query: Tensor
+    """(H·D, C), heads in order."""
+    key: Tensor
+    """(H·D, C), heads in order."""
+    relative_bias: Tensor
+    """(H, R, S): a logit for every offset of the input, in the order of `offset_ranges`."""
+
+    @property
+    def num_heads(self) -> int:
+        """One head per tap of `weight`."""
+        return self.weight.shape[2] * self.weight.shape[3]
+
+
+class BiasedMaps(NamedTuple):
+    """Attention of every head, (1 or B, H, N, M), rows sum to one: of the bias alone, of the content alone, of both."""
+
+    position: Tensor
+    content: Tensor
+    mix: Tensor
+
+
+def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[range, range]:
+    """Row and column offsets from any query to any key, smallest first, for an input of `height` × `width` pixels."""
+    rows, columns = geometry.padded_size(height, width)
+    rows_at, columns_at = geometry.query_positions(height, width)
+    return range(-rows_at[-1], rows - rows_at[0]), range(-columns_at[-1], columns - columns_at[0])
+
+
+def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
+    """B, (H, N, M): the table's entry for every pair of query and key.
+
+    A query's keys are a window of the table, the next query's one stride before it: windows from the far end on.
+    """
+    rows, columns = geometry.padded_size(height, width)
+    windows = relative_bias.unfold(1, rows, geometry.stride[0]).unfold(2, columns, geometry.stride[1])
+    return windows.flip(1, 2).flatten(1, 2).flatten(2)
+
+
+def biased_reference(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:
+    """y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h, head by head: (B, C, height, width) → (B, O, I, J)."""
+    height, width = x.shape[-2:]
+    tokens = geometry.pad(x).flatten(2).transpose(1, 2)
+    values = tokens if w.value is None else tokens @ block_diagonal(w.value, groups).T
+    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
+    rows, columns = offset_ranges(geometry, height, width)
+    padded_rows, padded_columns = geometry.padded_size(height, width)
+    rows_at, columns_at = geometry.query_positions(height, width)
+    queries_at = torch.tensor([(i, j) for i in rows_at for j in columns_at])
+    keys_at = torch.tensor([(y, x) for y in range(padded_rows) for x in range(padded_columns)])
+    delta = keys_at[None] - queries_at[:, None]
+    at = (delta[..., 0] - rows.start, delta[..., 1] - columns.start)
+    output = torch.zeros((), dtype=x.dtype, device=x.device)
+    for h, tap in enumerate(w.weight.flatten(2).unbind(-1)):
+        logits = q[:, h] @ k[:, h].transpose(1, 2) / q.shape[-1] ** 0.5 + w.relative_bias[h][at]
+        output = output + torch.softmax(logits, dim=-1) @ values @ block_diagonal(tap, groups).T
+    if w.bias is not None:
+        output = output + w.bias
+    return output.transpose(1, 2).unflatten(-1, geometry.output_size(height, width))
+
+
+def biased(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:
+    """The same in three products: all heads' logits, what they gather from the values they share, and W_out."""
+    height, width = x.shape[-2:]
+    q, k, bias = _attends(x, w, geometry)
+    values = geometry.pad(project_values(x, w.value, groups)).flatten(2).transpose(1, 2)
+    by_hand = x.device.type in ("cpu", "meta")  # torch's kernels for the CPU would copy the values for every head
+    gathered = (shared_values_attention if by_hand else fused_attention)(q, k, values, bias)
+    images = gathered.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
+    return project_out(images, w.weight.flatten(2), w.bias, groups)
+
+
+def shared_values_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """softmax(Q Kᵀ / √D + bias) V with the maps written out, V (B, M, C) read once for all heads: (B, H, N, C)."""
+    maps = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
+    return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+
+
+def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """The same by torch's scaled dot-product attention, whose kernels for GPUs do not hold the maps."""
+    shared = values[:, None].expand(-1, q.shape[1], -1, -1)
+    return F.scaled_dot_product_attention(q, k.to(q.dtype), shared.to(q.dtype), attn_mask=bias[None].to(q.dtype))
+
+
+def biased_maps(x: Tensor, w: BiasedWeights, geometry: Geometry) -> BiasedMaps:
+    """The attention maps written out over the padded key grid."""
+    q, k, bias = _attends(x, w, geometry)
+    content = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return BiasedMaps(*(torch.softmax(logits, dim=-1) for logits in (bias[None], content, content + bias)))
+
+
+def _attends(x: Tensor, w: BiasedWeights, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
+    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
+    return q, k, bias_map(w.relative_bias, geometry, *x.shape[-2:])

@@ -1,0 +1,187 @@
+"""The two fast forms: `split`, the convolution plus what open heads add to it, and `merged`, everything in one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recast.layers.functional.maps import gaussian_factors, query_tokens
+from recast.layers.functional.streaming import attend
+from recast.layers.functional.weights import Weights, head_width, project_values
+from recast.layers.geometry import Geometry, is_channels_last
+
+KEEP_COST = 0.1
+"""What heads gathered is computed again for the backward pass where that takes at most this share of a step."""
+
+
+def split(
+    x: Tensor,
+    w: Weights,
+    geometry: Geometry,
+    groups: int = 1,
+    attend_padding: bool = False,
+    content: str = "softmax",
+) -> Tensor:
+    """The shift part is the convolution itself with scaled taps; the Gaussian and content parts are added to it.
+
+    With closed gates the scaled taps are the kernel's own bits and the rest is exactly 0, so the output is bitwise the
+    convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
+    """
+    values = project_values(x, w.value, groups)
+    if w.gates.shift is None:
+        return _in_format_of(
+            x, w.weight, _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias)
+        )
+    taps = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
+    output = geometry.convolve(values, taps, w.bias, groups)
+    if not w.with_gaussian() and not w.with_content():
+        return output
+    return output + _streamed(x, values, w, geometry, groups, attend_padding, content, None, None)
+
+
+def merged(
+    x: Tensor,
+    w: Weights,
+    geometry: Geometry,
+    groups: int = 1,
+    attend_padding: bool = False,
+    content: str = "softmax",
+) -> Tensor:
+    """All three parts of a head are gathered together and meet W_out once: cheapest when most heads are open.
+
+    A transposed convolution, whose taps fall between the pixels, is split.
+    """
+    if geometry.is_transposed:
+        return split(x, w, geometry, groups, attend_padding, content)
+    # tokens lie channel by channel in memory: all that follows reads them without another copy
+    tokens = x.contiguous(memory_format=torch.channels_last)
+    values = project_values(tokens, w.value, groups)
+    y = _streamed(tokens, values, w, geometry, groups, attend_padding, content, w.gates.shift, w.bias)
+    return _in_format_of(x, w.weight, y)
+
+
+def _streamed(
+    x: Tensor,
+    values: Tensor,
+    w: Weights,
+    geometry: Geometry,
+    groups: int,
+    attend_padding: bool,
+    content: str,
+    shift: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
+    height, width = x.shape[-2:]
+    size = geometry.output_size(height, width)
+    heads, with_gaussian, with_content = tuple(range(w.num_heads)), w.with_gaussian(), w.with_content()
+    taps = w.weight.flatten(2)
+    if shift is None:
+        heads = tuple(h for h in heads if h in with_gaussian or h in with_content)
+        if len(heads) < w.num_heads:
+            taps = taps[..., list(heads)]
+
+    # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
+    padded = geometry.padding_mode != "zeros" or attend_padding
+    pixels = _as_tokens(geometry.pad(values) if padded else values)
+    window = (0, 0, pixels.shape[1], pixels.shape[2])
+    rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
+    if not padded:
+        at_rows, at_columns = geometry.pixels(height, width)
+        rows, columns = rows[..., at_rows], columns[..., at_columns]
+    elif not attend_padding:
+        top, _, left, _ = geometry.padding_at(height, width)
+        window = (top, left, height, width)
+    rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
+
+    query = key = pixels.new_empty(len(x), 0, 0)
+    dtype = pixels.dtype
+    if with_content:
+        tokens = x.contiguous(memory_format=torch.channels_last)
+        query = _project_tokens(query_tokens(tokens, geometry), w.query)
+        key = _project_tokens(geometry.pad(tokens) if attend_padding else tokens, w.key)
+        dtype = query.dtype
+    if content == "linear" and with_content:
+        # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
+        top, left, rows_seen, columns_seen = window
+        visible = pixels[:, top : top + rows_seen, left : left + columns_seen].flatten(1, 2).to(dtype)
+        query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
+        key = torch.softmax(key, -2).transpose(1, 2) @ visible
+    streamed, _ = attend(
+        pixels.to(dtype),
+        query.to(dtype),
+        key.to(dtype),
+        rows.to(dtype),
+        columns.to(dtype),
+        shift,
+        w.gates.content,
+        _head_by_head(taps).to(dtype),
+        None if bias is None else bias.to(dtype),
+        size,
+        [heads.index(h) for h in with_content],
+        [heads.index(h) for h in with_gaussian],
+        [] if shift is None else shift_taps(geometry, height, width, padded),
+        geometry.stride,
+        window,
+        groups,
+        content == "linear",
+        content == "softmax"
+        and torch.is_grad_enabled()
+        and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
+    )
+    return streamed.permute(0, 3, 1, 2)
+
+
+def keeps_gathered(queries: int, content_heads: int, w: Weights, groups: int) -> bool:
+    """Whether the backward pass gets what the heads gathered (H·C numbers a query) or computes it again.
+
+    Again where it costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers, whose kernels are
+    small: there the memory would outweigh the layer many times.
+    """
+    if groups > 1 or content_heads == 0:
+        return False
+    channels, width = w.weight.shape[1], head_width(w)
+    again = content_heads * queries * (channels + width)
+    step = 3 * (w.num_heads * channels * w.weight.shape[0] + content_heads * (2 * channels * width)) + 3 * again
+    return again > KEEP_COST * step
+
+
+def shift_taps(geometry: Geometry, height: int, width: int, padded: bool) -> list[int]:
+    """Per head (i₀, i₁, y₀, j₀, j₁, x₀): the queries whose tap is a pixel, and the first such pixel (`Layout.taps`).
+
+    Pixels are counted on the padded grid if `padded`, else on the image.
+    """
+    (top, _, left, _), (rows, columns) = geometry.padding_at(height, width), geometry.output_size(height, width)
+    spans: list[int] = []
+    for row, column in geometry.offsets():
+        for offset, before, stride, count, size, axis in (
+            (row, top, geometry.stride[0], rows, height, 0),
+            (column, left, geometry.stride[1], columns, width, 1),
+        ):
+            first = offset + geometry.anchor[axis] - (0 if padded else before)
+            low = 0 if padded else max(0, -(first // stride))
+            high = count if padded else min(count, (size - 1 - first) // stride + 1)
+            spans += [low, max(low, high), first + low * stride]
+    return spans
+
+
+def _as_tokens(images: Tensor) -> Tensor:
+    """(B, C, Y, X) → (B, Y, X, C), contiguous: no copy for channels_last."""
+    return images.permute(0, 2, 3, 1).contiguous()
+
+
+def _head_by_head(taps: Tensor) -> Tensor:
+    """(O, C/g, h) → (h, O, C/g), rows in one piece: no copy of a channels_last kernel."""
+    taps = taps.permute(2, 0, 1)
+    return taps if taps.stride(2) == 1 else taps.contiguous()
+
+
+def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """`y`, which is channels_last, in the memory format that a convolution of `x` with `weight` has: either's."""
+    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
+
+
+def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:
+    """x (B, C, ·, ·) times matrixᵀ, as tokens (B, N, rows of `matrix`)."""
+    return _as_tokens(F.conv2d(x, matrix[:, :, None, None])).flatten(1, 2)

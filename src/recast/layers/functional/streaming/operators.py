@@ -1,0 +1,176 @@
+"""The two custom operators, one node each for `torch.compile`, their derivative and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from recast.layers.functional.streaming.backward import Gradients
+from recast.layers.functional.streaming.forward import Stream
+from recast.layers.functional.streaming.layout import Layout
+from recast.layers.functional.streaming.projection import project, project_backward, weight_gradient
+
+
+@torch.library.custom_op("recast::attend", mutates_args=())
+def attend(
+    values: Tensor,
+    query: Tensor,
+    key: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    shift: Tensor | None,
+    content: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    size: Sequence[int],
+    content_heads: Sequence[int],
+    gaussian_heads: Sequence[int],
+    taps: Sequence[int],
+    stride: Sequence[int],
+    window: Sequence[int],
+    groups: int,
+    linear: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
+
+    `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
+    multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g); `bias` (O,). All of one
+    dtype but `content` and `shift`. The rest is a `Layout`. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C)
+    is softmax_tokens(K)ᵀ V. `keep` saves the backward pass one product a head.
+    """
+    layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
+    with torch.autocast(values.device.type, enabled=False):
+        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
+        y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
+        if bias is not None:
+            y += bias
+        kept = values.new_empty(s.heads if keep else 0, s.batch, s.I, s.J, s.channels)
+        for h in range(s.heads):
+            for i0, i1, b, e in s.chunks():
+                tokens = (e - b) * (i1 - i0) * s.J
+                shape = (e - b, i1 - i0, s.J, s.channels)
+                gathered = kept[h, b:e, i0:i1] if keep else s.buffer("gathered", *shape)
+                s.gather(h, i0, i1, b, e, s.maps(h, i0, i1, b, e), gathered)
+                project(gathered.view(tokens, -1), weight[h], groups, y[b:e, i0:i1].view(tokens, -1))
+    return y.to(values.dtype), kept
+
+
+@attend.register_fake
+def _(values, query, key, rows, columns, shift, content, weight, bias, size, *rest):  # type: ignore[no-untyped-def]
+    keep = rest[-1]
+    batch, channels = values.shape[0], values.shape[3]
+    kept = values.new_empty(weight.shape[0] if keep else 0, batch, size[0], size[1], channels)
+    return values.new_empty(batch, size[0], size[1], weight.shape[1]), kept
+
+
+@torch.library.custom_op("recast::attend_backward", mutates_args=())
+def attend_backward(
+    dy: Tensor,
+    values: Tensor,
+    query: Tensor,
+    key: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    shift: Tensor | None,
+    content: Tensor,
+    weight: Tensor,
+    kept: Tensor,
+    size: Sequence[int],
+    content_heads: Sequence[int],
+    gaussian_heads: Sequence[int],
+    taps: Sequence[int],
+    stride: Sequence[int],
+    window: Sequence[int],
+    groups: int,
+    linear: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
+    layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
+    with torch.autocast(values.device.type, enabled=False):
+        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
+        g = Gradients(s, weight)
+        for h in range(s.heads):
+            for i0, i1, b, e in s.chunks():
+                n, r, tokens = e - b, i1 - i0, (e - b) * (i1 - i0) * s.J
+                dy_part = dy[b:e, i0:i1].reshape(tokens, -1)
+                d_gathered = s.buffer("d_gathered", n, r, s.J, s.channels)
+                project_backward(dy_part, weight[h], groups, d_gathered.view(tokens, -1))
+                maps = s.maps(h, i0, i1, b, e)
+                if len(kept):
+                    gathered = kept[h, b:e, i0:i1]
+                else:
+                    gathered = s.buffer("gathered", n, r, s.J, s.channels)
+                    s.gather(h, i0, i1, b, e, maps, gathered)
+                weight_gradient(dy_part, gathered.view(tokens, -1), groups, g.weight[h])
+                g.add(h, i0, i1, b, e, maps, d_gathered)
+            if s.is_merged(h):
+                g.finish(h)
+    return g.results()
+
+
+@attend_backward.register_fake
+def _(dy, values, query, key, rows, columns, shift, content, weight, *rest):  # type: ignore[no-untyped-def]
+    like = (values, query, key, rows, columns, shift, content, weight)
+    return tuple(content.new_empty(0) if t is None else torch.empty_like(t) for t in like)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, bias, size, content_heads, gaussian_heads, taps, stride, window, groups, linear, _keep = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.numbers = (size, content_heads, gaussian_heads, taps, stride, window, groups, linear)
+    ctx.bias = None if bias is None else bias.dtype
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    *tensors, kept = ctx.saved_tensors
+    dy = dy.contiguous()
+    gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
+    if tensors[5] is None:
+        gradients[5] = None
+    bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
+    return (*gradients, bias, *(None,) * 9)
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
+
+# --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
+
+
+def _gather_flops(values: Any, query: Any, key: Any, rows: Any, columns: Any, linear: bool) -> tuple[int, int, int]:
+    """Twice the multiply-accumulates of the logits, of what the content maps gather, and of the Gaussians' products."""
+    batch, Y, X, channels = values
+    _, queries, width = query
+    gaussian = rows[0] * rows[1] * X * channels * (Y + columns[1])
+    if linear:
+        return 0, 2 * batch * queries * width * channels, 2 * batch * gaussian
+    return 2 * batch * queries * key[1] * width, 2 * batch * queries * key[1] * channels, 2 * batch * gaussian
+
+
+@register_flop_formula(torch.ops.recast.attend)
+def _attend_flops(  # type: ignore[no-untyped-def]
+    values, query, key, rows, columns, shift, content, weight, bias, size, *rest, out_shape=None, **_
+) -> int:
+    linear = rest[-2]
+    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
+    queries = values[0] * size[0] * size[1]
+    heads = 1 if linear else content[0]
+    return logits + heads * mixed + gaussian + 2 * queries * weight[0] * weight[1] * weight[2]
+
+
+@register_flop_formula(torch.ops.recast.attend_backward)
+def _attend_backward_flops(  # type: ignore[no-untyped-def]
+    dy, values, query, key, rows, columns, shift, content, weight, kept, size, *rest, out_shape=None, **_
+) -> int:
+    linear = rest[-1]
+    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
+    queries = values[0] * size[0] * size[1]
+    mixed *= 1 if linear else content[0]
+    again = 0 if kept[0] else mixed + gaussian // 2
+    return 3 * logits + 2 * mixed + 5 * gaussian // 2 + again + 4 * queries * weight[0] * weight[1] * weight[2]

@@ -1,0 +1,149 @@
+"""What every layer with one head a tap has: its kernel, values, queries and keys, and a convolution's words."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from recast.errors import RecastError
+from recast.layers import functional
+from recast.layers.convolution import convolution
+from recast.layers.geometry import Geometry
+from recast.run.config import RecastConfig
+
+QUERY_STD = 0.02
+GROUPED_HEAD_DIM = 8
+
+
+def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
+    """Width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1; in a grouped layer ⌊C/(g·H)⌋, at least 8.
+
+    A grouped kernel has C/g input channels a head: queries and keys over all C would outweigh it many times.
+    """
+    dense = max(1, in_channels // num_heads)
+    if groups == 1:
+        return dense
+    narrow = max(GROUPED_HEAD_DIM, in_channels // groups // num_heads)
+    return narrow if groups == in_channels else min(dense, narrow)
+
+
+class TapLayer(nn.Module):
+    """A layer y = b + Σ_h A_h X W_val W_out^h with one head a tap; the maps A_h are the subclass's.
+
+    Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
+    none for depthwise), `query` and `key` (H·D, C). A subclass adds its own and calls `reset_parameters`.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    value: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        geometry: Geometry,
+        groups: int,
+        bias: bool,
+        config: RecastConfig,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if in_channels % groups or out_channels % groups:
+            raise RecastError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.geometry, self.config = geometry, config
+        self.num_heads = heads = geometry.num_heads
+        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
+        kernel = (out_channels, in_channels // groups, *geometry.kernel)
+        self.weight = nn.Parameter(torch.empty(kernel, device=device, dtype=dtype))
+        self.bias = self._parameter(out_channels) if bias else None
+        depthwise = groups == in_channels and groups > 1
+        self.value = None if depthwise else self._parameter(in_channels, in_channels // groups)
+        self.query = self._parameter(heads * self.head_dim, in_channels)
+        self.key = self._parameter(heads * self.head_dim, in_channels)
+
+    def _parameter(self, *shape: int) -> nn.Parameter:
+        return nn.Parameter(self.weight.new_empty(shape))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random.
+
+        Queries and keys must not both start at zero: neither would ever get a gradient.
+        """
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.value is not None:
+            eye = torch.eye(self.in_channels // self.groups, device=self.value.device, dtype=self.value.dtype)
+            self.value.copy_(eye.repeat(self.groups, 1))
+        nn.init.trunc_normal_(self.query, std=QUERY_STD)
+        nn.init.zeros_(self.key)
+
+    # a convolution's own words, for networks that read them (to pad their input, say)
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Rows and columns of the kernel."""
+        return self.geometry.kernel
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Stride of the convolution, or of the transposed one."""
+        return self.geometry.upsample if self.geometry.is_transposed else self.geometry.stride
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        """Distance of the taps."""
+        return self.geometry.dilation
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Pixels added above and on the left."""
+        return self.geometry.padding[0], self.geometry.padding[2]
+
+    @torch.no_grad()
+    def to_conv(self) -> nn.Module:
+        """Every head taken as its tap alone: a convolution with W_val multiplied into W_out, and a padding layer in
+        front where `nn.Conv2d` has no word for it."""
+        weight, trained = self.kernel_in_eval()
+        kernel = torch.empty_like(weight)  # in the memory format of the layer's own
+        kernel.copy_(functional.fold_value(weight, self.value, self.groups))
+        return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
+
+    def kernel_in_eval(self) -> tuple[Tensor, bool]:
+        """W_out as in eval mode, and whether it is trained. Spectral norm takes a step where it is read in training."""
+        if not parametrize.is_parametrized(self, "weight"):
+            return self.weight, self.weight.requires_grad
+        makers: nn.Module = self.parametrizations["weight"]  # type: ignore[index, assignment]
+        modes = [(module, module.training) for module in makers.modules()]
+        makers.eval()
+        weight = self.weight
+        for module, training in modes:
+            module.training = training
+        return weight, any(p.requires_grad for p in makers.parameters())
+
+    @torch.no_grad()
+    def fold_value_(self) -> None:
+        """Multiply W_val into W_out; X itself is the value from now on. Raises `RecastError` if W_out is computed."""
+        if self.value is None:
+            return
+        if parametrize.is_parametrized(self, "weight"):
+            raise RecastError("W_val cannot be multiplied into a kernel that is computed (keep_parametrization)")
+        self.weight.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        self.value = None
+
+    def add_bias_(self) -> None:
+        """Give a layer without bias a zero one (calibration needs it)."""
+        if self.bias is None:
+            self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels))
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            kind = type(self).__name__
+            raise RecastError(f"{kind} expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")

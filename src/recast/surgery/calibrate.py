@@ -1,0 +1,172 @@
+"""`calibrate_`: a soft start that reproduces the parent as well as a linear map can (our extension; in no paper).
+
+With the sigmoid gate at α = λ = 1 a head sees a blurred pixel mixed with a global mean: the layer is far from the
+convolution. The output is still linear in W_out, so the best W_out and bias are a ridge regression from what the
+child's heads gather to what the parent's layer computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers import functional
+from recast.layers.cmhsa import RecastLayer
+from recast.layers.gpsa import GPSA
+from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
+from recast.surgery.rules import is_convolution
+from recast.surgery.rules.convolutions import parametrization_of
+from recast.surgery.verify import full_precision
+from recast.tracing.hooks import in_eval
+from recast.tracing.observe import Example, run_example
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the layer that was waited for."""
+
+
+class _Normal:
+    """Running sums of a least-squares problem per group: features F (n, K) to targets T (n, P), in fp64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # sums over samples of FᵀF, FᵀT, F and T; a scalar zero grows into the right shape
+        self.ff, self.ft, self.f, self.t = (torch.zeros((), dtype=torch.float64) for _ in range(4))
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Features (g, n, K) and targets (g, n, P). A batch's products in its own precision, their sums in fp64."""
+        self.count += features.shape[1]
+        # sums on the CPU: MPS has no fp64, and they are small
+        self.ff = self.ff + (features.mT @ features).cpu().double()
+        self.ft = self.ft + (features.mT @ targets).cpu().double()
+        self.f = self.f + features.cpu().double().sum(1)
+        self.t = self.t + targets.cpu().double().sum(1)
+
+    def solve(self, ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (g, K, P) nearest `prior` that fit, and the intercept (g, P).
+
+        Minimises ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖² with centred F and T.
+        """
+        mean_f, mean_t = self.f / self.count, self.t / self.count
+        ff = self.ff - self.count * mean_f[:, :, None] * mean_f[:, None, :]
+        ft = self.ft - self.count * mean_f[:, :, None] * mean_t[:, None, :]
+        scale = ff.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(ff.dtype).tiny) * ridge
+        penalty = scale[:, None, None] * torch.eye(ff.shape[1], dtype=ff.dtype, device=ff.device)
+        weights = torch.linalg.solve(ff + penalty, ft + scale[:, None, None] * prior)
+        return weights, mean_t - (mean_f[:, None, :] @ weights).squeeze(1)
+
+
+@torch.no_grad()
+def calibrate_(
+    child: nn.Module,
+    parent: nn.Module,
+    batches: Iterable[Example],
+    ridge: float = 1e-4,
+    *,
+    shrink_to_kernel: bool = True,
+) -> nn.Module:
+    """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.
+
+    Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
+    `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
+    the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
+    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches,
+    a parent that lacks a layer, and C-MHSA layers.
+    """
+    plan = applied_plan(child)
+    layers = gpsa_layers(child)
+    if others := [name for name in recast_layers(child) if name not in layers]:
+        raise RecastError(
+            f"calibrate_ solves GPSA layers (gate='sigmoid', 'linear'); {others[0]} is C-MHSA, which starts within "
+            "(L−1)·e^−M of its convolution: raise bias_init M instead"
+        )
+    held = list(batches)
+    if not held:
+        raise RecastError("calibrate_ needs at least one batch of images")
+    if ridge <= 0:
+        raise RecastError(f"ridge must be positive, got {ridge}")
+    parents = dict(parent.named_modules())
+    if missing := [name for name in layers if name not in parents or not _is_plain(parents[name])]:
+        raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
+    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
+        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
+    with in_eval(child, parent), full_precision():
+        order: list[str] = []
+        _run_with_hooks(child, held[0], layers, order.append)
+        for name in order:
+            layer, problem = layers[name], _Normal()
+            for batch in held:
+                problem.add(*_features_and_targets(child, parent, layer, parents[name], batch))
+            _set_solution(layer, problem, ridge, shrink_to_kernel)
+    steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
+    child.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
+    return child
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return is_convolution(module) and not isinstance(module, RecastLayer)
+
+
+def _run_with_hooks(model: nn.Module, batch: Example, layers: dict[str, GPSA], note: Callable[[str], None]) -> None:
+    handles = [layer.register_forward_pre_hook(lambda _m, _i, name=name: note(name)) for name, layer in layers.items()]
+    try:
+        run_example(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _stop_at(model: nn.Module, layer: nn.Module, batch: Example, want_input: bool) -> Tensor:
+    """The input or the output of `layer` for a batch; the pass ends there."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, inputs: Any, output: Any = None) -> None:
+        kept.append(inputs[0] if want_input else output)
+        raise _Reached
+
+    handle = layer.register_forward_pre_hook(keep) if want_input else layer.register_forward_hook(keep)
+    try:
+        run_example(model, batch)
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return kept[0]
+
+
+def _features_and_targets(
+    child: nn.Module, parent: nn.Module, layer: GPSA, convolution: nn.Module, batch: Example
+) -> tuple[Tensor, Tensor]:
+    """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
+    x = _stop_at(child, layer, batch, want_input=True)
+    target = _stop_at(parent, convolution, batch, want_input=False)
+    config = layer.config
+    gathered = functional.gather(
+        x, layer.weights(), layer.geometry, layer.groups, config.attend_padding, config.content
+    )
+    if gathered.shape[-2:] != target.shape[-2:]:
+        raise RecastError(
+            f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "
+            "with stride='remove' pass the parent with its stride removed"
+        )
+    features = gathered.flatten(3).flatten(1, 2).unflatten(1, (layer.groups, -1))
+    targets = target.flatten(2).unflatten(1, (layer.groups, -1))
+    return (t.permute(1, 0, 3, 2).flatten(1, 2) for t in (features, targets))  # type: ignore[return-value]
+
+
+def _set_solution(layer: GPSA, problem: _Normal, ridge: float, shrink_to_kernel: bool) -> None:
+    shape = layer.weight.shape
+    kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
+    gates = functional.expand_heads(layer.weights(), layer.geometry).gates
+    share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
+    prior = kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
+    weights, bias = problem.solve(ridge, prior if shrink_to_kernel else torch.zeros_like(kernel))
+    layer.weight.copy_(weights.mT.reshape(shape))
+    layer.add_bias_()
+    assert layer.bias is not None
+    layer.bias.copy_(bias.flatten())

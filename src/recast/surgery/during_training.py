@@ -1,0 +1,227 @@
+"""`recast_during_training_`: layers leave the convolution in the middle of a training, and the optimiser goes on.
+
+A kernel and W_out are the same numbers, so what the optimiser knows of the kernel (momentum, first and second moments,
+number of steps) goes on as W_out's. What is new (queries, keys, positions, gates) starts without a history.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from recast.errors import RecastError
+from recast.surgery.apply import check_recast, recast_
+from recast.surgery.moved import Moved, moved_parameters, moved_state
+from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
+from recast.surgery.plan import Plan
+from recast.surgery.pooling.swap import attention_pools
+
+PEAKS = ("peak_lr", "initial_lr")
+"""Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
+
+
+class Group(NamedTuple):
+    """Where a new parameter belongs: the name of its group, its peak rate and its weight decay."""
+
+    name: str
+    peak_lr: float
+    weight_decay: float
+
+
+def recast_during_training_(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    steps: Sequence[str] | None = None,
+    *,
+    averages: Iterable[nn.Module] = (),
+    gate_lr: float | None = None,
+) -> nn.Module:
+    """Recast steps of a plan (all by default) of a network that `optimizer` is training; returns the model.
+
+    The optimiser stays the same object. W_out and the bias take the places of the kernel and the bias in its groups,
+    with their state by the same permutation: with the linear gate at its start the next update is the convolution's.
+    New parameters join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these
+    groups' present rate; in an optimiser with other groups, the kernel's group or a group beside it with its settings.
+    Where the groups count their steps (LAMB), new parameters have groups of their own, whose count starts at 0. Nothing
+    else is touched: rates, other parameters, a GradScaler.
+
+    gate_lr: peak rate of the gates. None: 10 × the kernel's for γ and s; the kernel's own for the sigmoid's λ, as in
+    T-CNN*, "the same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
+    averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel): recast too, with the
+    average's own kernels; new parameters start from the model's.
+
+    A model compiled by torch.compile is recast inside and compiled anew at its next call. DistributedDataParallel is
+    bound to the parameters that it was given: pass its `.module`, and wrap that again (`fit` does).
+
+    Raises RecastError as `recast_` does, before any change, and for a wrapped or sharded model, or an optimiser that
+    trains only a part of the layer. Warns where a kernel is computed (weight standardisation, weight norm) and its
+    moments cannot become W_out's: keep_parametrization keeps them. Where W_out has another layout (transposed
+    convolutions, convolutions of pixels), factored moments (Adafactor) start anew.
+    """
+    network, copies = _checked(model), [_checked(average) for average in averages]
+    optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
+    chosen = plan if steps is None else plan.only(list(steps))
+    names = [step.name for step in chosen.steps]
+    if not names:
+        return model
+    if plan.pool is not None and not attention_pools(network):
+        raise RecastError(
+            "the plan's attention pooling is not in the network, and the optimiser would not know it: put it in before "
+            "the optimiser is made, attention_pool_(model, config=plan.pool)"
+        )
+    if "" in names:
+        raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
+    for average in copies:  # `recast_` looks at the network itself before its first change
+        check_recast(average, plan, chosen)
+    convolutions = {name: module for name, module in network.named_modules() if name in names}
+    homes = {name: _home(optimizer, network, name, conv) for name, conv in convolutions.items()}
+
+    recast_(network, plan, steps=names)
+    layers = {name: network.get_submodule(name) for name in names}
+    moved = {name: moved_parameters(convolutions[name], layer) for name, layer in layers.items()}
+    for name, layer in layers.items():
+        _hand_over_(optimizer, moved[name])
+        _forget_(optimizer, name, convolutions[name], moved[name])
+        kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in moved[name]}
+        for own, parameter in layer.named_parameters():
+            if parameter.requires_grad and id(parameter) not in taken:
+                wanted = _group(kinds[id(parameter)], optimizer, homes[name], gate_lr)
+                _join_(optimizer, f"{name}.{own}", parameter, wanted, homes[name])
+    for average in copies:
+        recast_(average, plan, steps=names)
+        for name, layer in layers.items():
+            _start_average_(average.get_submodule(name), layer, {id(pair.new) for pair in moved[name]})
+    return model
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    """The network inside a compiled or averaged one. Raises RecastError for one that is bound to its parameters."""
+    network: nn.Module = model._orig_mod if isinstance(model, OptimizedModule) else model
+    network = network.module if isinstance(network, AveragedModel) else network
+    if isinstance(network, DistributedDataParallel):
+        raise RecastError(
+            "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
+        )
+    if (
+        any(isinstance(p, DTensor) for p in network.parameters())
+        or type(network).__name__ == "FullyShardedDataParallel"
+    ):
+        raise RecastError(
+            "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
+            "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
+        )
+    return network
+
+
+def _hand_over_(optimizer: Optimizer, moved: Iterable[Moved]) -> None:
+    """Put the new parameters in the places of the old ones, in their groups and in the optimiser's state."""
+    by_old = {id(pair.old): pair for pair in moved}
+    for group in optimizer.param_groups:
+        group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
+    for pair in by_old.values():
+        if pair.old.grad is not None:
+            pair.new.grad = pair.old.grad if pair.relaid is None else pair.relaid(pair.old.grad)
+        known = optimizer.state.pop(pair.old, None)
+        if known and (state := moved_state(known, pair)) is not None:
+            optimizer.state[pair.new] = state
+
+
+def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[Moved]) -> None:
+    """Take parameters out that the network no longer has: those that a kernel was computed from."""
+    gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in moved}
+    lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
+    for group in optimizer.param_groups:
+        kept = [id(p) not in gone for p in group["params"]]
+        for key in ("params", "param_names"):
+            if key in group:
+                group[key] = [item for item, stays in zip(group[key], kept, strict=True) if stays]
+    for parameter in lost:
+        optimizer.state.pop(parameter, None)
+    if lost:
+        warnings.warn(
+            f"{name} computes its kernel: W_out starts without its moments (keep_parametrization keeps them)",
+            stacklevel=3,
+        )
+
+
+def _home(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> dict[str, Any]:
+    """The group that trains a convolution's kernel; for a frozen one that of its layer, or the first.
+
+    Raises RecastError for an optimiser that cannot take it: it trains not all of the layer, or takes one group only.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RecastError("LBFGS takes one group of parameters, a recast layer needs more: use another optimiser")
+    groups = optimizer.param_groups
+    held = {id(p): group for group in groups for p in group["params"]}
+    trained = {own: p for own, p in conv.named_parameters() if p.requires_grad}
+    if missing := [own for own, p in trained.items() if id(p) not in held]:
+        raise RecastError(
+            f"the optimiser does not train {name}.{missing[0]}: pass the one that trains all of the layer "
+            "(or freeze what nobody trains, requires_grad=False)"
+        )
+    if trained:
+        return held[id(max(trained.values(), key=torch.Tensor.numel))]
+    if "/" in str(groups[0].get("name", "")):  # a group for every layer: layer decay
+        number = layer_of(name, layer_numbers(network), 0)
+        return next((group for group in groups if str(group["name"]).endswith(f"/{number}")), groups[0])
+    return groups[0]
+
+
+def _peak(group: dict[str, Any]) -> float:
+    return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
+
+
+def _group(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: float | None) -> Group:
+    """Where a parameter of this kind belongs, beside the kernel's group `home`."""
+    own, slash, number = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
+    rate = _peak(home)
+    if kind in ("gates", "sigmoid_gates"):
+        if gate_lr is None:
+            rate *= LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0
+        else:  # the head's rate is the one that is not decayed
+            base = max(_peak(g) for g in optimizer.param_groups if str(g.get("name", own)).partition("/")[0] == own)
+            rate = gate_lr * (rate / base if slash and base else 1.0)
+    return Group(f"{kind}{slash}{number}", rate, float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0)
+
+
+def _join_(
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, wanted: Group, home: dict[str, Any]
+) -> None:  # fmt: skip
+    """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
+    for group in optimizer.param_groups:
+        fits = group["name"] == wanted.name if "name" in group else _alike(group, wanted)
+        if fits and "step" not in group:  # a count of steps would be wrong for it
+            group["params"].append(parameter)
+            if "param_names" in group:
+                group["param_names"].append(name)
+            return
+    factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
+    settings = {key: copy.deepcopy(home[key]) for key in optimizer.defaults if key in home}
+    settings |= {key: wanted.peak_lr for key in PEAKS if key in home}
+    settings |= {"lr": wanted.peak_lr * factor, "weight_decay": wanted.weight_decay, "name": wanted.name}
+    own: Any = (name, parameter) if "param_names" in home else parameter
+    optimizer.add_param_group({**settings, "params": [own]})
+
+
+def _alike(group: dict[str, Any], wanted: Group) -> bool:
+    return (_peak(group), float(group.get("weight_decay", 0.0))) == (wanted.peak_lr, wanted.weight_decay)
+
+
+@torch.no_grad()
+def _start_average_(average: nn.Module, layer: nn.Module, moved: set[int]) -> None:
+    """The average of what has had one value only is that value."""
+    averaged = dict(average.named_parameters())
+    for name, parameter in layer.named_parameters():
+        if id(parameter) not in moved:
+            averaged[name].copy_(parameter)

@@ -1,0 +1,143 @@
+"""The parameters of a model in groups, for any torch or timm optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any
+
+from timm.models import group_parameters
+from timm.models.mlp_mixer import Affine
+from torch import nn
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA
+from recast.layers.gpsa import GPSA
+from recast.surgery.plan import Plan
+from recast.surgery.pooling.swap import attention_pools
+
+LINEAR_GATE_LR_RATIO = 10.0
+SIGMOID_GATE_LR = 0.1
+KINDS = ("decay", "no_decay", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
+"""What groups are called, and their order."""
+GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
+"""The groups that the gates of a `RecastConfig.gate` are in."""
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float = 1e-4,
+    gate_lr: float | None = None,
+    weight_decay: float = 0.05,
+    layer_decay: float | None = None,
+    plan: Plan | None = None,
+    pool_lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
+    bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
+    tokens).
+
+    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
+    al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
+
+    layer_decay: every rate is multiplied by layer_decay^d, d = the number of layers between a parameter and the head
+    (BEiT, Bao et al. 2021, appendix); a layer is what timm's `group_matcher` says, and what a convolution became
+    belongs to the layer that it was in. Groups are named "decay", "no_decay", "gates" and "sigmoid_gates", followed by
+    "/" and the number of the layer (0: the stem) where there is layer decay.
+
+    pool_lr: rate of attention pooling, whose groups are then "pool_decay" and "pool_no_decay". None: as other weights.
+
+    plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
+    empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
+
+    Raises RecastError where layer decay is asked of a network without `group_matcher`.
+    """
+    kinds = parameter_kinds(model)
+    if pool_lr is not None:
+        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
+        kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
+    layers = {} if layer_decay is None else layer_numbers(model)
+    last = max(layers.values(), default=0)
+    members: dict[tuple[str, int], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
+    if plan is not None:
+        for step in plan.steps:
+            for kind in ("decay", "no_decay", *GATES_OF[plan.config.gate]):
+                members.setdefault((kind, layer_of(step.name, layers, last)), [])
+    rates = {
+        "decay": lr,
+        "no_decay": lr,
+        "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
+        "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
+        "pool_decay": pool_lr or 0.0,
+        "pool_no_decay": pool_lr or 0.0,
+    }
+    return [
+        {
+            "name": kind if layer_decay is None else f"{kind}/{layer}",
+            "params": members[kind, layer],
+            "lr": rates[kind] * (1.0 if layer_decay is None else layer_decay ** (last - layer)),
+            "weight_decay": weight_decay if kind in ("decay", "pool_decay") else 0.0,
+        }
+        for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
+    ]
+
+
+def layer_of(module: str, layers: dict[str, int], default: int) -> int:
+    """Number of the layer that the parameters of a module are in."""
+    return next((number for name, number in layers.items() if name.startswith(f"{module}.")), default)
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """Name of a parameter → number of its layer, 0 for the stem, the largest for the head, as timm groups them."""
+    matcher = getattr(model, "group_matcher", None)
+    if not callable(matcher):
+        raise RecastError(
+            f"layer_decay needs a network that says what its layers are (timm's group_matcher), "
+            f"{type(model).__name__} does not: leave layer_decay out"
+        )
+    return dict(group_parameters(model, matcher(coarse=False), reverse=True))
+
+
+def parameter_kinds(model: nn.Module) -> dict[int, str]:
+    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates."""
+    special, no_weight_decay = _special_kinds(model), _no_weight_decay(model)
+    return {
+        id(p): special.get(id(p)) or ("decay" if _decays(name, p, no_weight_decay) else "no_decay")
+        for name, p in model.named_parameters()
+    }
+
+
+def _special_kinds(model: nn.Module) -> dict[int, str]:
+    """The kind of every parameter whose number of axes does not tell it, by id."""
+    kinds: dict[int, str] = {}
+    for module in model.modules():
+        if isinstance(module, GPSA):
+            kinds |= {id(p): "no_decay" for p in (module.center, module.raw_alpha, module.value) if p is not None}
+            if module.config.gate == "linear":
+                kinds |= {id(p): "gates" for p in (module.gamma, module.spread)}
+            else:
+                kinds[id(module.lam)] = "sigmoid_gates"
+        elif isinstance(module, CMHSA):
+            kinds |= {id(p): "no_decay" for p in (module.relative_bias, module.value) if p is not None}
+        elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
+            kinds |= {id(p): "no_decay" for p in module.parameters()}
+    return kinds
+
+
+def _no_weight_decay(model: nn.Module) -> set[str]:
+    """Names and globs that the network, or a network inside it, asks to leave undecayed."""
+    found: set[str] = set()
+    for name, module in model.named_modules():
+        asked = getattr(module, "no_weight_decay", None)
+        if callable(asked):
+            found |= {f"{name}.{pattern}" if name else pattern for pattern in asked()}
+    return found
+
+
+def _decays(name: str, parameter: nn.Parameter, no_weight_decay: Collection[str]) -> bool:
+    if parameter.dim() < 2 or name.rpartition(".")[2] == "bias":
+        return False
+    return not any(fnmatchcase(name, pattern) for pattern in no_weight_decay)

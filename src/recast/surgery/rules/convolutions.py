@@ -1,0 +1,179 @@
+"""The rules: `nn.Conv2d`, `nn.ConvTranspose2d`, and timm's convolutions with SAME padding or standardised weights.
+
+Every rule answers the same two questions: which `Geometry`, and which kernel the module uses in eval mode. What makes
+that kernel (standardisation, weight norm, spectral norm) is dropped, or moves along as a parametrisation of W_out:
+W_out has the kernel's own layout, so whatever made the kernel makes all heads of the layer, jointly.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.geometry import Geometry, flip_transpose
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.rules.registry import recasts
+
+
+class WeightStandardization(nn.Module):
+    """Ŵ = g·(W − mean) / √(var + eps) per output channel (Qiao et al. 2019); g = gain · scale in norm-free networks.
+
+    `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over all taps.
+    """
+
+    def __init__(self, eps: float, scale: float = 1.0, gain: Tensor | None = None) -> None:
+        super().__init__()
+        self.eps, self.scale = eps, scale
+        self.gain = None if gain is None else nn.Parameter(gain.detach().clone(), gain.requires_grad)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # batch_norm over one image is timm's own way to the same bits
+        g = None if self.gain is None else (self.gain * self.scale).view(-1)
+        rows = weight.reshape(1, weight.shape[0], -1)
+        return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=self.eps).reshape_as(weight)
+
+
+def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
+    """The hook of torch's older `weight_norm` and `spectral_norm`, which computes the weight before every forward."""
+    hooks = (h for h in conv._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm))
+    return next((hook for hook in hooks if hook.name == "weight"), None)
+
+
+def computes_weight(conv: nn.Module) -> bool:
+    """Whether a convolution computes its kernel from something else in every forward pass."""
+    standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
+    return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
+
+
+@torch.no_grad()
+def effective_weight(conv: nn.Module) -> Tensor:
+    """The weight that `conv` uses in eval mode, computed by its parametrisation or its hook where it has one."""
+    hook = weight_hook(conv)
+    if isinstance(hook, SpectralNorm):
+        weight: Tensor = hook.compute_weight(conv, do_power_iteration=False)
+        return weight
+    if isinstance(hook, WeightNorm):
+        normed: Tensor = hook.compute_weight(conv)
+        return normed
+    modes = [(module, module.training) for module in conv.modules()]
+    try:
+        conv.eval()  # spectral norm takes a power-iteration step when read in training mode
+        assert isinstance(conv.weight, Tensor)
+        return conv.weight.detach()
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@recasts(nn.Conv2d)
+def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
+    """W_out^h = the kernel's tap h, W_val = I, Δ_h = the tap's offset (d'Ascoli et al. 2021, Eq. 6)."""
+    return _layer(conv, Geometry.of(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
+
+
+@recasts(nn.ConvTranspose2d)
+def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
+    """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
+    if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
+        raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
+    weight = flip_transpose(effective_weight(conv), conv.groups)
+    return _layer(conv, Geometry.of(conv), weight, config)
+
+
+@recasts(Conv2dSame)
+def _conv2d_same(conv: Conv2dSame, config: RecastConfig) -> RecastLayer:
+    return _layer(conv, _same(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
+
+
+@recasts(StdConv2d)
+@recasts(StdConv2dSame)
+@recasts(ScaledStdConv2d)
+@recasts(ScaledStdConv2dSame)
+def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
+    geometry = _same(conv) if pads_same(conv) else Geometry.of(conv)
+    maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
+    raw = effective_weight(conv)
+    if not config.keep_parametrization:
+        with torch.no_grad():
+            return _layer(conv, geometry, maker(raw), config)
+    return _layer(conv, geometry, raw, config, [*_copied_parametrizations(conv, config), maker])
+
+
+def pads_same(conv: nn.Module) -> bool:
+    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
+    return isinstance(conv, Conv2dSame) or bool(getattr(conv, "same_pad", False))
+
+
+def _same(conv: nn.Conv2d) -> Geometry:
+    return replace(Geometry.of(conv), padding=(0, 0, 0, 0), same=True)
+
+
+def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
+    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
+    makers = getattr(module, "parametrizations", None)
+    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
+    return found if isinstance(found, parametrize.ParametrizationList) else None
+
+
+def _copied_parametrizations(conv: nn.Module, config: RecastConfig) -> list[nn.Module]:
+    if not config.keep_parametrization:
+        return []
+    if weight_hook(conv) is not None:
+        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
+    found = parametrization_of(conv)
+    return [] if found is None else list(copy.deepcopy(found))
+
+
+def _layer(
+    conv: nn.Conv2d | nn.ConvTranspose2d,
+    geometry: Geometry,
+    weight: Tensor,
+    config: RecastConfig,
+    makers: Iterable[nn.Module] = (),
+) -> RecastLayer:
+    """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
+
+    `makers` become parametrisations of W_out, in order; `weight` is then what they start from.
+    """
+    kind = CMHSA if config.gate == "bias" else GPSA
+    layer = kind(
+        conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
+        config=config, device=weight.device, dtype=weight.dtype,
+    )  # fmt: skip
+    made, makers = dict(conv.named_parameters()), list(makers)
+    # a computed weight is a plain tensor here: what it was made from says whether it is trained
+    biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
+    if config.keep_parametrization and len(biases) > 0 and "bias" not in biases:
+        raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
+    sources = [made["weight"]] if makers and "weight" in made else [p for n, p in made.items() if n not in biases]
+    # clone keeps channels_last, which copy_ into a new tensor would not
+    layer.weight = nn.Parameter(weight.clone(), any(p.requires_grad for p in sources))
+    if conv.bias is not None and layer.bias is not None:
+        with torch.no_grad():
+            layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
+    layer.train(conv.training)
+    _parametrise_(layer, conv, makers)
+    return layer
+
+
+def _parametrise_(layer: RecastLayer, conv: nn.Module, makers: list[nn.Module]) -> None:
+    given = parametrization_of(conv) if makers else None
+    if given is not None:
+        # moved whole: an inverse would give other numbers with the same result, or refuse them
+        parametrize.register_parametrization(layer, "weight", nn.Identity(), unsafe=True)
+        layer.parametrizations["weight"] = copy.deepcopy(given)  # type: ignore[operator, index, assignment]
+        makers = makers[len(given) :]
+    for maker in makers:
+        parametrize.register_parametrization(layer, "weight", maker, unsafe=True)

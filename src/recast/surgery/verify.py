@@ -1,0 +1,274 @@
+"""Is the recast model the same function? `verify` compares parent and child, layer by layer and end to end."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import RecastLayer
+from recast.run.config import Backend
+from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
+from recast.surgery.plan import Plan
+from recast.surgery.pooling.swap import attention_pools
+from recast.surgery.rules.convolutions import parametrization_of
+from recast.tracing.hooks import captured_outputs, in_eval, named
+from recast.tracing.observe import Example, batch_of, run_example
+
+TOLERANCE = 1e-5
+LAYER_SCALE = re.compile(r"(layer_scale|gamma)_?\d*")
+"""How torchvision and timm call the parameters of LayerScale."""
+QUERY = 10.0
+"""What the control adds to a query: far from the average, whose queries are 0."""
+TIES = 10_000
+"""One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model computed for a batch: its output, and the output of every planned layer, by name."""
+
+    output: Any
+    layers: dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How far a child is from its parent. Relative error is max|child − parent| / max|parent| over a tensor."""
+
+    images: int
+    max_relative_error: float
+    bitwise: bool
+    argmax_agreement: float
+    """Share of images (of pixels, where a map is predicted) with the same argmax over the first output's channels, 0 to
+    1; NaN where there is none to compare."""
+    backend: str
+    layers: dict[str, float]
+    predictions: int = 0
+    """Images or pixels whose argmax was compared."""
+
+    def ok(self, tol: float = TOLERANCE) -> bool:
+        """Relative error within `tol`, and the same argmax everywhere but for one in 10,000 (ties, among pixels)."""
+        agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
+        return agree and self.max_relative_error <= tol
+
+    @property
+    def differing(self) -> int:
+        """Images or pixels with another argmax."""
+        return 0 if math.isnan(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields."""
+        return asdict(self)
+
+    def __add__(self, other: Exactness) -> Exactness:
+        """Both batches together."""
+        images = self.images + other.images
+        predictions = self.predictions + other.predictions
+        agreement = 1 - (self.differing + other.differing) / predictions if predictions else float("nan")
+        return Exactness(
+            images,
+            max(self.max_relative_error, other.max_relative_error),
+            self.bitwise and other.bitwise,
+            agreement,
+            self.backend,
+            {name: max(error, other.layers[name]) for name, error in self.layers.items()},
+            predictions,
+        )
+
+    def __str__(self) -> str:
+        how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
+        if math.isnan(self.argmax_agreement):
+            return f"{how} ({self.backend})"
+        same = self.predictions - self.differing
+        of = "images" if self.predictions == self.images else "pixels"
+        return f"{how}; same prediction on {same} of {self.predictions} {of} ({self.backend})"
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """max|a − b| / max|b|; infinite where a value is not finite or the shapes differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0
+    if not (a.is_floating_point() and b.is_floating_point()):
+        a, b = a.cpu().double(), b.cpu().double()
+    scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+    error = float((a - b).abs().max() / scale)
+    return error if error == error else float("inf")
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
+
+
+@contextmanager
+def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
+    """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
+    before = {name: layer.backend for name, layer in gpsa_layers(model).items()}
+    try:
+        for layer in gpsa_layers(model).values():
+            layer.backend = backend or layer.backend
+        yield
+    finally:
+        for name, layer in gpsa_layers(model).items():
+            layer.backend = before[name]
+
+
+def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
+    """Run `batch` in eval mode and keep the outputs that `verify` compares: take it before an in-place recast."""
+    return _trace(model, {step.name for step in plan.steps}, batch)
+
+
+@torch.no_grad()
+def _trace(model: nn.Module, names: set[str], batch: Example) -> Trace:
+    with in_eval(model), full_precision(), captured_outputs(named(model, names)) as layers:
+        output = run_example(model, batch)
+    return Trace(tree_map_only(Tensor, torch.clone, output), layers)
+
+
+def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
+    """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
+
+    Sets eval mode and TF32 off, and restores both. `backend` makes every layer compute with that code. With
+    `stride="dilate"` layers are compared at the parent's positions, the even ones of the child. Outputs may be any nest
+    of tensors. Raises `RecastError` if the outputs cannot be compared.
+    """
+    plan = applied_plan(child)
+    before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
+    with use_backend(child, backend):
+        after = _trace(child, set(before.layers), batch)
+        with in_eval(child), torch.no_grad():  # as it just ran
+            backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
+    if silent := [name for name in before.layers if name not in after.layers]:
+        raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
+    pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    if not tensors or len(tree_leaves(after.output)) != len(tree_leaves(before.output)):
+        raise RecastError("parent and child return different kinds of output: they cannot be compared")
+    images, (first, reference) = batch_of(batch), tensors[0]
+    # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
+    boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
+    comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
+    equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
+    return Exactness(
+        images=images,
+        max_relative_error=max(relative_error(a, b) for a, b in tensors),
+        bitwise=all(torch.equal(a, b) for a, b in tensors),
+        argmax_agreement=float(equal.double().mean()),
+        backend=", ".join(backends) or ("convolution" if plan.pool is None else "attention pooling"),
+        layers={name: _layer_error(after.layers[name], outputs) for name, outputs in before.layers.items()},
+        predictions=equal.numel(),
+    )
+
+
+def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor]) -> float:
+    if len(child) != len(parent):
+        return float("inf")
+    return max(relative_error(_at_parent_positions(c, p), p) for c, p in zip(child, parent, strict=True))
+
+
+def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
+    """Every s-th pixel of a map that is s times denser than the parent's."""
+    if child.dim() != 4 or child.shape == parent.shape:
+        return child
+    s0, s1 = (-(-c // p) for c, p in zip(child.shape[2:], parent.shape[2:], strict=True))
+    return child[:, :, ::s0, ::s1]
+
+
+@torch.no_grad()
+def enliven_(model: nn.Module, example: Example | None = None) -> nn.Module:
+    """Make random weights telling, in place: norms in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
+
+    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer. With
+    an `example` batch, BatchNorm's running statistics become its own: without, the signal of a deep network fades.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, RecastLayer):
+                continue
+            if name == "weight" and parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+            elif LAYER_SCALE.fullmatch(name):
+                parameter.uniform_(0.5, 1.0)
+            elif parameter.dim() > 1 and not parameter.any():
+                nn.init.trunc_normal_(parameter, std=0.02)
+            elif parameter.dim() == 0 and not parameter.any():  # SkipInit's gain
+                parameter.uniform_(0.5, 1.0)
+    if example is not None:
+        _settle_norms_(model, example)
+    return model
+
+
+def _settle_norms_(model: nn.Module, example: Example) -> None:
+    """Running mean and variance of every BatchNorm := those of one batch."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with in_eval(model):
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1.0
+            run_example(model, example)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+@contextmanager
+def moved_queries(model: nn.Module) -> Iterator[None]:
+    """The control of a proof for attention pooling: inside the block its queries are others; the output must move."""
+    biases = [pool.attn.q.bias for pool in attention_pools(model).values()]
+    if not biases:
+        raise RecastError("the control needs attention pooling")
+    kept = [bias.detach().clone() for bias in biases]
+    with torch.no_grad():
+        for bias in biases:
+            bias.add_(QUERY)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for bias, before in zip(biases, kept, strict=True):
+                bias.copy_(before)
+
+
+@contextmanager
+def swapped_taps(model: nn.Module) -> Iterator[None]:
+    """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move.
+
+    The middle tap is one of the two: on a small map the outer ones may see nothing but padding.
+    """
+    layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
+    if layer is None:
+        raise RecastError("the control needs a recast layer with two taps")
+    made = parametrization_of(layer)
+    # of a computed weight, the tensor that it is made from
+    weight = layer.weight if made is None else max(made.parameters(recurse=False), key=Tensor.numel)
+    kept, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
+    order[0], order[middle] = middle, 0
+    with torch.no_grad():
+        weight.copy_(kept.flatten(2)[..., order].view_as(kept))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)

@@ -1,0 +1,1 @@
+"""What a network does when it runs: shapes, costs, blocks."""

@@ -1,0 +1,91 @@
+"""Looking on while a network runs: forward hooks that always come off again, and eval mode that always ends.
+
+Every hook and every switch to eval mode of the package goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+Before = Callable[[str, nn.Module, tuple[Any, ...]], object]
+"""(name, module, inputs): called before a forward pass of the module; inputs passed by name come last."""
+After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
+"""(name, module, inputs, output): called after it; what it returns, unless None, takes the output's place."""
+
+
+@contextmanager
+def in_eval(*models: nn.Module) -> Iterator[None]:
+    """Set eval mode, and give every module its own mode back afterwards."""
+    before = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in before:
+            # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: restore the flag alone
+            module.training = training
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[tuple[str, nn.Module]], before: Before | None = None, after: After | None = None
+) -> Iterator[None]:
+    """Call `before` and `after` around every forward pass of the modules, (name, module) each, inside the block."""
+
+    def pre_hook(name: str, call: Before) -> Callable[[nn.Module, Any, dict[str, Any]], None]:
+        def hook(module: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+            call(name, module, (*inputs, *named.values()))
+
+        return hook
+
+    def hook_of(name: str, call: After) -> Callable[[nn.Module, Any, dict[str, Any], Any], Any]:
+        def hook(module: nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> Any:
+            return call(name, module, (*inputs, *named.values()), output)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in modules:
+            if before is not None:
+                stack.callback(module.register_forward_pre_hook(pre_hook(name, before), with_kwargs=True).remove)
+            if after is not None:
+                stack.callback(module.register_forward_hook(hook_of(name, after), with_kwargs=True).remove)
+        yield
+
+
+def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
+    """The modules of these names, each once, in the network's order."""
+    wanted = set(names)
+    return [(name, module) for name, module in model.named_modules() if name in wanted]
+
+
+@contextmanager
+def captured_inputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the first input of every call, cloned: `with captured_inputs(named(model, names)) as seen: model(x)`."""
+    seen: dict[str, list[Tensor]] = {}
+    with hooked(modules, before=lambda name, _module, inputs: seen.setdefault(name, []).append(inputs[0].clone())):
+        yield seen
+
+
+@contextmanager
+def captured_outputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the output of every call, cloned: what follows may change it in place."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        seen.setdefault(name, []).append(output.clone())
+
+    with hooked(modules, after=keep):
+        yield seen
+
+
+@contextmanager
+def replaced_output(module: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Let a module give `change(output)` instead of its output."""
+    with hooked([("", module)], after=lambda _name, _module, _inputs, output: change(output)):
+        yield

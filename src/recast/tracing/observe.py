@@ -1,0 +1,171 @@
+"""What every layer sees for an example input, without computing anything: a pass over fake tensors.
+
+A fake tensor has a shape, a dtype and a device but no memory, so a pass over a network of any size takes milliseconds a
+layer and never changes a running statistic.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.errors import RecastError
+from recast.tracing.cost import SavedBytes
+from recast.tracing.hooks import hooked, in_eval, named
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer: shapes of its first input and of its output, batch included."""
+
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    num_arguments: int = 1
+
+
+@dataclass
+class Observation:
+    """What a pass saw: the calls of every watched layer in the order of their first use, and the totals of the pass."""
+
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    batch: int = 1
+    macs: int = 0
+    activation_bytes: int = 0
+    real: bool = False
+    """True where fake tensors failed and one real pass in eval mode was made instead."""
+    note: str = ""
+
+
+def run_example(model: nn.Module, example: Example) -> Any:
+    """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
+    # hooks inside a compiled part would not be called, and fake tensors cannot compile
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # torch warns of the module hooks that a plan counts operations with
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+        if isinstance(example, Mapping):
+            return model(**example)
+        return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def batch_of(example: Example) -> int:
+    """Images in an example: the first dimension of its first tensor, or the length of a list of images.
+
+    Raises `RecastError` where there is none.
+    """
+    arguments = list(example.values()) if isinstance(example, Mapping) else example
+    first = arguments[0] if isinstance(arguments, list | tuple) and arguments else arguments
+    if isinstance(first, list | tuple) and first and all(isinstance(image, Tensor) for image in first):
+        return len(first)  # as torchvision's detection models take them
+    for value in tree_leaves(arguments):
+        if isinstance(value, Tensor) and value.dim() > 0:
+            return max(1, value.shape[0])
+    raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
+
+
+def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of `model` whose tensors are converted (to fake ones, to the meta device) before they are copied."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        # the older weight_norm keeps the computed weight as a plain attribute
+        plain = (value for value in vars(module).values() if isinstance(value, Tensor))
+        for tensor in chain(module._parameters.values(), module._buffers.values(), plain):
+            if tensor is not None and id(tensor) not in memo:
+                memo[id(tensor)] = _converted(tensor, convert)
+    return copy.deepcopy(model, memo)
+
+
+def _converted(tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+    converted = convert(tensor.detach())
+    return nn.Parameter(converted, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else converted
+
+
+def observe(
+    model: nn.Module, example: Example, names: set[str], edit: Callable[[nn.Module], None] | None = None
+) -> Observation:
+    """Run the example through a fake copy of `model` and note what the named layers see; `model` itself is only read.
+
+    `edit` may change the copy first (another stride, say). Where fake tensors fail on a model, one real pass in eval
+    mode is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the
+    model.
+    """
+    seen = Observation(batch=batch_of(example))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with torch.inference_mode(False):
+            # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
+            subject = copy_with(model, mode.from_tensor)
+        with torch.inference_mode(False), mode:
+            fakes = tree_map_only(Tensor, mode.from_tensor, example)
+            _run(subject, fakes, names, seen, edit)
+        return seen
+    except Exception as error:  # whatever a model does that fake tensors cannot follow
+        reason = error
+    seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {_first_line(reason)}")
+    try:
+        with _all_trained(model):
+            _run(copy_with(model, Tensor.clone) if edit else model, example, names, seen, edit)
+    except Exception as error:
+        raise RecastError(
+            f"{type(model).__name__} cannot run on the example {describe(example)}: {_first_line(error)}"
+        ) from error
+    return seen
+
+
+@contextmanager
+def _all_trained(model: nn.Module) -> Iterator[None]:
+    """Every floating-point parameter asks for a gradient, so that a frozen one counts as it does in a fake pass."""
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _run(
+    model: nn.Module, example: Example, names: set[str], seen: Observation, edit: Callable[[nn.Module], None] | None
+) -> None:
+    if edit:
+        edit(model)
+
+    def note(name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
+
+    saved = SavedBytes(model)
+    # gradients on, whatever the caller's mode: what they keep is counted
+    with (
+        torch.enable_grad(),
+        in_eval(model),
+        hooked(named(model, names), after=note),
+        FlopCounterMode(display=False) as flops,
+        saved,
+    ):
+        # a clone: a slice of a data set would count the storage of all of it
+        run_example(model, tree_map_only(Tensor, Tensor.clone, example))
+    seen.macs = flops.get_total_flops() // 2 // seen.batch
+    seen.activation_bytes = saved.total // seen.batch
+
+
+def describe(example: Example) -> str:
+    """The shapes of an example, for messages."""
+    return str(tree_map_only(Tensor, lambda t: tuple(t.shape), example))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

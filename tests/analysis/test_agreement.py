@@ -1,0 +1,94 @@
+"""Images won and lost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.analysis.agreement import Agreement, Predictions, agreement, predict, tabulate_agreement
+from recast.analysis.tables import Table, read_table, write_table
+from recast.errors import RecastError
+
+
+class Says(nn.Module):
+    """Predicts what the images' first pixel is, plus a number."""
+
+    def __init__(self, plus: int) -> None:
+        super().__init__()
+        self.plus = plus
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.one_hot((x[:, 0, 0, 0].long() + self.plus) % 3, 3).float()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    pixels = torch.tensor([0, 1, 2, 0, 1]).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).float()
+    labels = torch.tensor([0, 2, 2, 1, 0])
+    return [(pixels[:2], labels[:2]), (pixels[2:], labels[2:])]
+
+
+def test_predictions_and_who_wins() -> None:
+    found = predict({"parent": Says(0), "recast": Says(1)}, batches)
+    assert found == Predictions((0, 2, 2, 1, 0), {"parent": (0, 1, 2, 0, 1), "recast": (1, 2, 0, 1, 2)})
+    against = agreement(found, "recast", "parent")
+    assert against == Agreement(n=5, same=0, both_right=0, both_wrong=1, won=(1, 3), lost=(0, 2))
+    itself = agreement(found, "recast", "recast")
+    assert (itself.same, itself.both_right, itself.won, itself.lost, itself.p_value) == (5, 2, (), (), 1.0)
+
+
+def test_alike_and_wrong_is_the_same_prediction() -> None:
+    found = agreement(Predictions((0, 0, 0), {"a": (1, 1, 0), "b": (1, 2, 0)}), "a", "b")
+    assert (found.same, found.both_wrong, found.both_right) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (0, 5), (3, 9), (8, 8), (30, 50), (4000, 4200)])
+def test_mcnemar_is_the_binomial_test(won: int, lost: int) -> None:
+    k = won + lost
+    logs = [math.lgamma(k + 1) - math.lgamma(i + 1) - math.lgamma(k - i + 1) for i in range(min(won, lost) + 1)]
+    expected = min(1.0, 2 * sum(math.exp(value - k * math.log(2)) for value in logs))
+    one = Agreement(k, 0, 0, 0, tuple(range(won)), tuple(range(lost)))
+    assert one.p_value == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    table = tabulate_agreement({"parent": Says(0), "recast": Says(1)}, batches, ["ant", "b,ee", "cat"], list("vwxyz"))
+    path = write_table(tmp_path / "analysis", table)
+    assert path.read_text(encoding="utf-8").splitlines()[:3] == [
+        "index,image,label,parent,recast", '0,v,ant,ant,"b,ee"', '1,w,cat,"b,ee",cat',
+    ]  # fmt: skip
+    assert read_table(path).column("recast") == ["b,ee", "cat", "ant", "b,ee", "cat"]
+    assert tabulate_agreement({"a": Says(0)}, batches, "abc").column("image") == [None] * 5
+
+
+def test_cells_are_written_plainly(tmp_path: Path) -> None:
+    path = write_table(tmp_path, Table("t", ("a", "b"), ((True, None), (1 / 3, 7), (1e-9, "é"))))
+    assert path.read_bytes() == "a,b\ntrue,\n0.333333,7\n1e-09,é\n".encode()
+
+
+def test_damaged_tables_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1\n")
+    with pytest.raises(RecastError, match="no table"):
+        read_table(tmp_path / "t.csv")
+    with pytest.raises(RecastError, match="no such table"):
+        read_table(tmp_path / "u.csv")
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(RecastError, match="no models"):
+        predict({}, batches)
+    with pytest.raises(RecastError, match="no images"):
+        predict({"a": Says(0)}, list)
+    with pytest.raises(RecastError, match=r"logits \(2, classes\), got \(2, 3, 2, 2\)"):
+        predict({"a": nn.Identity()}, batches)
+    with pytest.raises(RecastError, match="NaN"):
+        predict({"a": nn.Sequential(nn.Flatten(), nn.LayerNorm(12, eps=0.0))}, batches)
+    with pytest.raises(RecastError, match="none of 'finetuned'"):
+        agreement(Predictions((0,), {"parent": (0,)}), "finetuned", "parent")
+    with pytest.raises(RecastError, match="class 2 has no name"):
+        tabulate_agreement({"a": Says(0)}, batches, ["ant", "bee"])
+    with pytest.raises(RecastError, match="got 2"):
+        tabulate_agreement({"a": Says(0)}, batches, "abc", ["v", "w"])

@@ -1,0 +1,263 @@
+"""Δ log amplitude: the definition written out again, true frequencies, which blocks a network has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import recast.models  # noqa: F401  (registers the small networks with timm)
+from recast.analysis.blocks import find_blocks, unwrapped
+from recast.analysis.fourier import FREQUENCIES, Spectra, diagonal_log_amplitude, fourier, tabulate_fourier
+from recast.analysis.tables import read_table, write_table
+from recast.errors import RecastError
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
+
+
+def notebook(x: Tensor) -> Tensor:
+    """how-do-vits-work's notebook, step by step: (B, C, h, h) to Δ log amplitude over the half diagonal."""
+    logs = torch.log(torch.fft.fft2(x).abs() + 1e-6)
+    h, w = x.shape[-2:]
+    shifted = torch.roll(logs, (h // 2, w // 2), dims=(-2, -1))
+    mean = shifted.mean(dim=(0, 1))
+    half = torch.stack([mean[i, i] for i in range(h // 2, h)])
+    return half - half[0]
+
+
+class Wrapped(nn.Module):
+    """What evaluation puts around a network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model((x - 0.5) / 0.25)
+
+
+def identity() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Identity()), nn.Sequential(nn.ReLU()))
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 14, 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_notebook_to_the_last_digits(size: int, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 4, size, size, dtype=dtype) + 3
+    found = fourier(nn.Sequential(nn.Identity()), x, blocks=["0"], mode="notebook")
+    expected = notebook(x)
+    if len(expected) < 2:
+        assert not found.curves
+        assert "no frequency but 0" in found.left_out["0"]
+        return
+    (curve,) = found.curves
+    assert torch.allclose(torch.tensor(curve.delta, dtype=torch.float64), expected.double(), atol=1e-6, rtol=0)
+    assert curve.frequency[-1] == 1.0  # as the notebook draws it
+
+
+def test_batches_make_the_same_curves_as_one() -> None:
+    x = torch.randn(7, 3, 9, 6)
+    labels = torch.zeros(7)
+    whole = fourier(identity(), x, blocks=["1"])
+    parts = fourier(identity(), [(x[:2], labels[:2]), (x[2:3], labels[2:3]), (x[3:], labels[3:])], blocks=["1"])
+    assert parts.n == whole.n == 7
+    assert torch.allclose(torch.tensor(parts.curves[0].delta), torch.tensor(whole.curves[0].delta), atol=1e-6)
+
+
+def test_the_mean_is_taken_after_the_logarithm() -> None:
+    x = torch.randn(2, 1, 8, 8)
+    x[1] *= 1000
+    together = fourier(identity(), x, blocks=["0"]).curves[0].delta
+    alone = [fourier(identity(), x[i : i + 1], blocks=["0"]).curves[0].delta for i in range(2)]
+    assert torch.allclose(torch.tensor(together), torch.tensor(alone).mean(0), atol=1e-4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 12), (12, 8), (7, 15), (16, 9)])
+@pytest.mark.parametrize("cycles", [0, 1, 2, 3])
+def test_a_wave_is_found_at_its_true_frequency(height: int, width: int, cycles: int) -> None:
+    """A product of two cosines with frequencies 2n/s on both axes has its peak there, whatever the rectangle."""
+    short = min(height, width)
+    frequency = 2 * cycles / short
+    rows, columns = torch.arange(height) * math.pi * frequency, torch.arange(width) * math.pi * frequency
+    wave = torch.cos(rows)[:, None] * torch.cos(columns)[None]
+    logs = diagonal_log_amplitude(wave[None, None].double())[0, 0]
+    assert logs.argmax() == cycles
+    if height == width:
+        assert logs[cycles].exp() == pytest.approx(height * width / (1 if cycles == 0 else 4), rel=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 8), (8, 13), (7, 15), (5, 4), (16, 3)])
+def test_rectangles_are_read_between_the_bins_of_the_longer_side(height: int, width: int) -> None:
+    x = torch.randn(2, 3, height, width, dtype=torch.float64)
+    logs = torch.log(torch.fft.fft2(x).abs() + 1e-6).mean((0, 1)).numpy()
+    short, long = min(height, width), max(height, width)
+    logs = logs if height <= width else logs.T  # (short, long)
+    bins = np.arange(long // 2 + 1)
+    expected = [np.interp(n * long / short, bins, logs[n, : len(bins)]) for n in range(short // 2 + 1)]
+    assert diagonal_log_amplitude(x).mean((0, 1)).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_even_map_reaches_pi_and_an_odd_one_holds_its_last_bin() -> None:
+    even, odd = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 9, 9)
+    even[0, 0] = torch.tensor([1.0, -1]).repeat(4)[:, None] * torch.tensor([1.0, -1]).repeat(4) + 1
+    odd[0, 0, 0, 0] = 1  # white
+    (curve,) = fourier(identity(), even, blocks=["0"]).curves
+    assert curve.frequency == FREQUENCIES
+    assert curve.delta[-1] == pytest.approx(0, abs=1e-5)  # as much at π as at 0
+    assert curve.delta[15] == pytest.approx(math.log(1e-6 / 64), abs=0.1)  # nothing at π/2
+    logs = diagonal_log_amplitude(torch.randn(1, 1, 9, 9))[0, 0]
+    x = torch.fft.irfft2(torch.fft.rfft2(odd))
+    assert torch.allclose(
+        torch.tensor(fourier(identity(), x, blocks=["0"]).curves[0].delta), torch.zeros(31), atol=1e-5
+    )
+    assert len(logs) == 5  # 0, 2/9, … 8/9
+    ramp = fourier(identity(), torch.randn(1, 1, 9, 9), blocks=["0"]).curves[0]
+    assert ramp.delta[-1] == ramp.delta[-2] == ramp.delta[27]  # 27/30 is past 8/9
+
+
+def test_maps_too_small_are_left_out_without_nan() -> None:
+    pools = nn.AvgPool2d(2), nn.AvgPool2d(2)
+    network = nn.Sequential(nn.Sequential(nn.Identity()), *map(nn.Sequential, pools))
+    found = fourier(network, torch.randn(2, 3, 4, 4))
+    assert [curve.block for curve in found.curves] == ["stem", "0.0", "1.0"]
+    assert list(found.left_out) == ["2.0"]
+    assert all(math.isfinite(delta) for curve in found.curves for delta in curve.delta)
+    assert [curve.depth for curve in found.curves] == pytest.approx([0, 1 / 3, 2 / 3])
+    zeros = fourier(network, torch.zeros(1, 3, 4, 4))
+    assert zeros.curves[0].delta == (0.0,) * 31
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "first", "count", "last"),
+    [
+        ("resnet10t", 64, ["stem", "layer1.0"], 5, (2, 2)),
+        ("vit_tiny_patch16_224", (64, 96), ["stem", "blocks.0.attn", "blocks.0"], 25, (4, 6)),
+        ("swin_tiny_patch4_window7_224", 56, ["stem", "layers.0.blocks.0.attn", "layers.0.blocks.0"], 25, (2, 2)),
+        ("convnext_atto", 64, ["stem", "stages.0.blocks.0"], 13, (2, 2)),
+        ("cifar_resnet20", 16, ["stem", "layer1.0"], 10, (4, 4)),
+        ("cmhsa_vit_3_tiny", (16, 24), ["stem", "blocks.0.mixer", "blocks.0"], 13, (4, 6)),
+    ],
+)
+def test_blocks_are_found(name: str, size: int | tuple[int, int], first: list[str], count: int, last: object) -> None:
+    height, width = (size, size) if isinstance(size, int) else size
+    options = {"img_size": (height, width)} if name.startswith(("vit", "swin")) else {}
+    network = timm.create_model(name, **options)
+    found = fourier(network, torch.randn(1, 3, height, width))
+    assert [curve.block for curve in found.curves][: len(first)] == first
+    assert len(found.curves) == count
+    assert not found.left_out
+    assert found.curves[-1].size == last
+
+
+def test_patchconvnet_has_blocks() -> None:
+    from recast.models.patchconvnet import PatchConvNet
+
+    network = PatchConvNet(depth=2, embed_dim=16, num_classes=5)
+    found = fourier(network, torch.randn(1, 3, 64, 64))
+    assert [curve.block for curve in found.curves] == ["stem", "blocks.0", "blocks.1"]
+
+
+def test_the_tokens_of_a_transformer_are_its_grid() -> None:
+    """What is read after a residual is the sum itself, the class token gone, at the place of its patch."""
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=(64, 96), depth=1).eval()
+    x = torch.randn(2, 3, 64, 96)
+    found = {curve.block: curve for curve in fourier(network, x).curves}
+    with torch.no_grad():
+        tokens = network.norm_pre(network._pos_embed(network.patch_embed(x)))
+        block = network.blocks[0]
+        after_attention = tokens + block.attn(block.norm1(tokens))
+        after_mlp = after_attention + block.mlp(block.norm2(after_attention))
+    for name, value in (("stem", tokens), ("blocks.0.attn", after_attention), ("blocks.0", after_mlp)):
+        maps = value[:, 1:].transpose(1, 2).reshape(2, -1, 4, 6)
+        (expected,) = fourier(nn.Sequential(nn.Identity()), maps, blocks=["0"]).curves
+        assert found[name].size == (4, 6)
+        assert torch.allclose(torch.tensor(found[name].delta), torch.tensor(expected.delta), atol=1e-5)
+
+
+def test_a_norm_after_the_attention_is_not_taken_for_the_residual() -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("swinv2_cr_tiny_ns_224", img_size=64, window_size=2).eval()
+    network2 = timm.create_model("swinv2_tiny_window8_256", img_size=64, window_size=8).eval()
+    assert len(fourier(network, torch.randn(1, 3, 64, 64)).curves) >= 12
+    block = network2.layers[0].blocks[0]
+    seen: list[Tensor] = []
+    block.mlp.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0]))
+    curve = {c.block: c for c in fourier(network2, torch.randn(1, 3, 64, 64)).curves}["layers.0.blocks.0.attn"]
+    maps = seen[0].transpose(1, 2).reshape(1, -1, 16, 16)
+    (expected,) = fourier(nn.Sequential(nn.Identity()), maps, blocks=["0"]).curves
+    assert torch.allclose(torch.tensor(curve.delta), torch.tensor(expected.delta), atol=1e-5)
+
+
+def test_a_recast_network_has_its_parents_names_and_curves() -> None:
+    parent = timm.create_model("digits_resnet").eval()
+    x = torch.rand(2, 3, 16, 16)
+    child = recast_(timm.create_model("digits_resnet").eval(), plan(parent, x))
+    child.load_state_dict({**child.state_dict(), **parent.state_dict()})
+    table = tabulate_fourier({"parent": Wrapped(parent), "recast": Wrapped(child)}, lambda: [(x, torch.zeros(2))])
+    parents, children = ([row[1:] for row in table.rows if row[0] == name] for name in ("parent", "recast"))
+    assert [row[:4] for row in parents] == [row[:4] for row in children]
+    assert [row[4] for row in children] == pytest.approx([row[4] for row in parents], abs=1e-4)
+    assert {row[1] for row in table.rows} == {"stem", "layer1.0", "layer2.0", "layer3.0", "layer3.1"}
+    assert table.columns == ("model", "block", "index", "depth", "frequency", "delta_log_amplitude", "mode", "n")
+
+
+def test_the_table_is_read_back(tmp_path: object) -> None:
+    table = tabulate_fourier({"a": identity()}, lambda: [(torch.randn(2, 3, 4, 4), torch.zeros(2))])
+    again = read_table(write_table(str(tmp_path), table))
+    assert again.columns == table.columns
+    assert len(again.rows) == len(table.rows) == 3 * 31
+    assert again.column("n") == ["2"] * 93
+    assert [float(str(cell)) for cell in again.column("frequency")] == pytest.approx(3 * list(FREQUENCIES), abs=1e-5)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    network = nn.Sequential(nn.Sequential(nn.BatchNorm2d(3)), nn.Sequential(nn.Dropout(0.5))).train()
+    before = network[0][0].running_mean.clone()
+    spectra = Spectra(network)
+    spectra.add(torch.randn(2, 3, 4, 4) + 5)
+    assert torch.equal(network[0][0].running_mean, before)
+    assert network[1][0].training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: fourier(identity(), torch.randn(1, 3, 4, 4), blocks=["layer9"]), "no module 'layer9'"),
+        (lambda: fourier(identity(), torch.randn(1, 3, 4, 4), mode="log"), "'true', 'notebook'"),  # type: ignore[arg-type]
+        (lambda: fourier(identity(), torch.randn(3, 4, 4)), r"got \(3, 4, 4\)"),
+        (lambda: fourier(identity(), []), "no images"),
+        (lambda: fourier(identity(), [torch.randn(1, 3, 4, 4), torch.randn(1, 3, 6, 6)]), "images of one size"),
+        (lambda: fourier(nn.Sequential(nn.Flatten()), torch.randn(1, 3, 4, 4), blocks=["0"]), "no map"),
+        (lambda: fourier(nn.Linear(3, 3), torch.randn(1, 3, 4, 4)), "no sequence of blocks"),
+        (lambda: fourier(identity(), torch.randn(1, 3, 4, 4), blocks=[]), "at least one"),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(RecastError, match=match):
+        call()
+
+
+def test_tokens_in_an_unknown_order_are_refused() -> None:
+    """Hiera keeps its tokens by windows: a spectrum of them would mean nothing."""
+    network = timm.create_model("hiera_tiny_224", img_size=64)
+    with pytest.raises(RecastError, match="no map"):
+        fourier(network, torch.randn(1, 3, 64, 64))
+
+
+def test_wrappers_are_looked_through() -> None:
+    network = timm.create_model("digits_resnet")
+    prefix, inner = unwrapped(Wrapped(Wrapped(network)))
+    assert (prefix, inner) == ("model.model.", network)
+    assert find_blocks(network)[0] == "layer1.0"
+    chain = Wrapped(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()))
+    found = fourier(chain, torch.rand(1, 3, 8, 8))
+    assert [curve.block for curve in found.curves] == ["stem", "0", "1"]
+    assert "2" in found.left_out
+    assert fourier(chain, torch.rand(1, 3, 8, 8), blocks=["model.1"]).curves[0].block == "1"

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.utils.attention_extract import AttentionExtract
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.errors import RecastError
+from recast.layers.attention_pool import AttentionPool, ClassHead
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make(num_classes: int | None = None, dim: int = 12, **options: Any) -> AttentionPool:
+    """A pool whose every parameter is random: at its start γ = 1e-4 and biases 0 would hide mistakes."""
+    pool = AttentionPool(dim, num_classes, **options)
+    with torch.no_grad():
+        for parameter in pool.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.5 + (1 if parameter.dim() == 1 else 0))
+    return pool.eval()
+
+
+def linear(layer: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(layer, nn.Linear)
+    return layer.weight @ x + layer.bias
+
+
+def layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return (x - x.mean()) / (x.var(unbiased=False) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+@torch.no_grad()
+def by_hand(pool: AttentionPool, image: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """One image C×h×w and one token, a patch at a time, as in the paper's figure 3; no other token among the keys."""
+    dim, height, width = image.shape
+    patches = [image[:, i, j] for i in range(height) for j in range(width)]
+    seen = [layer_norm(pool.norm1, u) for u in ([token, *patches] if pool.cls_in_keys else patches)]
+    query = linear(pool.attn.q, layer_norm(pool.norm1, token))
+    scores = torch.stack([query @ linear(pool.attn.k, u) / math.sqrt(dim) for u in seen])
+    weights = scores.exp() / scores.exp().sum()
+    value = sum((w * linear(pool.attn.v, u) for w, u in zip(weights, seen, strict=True)), torch.zeros(dim))
+    c = token + pool.ls1.gamma * linear(pool.attn.proj, value)
+    hidden = linear(pool.mlp.fc1, layer_norm(pool.norm2, c))
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    c = c + pool.ls2.gamma * linear(pool.mlp.fc2, hidden)
+    return layer_norm(pool.norm, c), weights
+
+
+@pytest.mark.parametrize("cls_in_keys", [True, False])
+def test_one_token_is_the_formula(cls_in_keys: bool) -> None:
+    pool, x = make(cls_in_keys=cls_in_keys), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    assert pooled.shape == (2, 12)
+    assert attention.shape == (2, 1, 1, 16 if cls_in_keys else 15)
+    for i in range(2):
+        z, weights = by_hand(pool, x[i], pool.cls_token[0, 0])
+        torch.testing.assert_close(pooled[i], z, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(attention[i, 0, 0], weights, rtol=1e-12, atol=1e-12)
+    assert torch.equal(pool(x), pooled)
+
+
+def test_a_token_a_class_is_the_formula() -> None:
+    pool, x = make(4), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    assert pooled.shape == (2, 4, 12)
+    assert attention.shape == (2, 1, 4, 15)
+    for i in range(2):
+        for j in range(4):
+            z, weights = by_hand(pool, x[i], pool.cls_token[0, j])
+            torch.testing.assert_close(pooled[i, j], z, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(attention[i, 0, j], weights, rtol=1e-12, atol=1e-12)
+
+
+def test_a_class_may_look_at_its_own_token() -> None:
+    """At its own, not at those of the others: K times the same token gives K times what one gives."""
+    pool, x = make(4, cls_in_keys=True), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    assert attention.shape == (2, 1, 4, 16)
+    for j in range(4):
+        z, weights = by_hand(pool, x[1], pool.cls_token[0, j])
+        torch.testing.assert_close(pooled[1, j], z, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(attention[1, 0, j], weights, rtol=1e-12, atol=1e-12)
+    single, several = make(), make(3, cls_in_keys=True)
+    several.load_state_dict(single.state_dict() | {"cls_token": single.cls_token.repeat(1, 3, 1)})
+    torch.testing.assert_close(several(x), single(x)[:, None].expand(-1, 3, -1), rtol=1e-12, atol=1e-12)
+
+
+def test_what_the_tokens_look_at() -> None:
+    assert AttentionPool(8).cls_in_keys
+    assert not AttentionPool(8, 4).cls_in_keys
+    x = torch.randn(2, 12, 3, 5)
+    for options in ({}, {"num_classes": 4}, {"num_classes": 1}, {"cls_in_keys": False}):
+        pool = make(**options)
+        attention = pool(x, return_attention=True)[1]
+        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:-1]))
+    assert make(1)(x).shape == (2, 1, 12)  # one class keeps its axis
+
+
+def test_maps_are_the_patches_in_their_places() -> None:
+    pool, x = make(), torch.randn(2, 12, 3, 5)
+    maps, attention = pool.attention_maps(x), pool(x, return_attention=True)[1]
+    assert maps.shape == (2, 1, 1, 3, 5)
+    assert torch.equal(maps[0, 0, 0, 1, 2], attention[0, 0, 0, 1 + 1 * 5 + 2])
+    torch.testing.assert_close(maps.sum((-2, -1)), 1 - attention[..., 0])
+    # where a patch goes, its weight goes
+    torch.testing.assert_close(pool.attention_maps(x.flip(-1)), maps.flip(-1))
+    classes = make(4)
+    torch.testing.assert_close(classes.attention_maps(x).sum((-2, -1)), torch.ones(2, 1, 4))
+
+
+@pytest.mark.parametrize("num_classes", [None, 4])
+def test_order_of_patches_and_other_images_make_no_difference(num_classes: int | None) -> None:
+    pool, x = make(num_classes), torch.randn(3, 12, 4, 6)
+    shuffled = x.flatten(2)[..., torch.randperm(24)].unflatten(-1, (2, 12))  # another grid, too
+    torch.testing.assert_close(pool(shuffled), pool(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pool(x[1:2]), pool(x)[1:2], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(pool(x)[0], pool(x)[1])
+
+
+def test_queries_do_not_depend_on_the_image() -> None:
+    queries = []
+    pool = make()
+    pool.attn.q.register_forward_hook(lambda _module, _inputs, output: queries.append(output))
+    pool(torch.randn(1, 12, 3, 5))
+    pool(torch.randn(5, 12, 2, 2))
+    assert queries[0].shape == (1, 1, 12)
+    assert torch.equal(queries[0], queries[1])
+
+
+def test_several_heads_are_torchs_multi_head_attention() -> None:
+    pool, x = make(num_heads=3), torch.randn(2, 12, 3, 5)
+    attn, u = pool.attn, torch.randn(2, 7, 12)
+    y, attention = attn(pool.cls_token, u)
+    expected, weights = F.multi_head_attention_forward(
+        pool.cls_token.expand(2, -1, -1).transpose(0, 1), u.transpose(0, 1), u.transpose(0, 1), 12, 3,
+        None, torch.cat((attn.q.bias, attn.k.bias, attn.v.bias)), None, None, False, 0.0,
+        attn.proj.weight, attn.proj.bias, use_separate_proj_weight=True,
+        q_proj_weight=attn.q.weight, k_proj_weight=attn.k.weight,
+        v_proj_weight=attn.v.weight, average_attn_weights=False,
+    )  # fmt: skip
+    torch.testing.assert_close(y, expected.transpose(0, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attention, weights, rtol=1e-12, atol=1e-12)
+    assert pool(x, return_attention=True)[1].shape == (2, 3, 1, 16)
+
+
+def test_every_parameter_learns() -> None:
+    for num_classes in (None, 3):
+        pool = make(num_classes)
+        (pool(torch.randn(2, 12, 3, 5)) * torch.randn(12)).pow(2).sum().backward()
+        for name, parameter in pool.named_parameters():
+            assert parameter.grad is not None, name
+            # softmax does not see what it adds to all keys alike
+            assert bool(parameter.grad.abs().max() > 1e-9) != (name == "attn.k.bias"), name
+
+
+def test_start() -> None:
+    pool = AttentionPool(64, init_values=1e-6)
+    assert set(pool.ls1.gamma.tolist()) == set(pool.ls2.gamma.tolist()) == {1e-6}
+    for layer in (pool.attn.q, pool.attn.k, pool.attn.v, pool.attn.proj, pool.mlp.fc1, pool.mlp.fc2):
+        assert 0.018 < layer.weight.detach().std().item() < 0.022
+        assert not layer.bias.detach().any()
+    assert 0.01 < AttentionPool(64).cls_token.detach().std().item() < 0.03
+    assert AttentionPool(64, 500).cls_token.detach()[0, :, 0].std().item() > 0.01  # classes start apart
+
+
+def test_new_tokens() -> None:
+    pool = make(4).to(torch.float32)
+    before = {name: p.clone() for name, p in pool.named_parameters()}
+    pool.reset_tokens(7)
+    assert pool.cls_token.shape == (1, 7, 12)
+    assert pool.cls_token.dtype == torch.float32
+    assert pool(torch.randn(2, 12, 3, 5, dtype=torch.float32)).shape == (2, 7, 12)
+    assert all(torch.equal(p, before[name]) for name, p in pool.named_parameters() if name != "cls_token")
+    assert pool.no_weight_decay() == {"cls_token"}
+
+
+def test_resnet50_with_attention_pooling() -> None:
+    """80.1 % against 79.8 % with 4.6 against 4.1 GFLOPs (the paper, section 4.3)."""
+    torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        trunk = timm.create_model("resnet50", num_classes=0, global_pool="").eval().requires_grad_(False)
+        model = nn.Sequential(trunk, AttentionPool(2048), nn.Linear(2048, 1000)).requires_grad_(False)
+        costs = []
+        for network in (trunk, model):
+            with FlopCounterMode(display=False) as flops:
+                network(torch.empty(1, 3, 224, 224))
+            costs.append(flops.get_total_flops() / 2e9)
+    assert sum(p.numel() for p in model[1].parameters()) == 41_977_856
+    assert sum(p.numel() for p in model.parameters()) == 67_534_888
+    assert costs[1] - costs[0] - 2048 * 1000 / 1e9 == pytest.approx(0.453, abs=5e-4)
+    assert costs[1] == pytest.approx(4.54, abs=5e-3)
+
+
+@pytest.mark.parametrize(("method", "name"), [("fx", "1.attn.softmax"), ("hook", "1.attn.attn_drop")])
+def test_timm_finds_the_maps(method: str, name: str) -> None:
+    pool, x = make(), torch.randn(2, 12, 3, 5)
+    expected = pool(x, return_attention=True)[1]
+    maps = AttentionExtract(nn.Sequential(nn.Identity(), pool), method=method)(x)
+    assert list(maps) == [name]
+    torch.testing.assert_close(maps[name], expected)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(RecastError, match="12 channels cannot be shared out among num_heads=5"):
+        AttentionPool(12, num_heads=5)
+    with pytest.raises(RecastError, match="num_classes of at least 1, got 0"):
+        AttentionPool(12, 0)
+
+
+# --- the start that is the average -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_classes": 4}, {"num_heads": 3}, {"num_classes": 4, "num_heads": 2, "mlp_ratio": 0.5}]
+)
+def test_the_average_start_is_the_average(options: dict[str, Any]) -> None:
+    pool, x = AttentionPool(12, start="average", **options), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    expected = x.mean((2, 3)) if pool.num_classes is None else x.mean((2, 3))[:, None].expand(-1, 4, -1)
+    torch.testing.assert_close(pooled, expected, rtol=1e-13, atol=1e-13)
+    assert torch.equal(attention, torch.full_like(attention, 1 / 15))
+    assert not pool.cls_in_keys
+    assert not [name for name in pool.state_dict() if name.startswith("norm.")]
+
+
+@torch.no_grad()
+def test_the_average_form_is_its_formula() -> None:
+    pool, x = make(4, start="average"), torch.randn(2, 12, 3, 5)
+    pooled, attention = pool(x, return_attention=True)
+    paper = make(4)  # the same weights, in the form of the paper
+    paper.load_state_dict(pool.state_dict() | {"norm.weight": torch.ones(12), "norm.bias": torch.zeros(12)})
+    for i in range(2):
+        for j in range(4):
+            token = pool.cls_token[0, j]
+            weights = by_hand(paper, x[i], token)[1]
+            torch.testing.assert_close(attention[i, 0, j], weights, rtol=1e-12, atol=1e-12)
+            seen = [layer_norm(pool.norm1, u) for u in x[i].flatten(1).T]
+            value = torch.stack([w * linear(pool.attn.v, u) for w, u in zip(weights, seen, strict=True)]).sum(0)
+            c = x[i].flatten(1) @ weights + pool.ls1.gamma * linear(pool.attn.proj, value)
+            hidden = F.gelu(linear(pool.mlp.fc1, layer_norm(pool.norm2, c)))
+            expected = c + pool.ls2.gamma * linear(pool.mlp.fc2, hidden)
+            torch.testing.assert_close(pooled[i, j], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_heads_of_the_average_form_have_their_own_channels() -> None:
+    pool, x = make(num_heads=3, start="average"), torch.randn(1, 12, 3, 5)
+    with torch.no_grad():
+        for layer_scale in (pool.ls1, pool.ls2):
+            layer_scale.gamma.zero_()
+    pooled, attention = pool(x, return_attention=True)
+    for head in range(3):
+        own = x[0, 4 * head : 4 * head + 4].flatten(1) @ attention[0, head, 0]
+        torch.testing.assert_close(pooled[0, 4 * head : 4 * head + 4], own)
+
+
+def test_training_leaves_the_average() -> None:
+    """γ and W_q are zero at first: the second step reaches every parameter."""
+    torch.manual_seed(0)
+    pool = AttentionPool(12, 3, start="average")
+    optimizer = torch.optim.SGD(pool.parameters(), lr=0.1)
+    target, x = torch.randn(12), torch.randn(4, 12, 3, 5)
+    begin = {name: p.detach().clone() for name, p in pool.named_parameters()}
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (pool(x) * target).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    still = {name for name, p in pool.named_parameters() if torch.equal(p, begin[name])}
+    assert still <= {"attn.k.bias"}  # softmax does not see it
+    assert losses[2] < losses[0]
+
+
+def test_a_classs_row_reads_its_own_vector() -> None:
+    head, z = ClassHead(12, 3), torch.randn(2, 3, 12)
+    expected = torch.stack([z[:, j] @ head.weight[j] + head.bias[j] for j in range(3)], 1)
+    for form in (z, z.flatten(0, 1), z.flatten(0, 1)[:, :, None, None]):
+        torch.testing.assert_close(head(form), expected)
+    torch.testing.assert_close(ClassHead(12, 3, bias=False)(z).shape, torch.Size((2, 3)))
+    assert ClassHead(12, 3, as_map=True)(z).shape == (2, 3, 1, 1)
+
+
+def test_mistakes_of_the_start() -> None:
+    with pytest.raises(RecastError, match=r"no token among the keys: it would take 1/\(n\+1\)"):
+        AttentionPool(12, start="average", cls_in_keys=True)
+    with pytest.raises(RecastError, match=r"start must be paper or average, got 'mean'\."):
+        AttentionPool(12, start="mean")  # type: ignore[arg-type]

@@ -1,0 +1,265 @@
+"""The C-MHSA layer against `nn.Conv2d`, its table of biases, and what a layer owes its users."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA
+from recast.layers.functional import biased_maps
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule, refusal
+
+PADDED = Geometry((3, 3), padding=(1, 1, 1, 1))
+
+
+def layer_of(conv: nn.Module, size: tuple[int, int], **config: Any) -> CMHSA:
+    found = find_rule(conv)
+    assert found is not None
+    layer = found[1](conv, RecastConfig(gate="bias", **config))
+    assert isinstance(layer, CMHSA)
+    layer.set_size_(*size)
+    return layer
+
+
+def moved(layer: CMHSA, scale: float = 0.3) -> CMHSA:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape).to(parameter.dtype))
+    return layer
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("bias_init", [5.0, 10.0, 20.0, 30.0, 40.0])
+def test_how_far_the_start_is_from_the_convolution(
+    kernel: int, bias_init: float, error_of: Callable[..., float]
+) -> None:
+    """A head's tap loses (L−1)·e^−M / (1 + (L−1)·e^−M) of its attention, in the middle and at the border alike."""
+    conv, x = nn.Conv2d(4, 5, kernel, padding=kernel // 2).double(), double(2, 4, 7, 9)
+    layer = layer_of(conv, (7, 9), bias_init=bias_init)
+    leak = (layer.geometry.padded_size(7, 9)[0] * layer.geometry.padded_size(7, 9)[1] - 1) * math.exp(-bias_init)
+    on_tap = layer.attention(x).amax(-1)
+    torch.testing.assert_close(on_tap, torch.full_like(on_tap, 1 / (1 + leak)), rtol=0, atol=1e-12)
+    y, expected = layer(x), conv(x)
+    inner = (..., slice(kernel // 2, -(kernel // 2)), slice(kernel // 2, -(kernel // 2)))
+    for part, convolved in ((y, expected), (y[inner], expected[inner])):
+        error = error_of(part, convolved)
+        assert error <= max(kernel**2 * leak, 1e-10)
+        assert error > 1e-3 * leak  # and it is no closer than it can be
+
+
+def test_without_the_ring_of_zeros_the_border_is_wrong(error_of: Callable[..., float]) -> None:
+    conv, x = nn.Conv2d(4, 4, 3, padding=1).double(), double(2, 4, 6, 6)
+    layer = layer_of(conv, (6, 6), bias_init=40.0)
+    ring = torch.ones(8, 8, dtype=torch.bool)
+    ring[1:-1, 1:-1] = False
+    maps = biased_maps(x, layer.weights(6, 6), PADDED).position.log().masked_fill(ring.flatten(), -math.inf).softmax(-1)
+    values = PADDED.pad(x).flatten(2)
+    y = torch.einsum("bhnm,bcm,och->bon", maps.expand(2, -1, -1, -1), values, layer.weight.flatten(2))
+    y = y.unflatten(-1, (6, 6)) + layer.bias[:, None, None]  # type: ignore[index]
+    expected = conv(x)
+    assert error_of(y[..., 1:-1, 1:-1], expected[..., 1:-1, 1:-1]) < 1e-10
+    assert error_of(y, expected) > 0.05
+    assert error_of(layer(x), expected) < 1e-10
+
+
+def test_there_and_back() -> None:
+    for conv in (
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 4, (2, 5), stride=(2, 1), padding=(0, 3), groups=2, bias=False),
+        nn.Conv2d(6, 6, 3, padding="same", dilation=2, groups=6, padding_mode="reflect"),
+    ):
+        back = layer_of(conv, (9, 9)).to_conv()
+        assert isinstance(back, nn.Conv2d)
+        assert torch.equal(back.weight, conv.weight)
+        assert back.bias is None if conv.bias is None else torch.equal(back.bias, conv.bias)  # type: ignore[arg-type]
+        x = torch.randn(1, conv.in_channels, 9, 9)
+        assert torch.equal(back(x), conv(x))
+
+
+def test_the_way_back_takes_w_val_along(error_of: Callable[..., float]) -> None:
+    layer = layer_of(nn.Conv2d(4, 6, 3, padding=1, groups=2).double(), (5, 6), bias_init=60.0)
+    with torch.no_grad():
+        layer.value.add_(0.3 * double(4, 2))  # type: ignore[union-attr]
+    x = double(2, 4, 5, 6)
+    assert error_of(layer.to_conv()(x), layer(x)) < 1e-10
+
+
+def test_every_parameter_learns() -> None:
+    """W_qry not in the first step, as W_key = 0: after that it does."""
+    layer = layer_of(nn.Conv2d(4, 4, 3, padding=1).double(), (6, 6), bias_init=3.0)
+    x, target = double(2, 4, 6, 6), double(2, 4, 6, 6)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        (layer(x) - target).square().sum().backward()
+        silent = {name for name, p in layer.named_parameters() if not bool(p.grad.any())}  # type: ignore[union-attr]
+        assert silent == ({"query"} if step == 0 else set())
+        optimizer.step()
+
+
+# --- the table of biases ----------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_offsets_of_the_largest_input() -> None:
+    layer = layer_of(nn.Conv2d(2, 2, 3, padding=1), (6, 8), bias_init=7.0)
+    assert layer.relative_bias.shape == (9, 13, 17)  # −6…6 rows, −8…8 columns
+    centre = layer.relative_bias[:, 5:8, 7:10].flatten(1)
+    assert torch.equal(centre, 7 * torch.eye(9))
+    assert layer.relative_bias.sum().item() == 63
+
+
+@pytest.mark.parametrize("size", [(6, 8), (4, 8), (6, 3), (5, 5), (3, 3)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_smaller_input_uses_the_middle_of_the_table(size: tuple[int, int], stride: int) -> None:
+    """As a table made for that size, with the same number at every offset."""
+    conv = nn.Conv2d(3, 3, 3, padding=1, stride=stride).double()
+    layer, x = moved(layer_of(conv, (6, 8))), double(2, 3, *size)
+    other = copy.deepcopy(layer)
+    other.set_size_(*size)
+    assert other.relative_bias.numel() < layer.relative_bias.numel() or size == (6, 8)
+    torch.testing.assert_close(layer(x), other(x), rtol=0, atol=1e-12)
+
+
+def test_a_larger_table_keeps_what_was_learned() -> None:
+    layer = moved(layer_of(nn.Conv2d(3, 3, 3, padding=1).double(), (5, 5)))
+    x = double(2, 3, 5, 5)
+    before = layer(x)
+    layer.relative_bias.requires_grad_(False)
+    layer.set_size_(7, 6)
+    assert layer.relative_bias.shape == (9, 15, 13)
+    assert not layer.relative_bias.requires_grad
+    torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-12)
+    assert layer(double(1, 3, 7, 6)).shape == (1, 3, 7, 6)
+
+
+def test_another_geometry_starts_the_table_anew(error_of: Callable[..., float]) -> None:
+    layer = moved(layer_of(nn.Conv2d(3, 3, 3, stride=2, padding=1).double(), (7, 7), bias_init=60.0), 0.0)
+    dilated = Geometry((3, 3), (1, 1), (2, 2, 2, 2), dilation=(2, 2))
+    layer.set_geometry_(dilated)
+    x = double(1, 3, 7, 7)
+    expected = nn.functional.conv2d(x, layer.weight, layer.bias, padding=2, dilation=2)
+    assert error_of(layer(x), expected) < 1e-10
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    layer = layer_of(nn.Conv2d(3, 3, 3, padding=1), (6, 8))
+    with pytest.raises(RecastError, match=r"up to 6×8 pixels, got 8×6: .* call set_size_\(8, 6\)"):
+        layer(torch.randn(1, 3, 8, 6))
+    with pytest.raises(RecastError, match=r"CMHSA expects \(batch, 3, height, width\), got \(1, 2, 6, 6\)"):
+        layer(torch.randn(1, 2, 6, 6))
+    with pytest.raises(RecastError, match=r"call set_size_\(height, width\) first"):
+        CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
+
+
+# --- precision, compile, state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, error_of: Callable[..., float]) -> None:
+    layer, x = moved(layer_of(nn.Conv2d(8, 8, 3, padding=1), (6, 6), bias_init=4.0)), torch.randn(2, 8, 6, 6)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)
+        y.float().square().sum().backward()
+    assert error_of(y.float(), expected) < 3e-2
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
+    assert error_of(copy.deepcopy(layer).to(dtype)(x.to(dtype)).float(), expected) < 5e-2
+
+
+def test_compiles_in_one_graph_once_a_size() -> None:
+    layer = moved(layer_of(nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=2), (9, 10)))
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=count)
+    sizes = [(8, 8), (9, 6), (8, 8), (9, 10)]
+    for height, width in sizes:
+        x = torch.randn(2, 4, height, width)
+        torch.testing.assert_close(compiled(x), layer(x))
+    assert len(graphs) <= len(set(sizes))
+
+
+def test_a_forward_pass_changes_nothing() -> None:
+    layer = moved(layer_of(nn.Conv2d(4, 4, 3, padding=1), (6, 6)))
+    before, attributes = copy.deepcopy(layer.state_dict()), dict(vars(layer))
+    layer(torch.randn(2, 4, 5, 6)).sum().backward()
+    assert {k: v for k, v in vars(layer).items() if k[0] != "_"} == {k: v for k, v in attributes.items() if k[0] != "_"}
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    other = layer_of(nn.Conv2d(4, 4, 3, padding=1), (6, 6))
+    other.load_state_dict(before)
+    x = torch.randn(1, 4, 6, 6)
+    assert torch.equal(other(x), layer(x))
+
+
+def test_what_the_rule_keeps() -> None:
+    conv = nn.Conv2d(4, 6, 3, padding=1, bias=False).double().eval()
+    conv.weight.requires_grad_(False)
+    layer = layer_of(conv, (5, 5))
+    assert layer.bias is None
+    assert layer.weight.dtype == layer.relative_bias.dtype == torch.float64
+    assert not layer.weight.requires_grad
+    assert not layer.training
+    assert (layer.kernel_size, layer.stride, layer.dilation, layer.padding) == ((3, 3), (1, 1), (1, 1), (1, 1))
+    normed = layer_of(weight_norm(nn.Conv2d(4, 6, 3)), (5, 5), keep_parametrization=True)
+    assert "parametrizations.weight.original0" in dict(normed.named_parameters())
+    assert refusal(layer) == refusal(normed) == "is already CMHSA"
+    for part in ("4 → 6, 3×3 pad 1", "9 heads × 1", "gate=bias", "inputs up to 5×5", "bias=False"):
+        assert part in repr(layer)
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha": 2.0}, {"lambda_init": 0.0}, {"gamma_init": 0.1}, {"s_init": 0.1}, {"gate_range": (0.0, 1.0)},
+        {"content": "linear"}, {"attend_padding": True}, {"backend": "dense"},
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_to_the_bias_gate(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(RecastError, match=f"^{name} does not belong to gate='bias', got {name}="):
+        RecastConfig(gate="bias", **settings)
+
+
+def test_bias_init_is_a_positive_number_of_the_bias_gate() -> None:
+    for value in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(RecastError, match="bias_init must be a positive number"):
+            RecastConfig(gate="bias", bias_init=value)
+    for gate in ("linear", "sigmoid"):
+        with pytest.raises(RecastError, match="bias_init belongs to gate='bias'"):
+            RecastConfig(gate=gate, bias_init=10.0)  # type: ignore[arg-type]
+
+
+def test_each_gate_has_its_layer() -> None:
+    with pytest.raises(RecastError, match="its layer is GPSA"):
+        CMHSA(3, 3, PADDED, config=RecastConfig())
+    with pytest.raises(RecastError, match="the layer of gate='bias' is CMHSA"):
+        GPSA(3, 3, PADDED, config=RecastConfig(gate="bias"))
+    found = find_rule(nn.ConvTranspose2d(3, 3, 2))
+    assert found is not None
+    with pytest.raises(RecastError, match="gate='bias' has no transposed convolutions"):
+        found[1](nn.ConvTranspose2d(3, 3, 2), RecastConfig(gate="bias"))

@@ -1,0 +1,407 @@
+"""The attention functions: golden values, an independent implementation in NumPy, and agreement of the three ways."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recast.layers import functional
+from recast.layers.functional import (
+    Gates,
+    Weights,
+    dense,
+    fast,
+    linear_gates,
+    merged,
+    reference,
+    select_heads,
+    sigmoid_gates,
+    split,
+)
+from recast.layers.functional.streaming import forward
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule
+
+# torch says this about its own 'same' padding of even kernels
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+
+FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged}
+NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+Array = NDArray[np.float64]
+
+
+# --- golden values (specs of the layer, NumPy float64, explicit loops; the script is the formula below) -------------
+
+
+def fill(shape: tuple[int, ...], a: float, b: float) -> Tensor:
+    """fill(shape, a, b)[j] = 0.3 · sin(a·j + b), j the flat row-major index."""
+    return (0.3 * torch.sin(a * torch.arange(math.prod(shape), dtype=torch.float64) + b)).reshape(shape)
+
+
+def golden_layer(gate: str, stride: int) -> tuple[Tensor, Weights, Geometry]:
+    geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
+    head = torch.arange(9, dtype=torch.float64)
+    if gate == "sigmoid":
+        gates = sigmoid_gates(1 + torch.cos(head))
+    else:
+        gates = linear_gates(0.2 + 0.15 * torch.sin(2 * head), 0.3 + 0.2 * torch.cos(3 * head))
+    weights = Weights(
+        weight=fill((3, 4, 3, 3), 1.3, 0.5),
+        bias=fill((3,), 0.9, 0.2),
+        value=(torch.eye(4, dtype=torch.float64) + 0.2 * fill((4, 4), 0.4, 1.0)).T,  # given for X · W_val
+        query=(4 * fill((4, 18), 1.1, 0.3)).T,
+        key=(4 * fill((4, 18), 0.6, 0.8)).T,
+        center=torch.tensor(geometry.offsets(), dtype=torch.float64) + 0.5 * fill((9, 2), 0.5, 0.7),
+        alpha=1 + 0.5 * torch.sin(head),
+        gates=gates,
+    )
+    return 3 * fill((1, 4, 5, 6), 0.7, 0.1), weights, geometry
+
+
+GOLDEN = [
+    ("sigmoid", 1, (3, 5, 6), 17.821004626899, 0.100388237310, 0.263915353356, 2.212099852557),
+    ("linear", 1, (3, 5, 6), 17.672152530468, 0.067556460298, 0.219973621725, 2.799728245646),
+    ("sigmoid", 2, (3, 3, 3), 5.454790370582, 0.100388237310, 0.232566171187, 1.199988502878),
+    ("linear", 2, (3, 3, 3), 5.579369609090, 0.067556460298, 0.098895609525, 1.442575624562),
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("gate", "stride", "shape", "total", "first", "last", "norm"), GOLDEN)
+def test_golden_values(
+    name: str, gate: str, stride: int, shape: tuple[int, ...], total: float, first: float, last: float, norm: float
+) -> None:
+    x, weights, geometry = golden_layer(gate, stride)
+    y = FUNCTIONS[name](x, weights, geometry)[0]
+    assert y.shape == shape
+    measured = [float(v) for v in (y.sum(), y[0, 0, 0], y[2, -1, -1], y.norm())]
+    assert measured == pytest.approx([total, first, last, norm], rel=0, abs=1e-10)
+
+
+def test_golden_attention() -> None:
+    """Sigmoid, stride 1, head 4, first query, first three keys: the top row of the padding ring."""
+    x, weights, geometry = golden_layer("sigmoid", 1)
+    mix = functional.attention_maps(x, weights, geometry).mix
+    assert mix.shape == (1, 9, 30, 56)
+    assert mix[0, 4, 0, :3].tolist() == pytest.approx(
+        [0.051853327892, 0.081881376719, 0.037297508517], rel=0, abs=1e-10
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_golden_layer_with_closed_gates_is_the_convolution(name: str, stride: int) -> None:
+    x, weights, geometry = golden_layer("linear", stride)
+    closed = linear_gates(torch.zeros(9, dtype=torch.float64), torch.zeros(9, dtype=torch.float64))
+    weights = weights._replace(gates=closed, value=torch.eye(4, dtype=torch.float64))
+    expected = torch.nn.functional.conv2d(x, weights.weight, weights.bias, stride, 1)
+    assert float((FUNCTIONS[name](x, weights, geometry) - expected).abs().max()) < 1e-15
+
+
+# --- a second reference that shares no code with the first ----------------------------------------------------------
+
+
+def numpy_gpsa(
+    x: Array, conv: nn.Conv2d, layer: GPSA, padding: tuple[int, int, int, int], attend_padding: bool
+) -> Array:
+    """One image (C, H, W) → (O, I, J), from the formulas with loops over output pixels and heads."""
+    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
+    (rows, columns), (s0, s1), (d0, d1) = conv.kernel_size, conv.stride, conv.dilation
+    channels, outputs, groups = conv.in_channels, conv.out_channels, conv.groups
+    top, bottom, left, right = padding
+    mode = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[conv.padding_mode]
+    ring = ((top, bottom), (left, right))
+    padded = np.stack([np.pad(plane, ring, mode=mode) for plane in x])
+    real = np.pad(np.ones(x.shape[1:], dtype=bool), ring).ravel()
+    height, width = padded.shape[1:]
+    tokens = padded.reshape(channels, -1).T
+    keys_at = np.array([(i, j) for i in range(height) for j in range(width)], dtype=float)
+
+    per_in, per_out = channels // groups, outputs // groups
+    w_val = np.eye(channels)
+    if "value" in p:
+        w_val = np.zeros((channels, channels))
+        for g in range(groups):
+            block = slice(g * per_in, (g + 1) * per_in)
+            w_val[block, block] = p["value"][block].T
+    w_out = np.zeros((rows * columns, channels, outputs))
+    for o in range(outputs):
+        first = (o // per_out) * per_in
+        for h in range(rows * columns):
+            w_out[h, first : first + per_in, o] = p["weight"][o, :, h // columns, h % columns]
+
+    alpha = np.log1p(np.exp(5 * p["raw_alpha"])) / 5
+    width_of_head = p["query"].shape[0] // (rows * columns)
+    c0, c1 = (d0 * (rows - 1)) // 2, (d1 * (columns - 1)) // 2
+    out_rows = (height - d0 * (rows - 1) - 1) // s0 + 1
+    out_columns = (width - d1 * (columns - 1) - 1) // s1 + 1
+    y = np.zeros((outputs, out_rows, out_columns))
+    for i in range(out_rows):
+        for j in range(out_columns):
+            anchor = np.array([i * s0 + c0, j * s1 + c1])
+            query_token = padded[:, anchor[0], anchor[1]]
+            for h in range(rows * columns):
+                tap = (i * s0 + (h // columns) * d0, j * s1 + (h % columns) * d1)
+                shift = np.zeros(len(tokens))
+                shift[tap[0] * width + tap[1]] = 1
+                delta = keys_at - anchor
+                gaussian = softmax(-alpha[h] * ((delta - p["center"][h]) ** 2).sum(1))
+                part = slice(h * width_of_head, (h + 1) * width_of_head)
+                logits = (tokens @ p["key"][part].T) @ (p["query"][part] @ query_token) / math.sqrt(width_of_head)
+                content = softmax(logits if attend_padding else np.where(real, logits, -np.inf))
+                if layer.config.gate == "linear":
+                    gamma, s = p["gamma"][h], p["spread"][h]
+                    attention = (1 - gamma) * ((1 - s) * shift + s * gaussian) + gamma * content
+                else:
+                    sigma = 1 / (1 + math.exp(-p["lam"][h]))
+                    attention = sigma * gaussian + (1 - sigma) * content
+                y[:, i, j] += attention @ tokens @ w_val @ w_out[h]
+    return y if "bias" not in p else y + p["bias"][:, None, None]
+
+
+def softmax(logits: Array) -> Array:
+    exponentials = np.exp(logits - logits.max())
+    return exponentials / exponentials.sum()
+
+
+def padding_of(conv: nn.Conv2d) -> tuple[int, int, int, int]:
+    if conv.padding == "valid":
+        return 0, 0, 0, 0
+    if conv.padding == "same":
+        (t0, t1) = (d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
+        return t0 // 2, t0 - t0 // 2, t1 // 2, t1 - t1 // 2
+    p0, p1 = conv.padding
+    return p0, p0, p1, p1
+
+
+def recast_layer(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
+    found = find_rule(conv)
+    assert found is not None
+    return found[1](conv, config)
+
+
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("attend_padding", [False, True])
+def test_against_loops_in_numpy(
+    gate: Any, attend_padding: bool, random_case: Callable[..., Any], open_gates: Callable[..., GPSA]
+) -> None:
+    for seed in range(1000, 1000 + max(30, NUM_GEOMETRIES // 10)):
+        conv, x, text = random_case(seed)
+        layer = open_gates(recast_layer(conv, RecastConfig(gate=gate, attend_padding=attend_padding)), seed)
+        expected = np.stack([numpy_gpsa(image, conv, layer, padding_of(conv), attend_padding) for image in x.numpy()])
+        for name, function in FUNCTIONS.items():
+            y = function(x, layer.weights(), layer.geometry, conv.groups, attend_padding).detach().numpy()
+            assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"
+
+
+# --- the three ways agree, forward and gradients --------------------------------------------------------------------
+
+
+def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
+    layer.backend = backend  # type: ignore[assignment]
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    weight_of_each = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)
+    parameters = dict(layer.named_parameters())
+    gradients = torch.autograd.grad((y * weight_of_each).sum(), [x, *parameters.values()])
+    return {"output": y.detach(), **dict(zip(["input", *parameters], gradients, strict=True))}
+
+
+def size_of_terms(layer: GPSA, x: Tensor) -> float:
+    """Largest Σ|terms| of an output pixel: what rounding errors are relative to where the terms cancel."""
+    w, geometry = layer.weights(), layer.geometry
+    mix = functional.attention_maps(x, w, geometry, layer.config.attend_padding).mix.abs()
+    values = geometry.pad(functional.project_values(x, w.value, layer.groups)).abs().flatten(2)
+    gathered = torch.einsum("bcm,zhnm->bchn", values, mix[:1]) if len(mix) == 1 else values @ mix.flatten(1, 2).mT
+    gathered = gathered.reshape(len(x), layer.in_channels, layer.num_heads, 1, -1)
+    return float(functional.project_out(gathered, w.weight.flatten(2).abs(), None, layer.groups).detach().max())
+
+
+def in_chunks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """By turns: all at once, a row of a few queries, some images; gathers kept or made again; maps mixed or not."""
+    monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+    monkeypatch.setitem(forward.VALUE_NUMBERS, "cpu", (2**20, 40, 2**20)[seed % 3])
+    monkeypatch.setattr(forward, "MERGE_KEYS", (0, 10**6)[seed // 9 % 2])
+    monkeypatch.setattr(fast, "KEEP_COST", (0.1, 0.0, 9.0)[seed // 3 % 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("attend_padding", [False, True])
+def test_backends_agree_with_random_open_gates(
+    dtype: torch.dtype,
+    gate: Any,
+    attend_padding: bool,
+    random_case: Callable[..., Any],
+    open_gates: Callable[..., GPSA],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers.
+
+    Other geometries in each of the eight cases: 496 by default.
+    """
+    config = RecastConfig(gate=gate, attend_padding=attend_padding)
+    first = 2000 * (1 + 4 * (dtype == torch.float32) + 2 * (gate == "sigmoid") + attend_padding)
+    for seed in range(first, first + max(40, NUM_GEOMETRIES // 8)):
+        in_chunks(monkeypatch, seed)
+        conv, x, text = random_case(seed, dtype)
+        layer = open_gates(recast_layer(conv, config), seed)
+        expected = outputs_and_gradients(layer, x, "reference")
+        steepest = max(float(g.abs().max()) for name, g in expected.items() if name != "output")
+        if dtype == torch.float32:
+            least = dict.fromkeys(expected, steepest) | {"output": 0.1 * size_of_terms(layer, x)}
+        else:  # a gradient that is exactly zero comes out as a rounding error
+            least = dict.fromkeys(expected, 1e-5 * steepest) | {"output": 1e-5 * size_of_terms(layer, x)}
+        for backend in ("dense", "split", "merged"):
+            measured = outputs_and_gradients(layer, x, backend)
+            assert measured.keys() == expected.keys()
+            for name, value in measured.items():
+                scale = max(float(expected[name].abs().max()), least[name])
+                error = float((value - expected[name]).abs().max()) / scale
+                assert error <= TOLERANCE[dtype], f"{backend} {name} {error:.1e}, {text}"
+
+
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_some_heads_only(
+    start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
+    """`split` of the open heads equals all heads when the others are closed, and not when an open one is missing."""
+    for seed in range(3000 + start, 3020 + start):
+        conv, x, text = random_case(seed)
+        layer = open_gates(recast_layer(conv, RecastConfig()), seed)
+        opened = tuple(h for h in range(layer.num_heads) if (h + seed) % 3 == 0)
+        with torch.no_grad():
+            for h in set(range(layer.num_heads)) - set(opened):
+                layer.gamma[h] = layer.spread[h] = 0
+            w, g = layer.weights(), layer.geometry
+            everything = split(x, w, g, conv.groups)
+            some = split(x, select_heads(w, opened, opened), g, conv.groups)
+            assert error_of(some, everything) <= 1e-10, text
+            assert error_of(some, reference(x, w, g, conv.groups)) <= 1e-10, text
+            if opened:
+                fewer = select_heads(w, opened[1:], opened[1:])
+                assert error_of(split(x, fewer, g, conv.groups), everything) > 1e-8, text
+
+
+# --- the facts that the fast paths rest on --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", range(0, 100, 50))
+def test_gaussian_is_a_kronecker_product(start: int, random_case: Callable[..., Any]) -> None:
+    for seed in range(start, start + 50):
+        conv, x, text = random_case(seed)
+        g, (height, width) = Geometry.of(conv), x.shape[2:]
+        generator = torch.Generator().manual_seed(seed)
+        center = 2 * torch.randn(5, 2, generator=generator, dtype=torch.float64)
+        alpha = 3 * torch.rand(5, generator=generator, dtype=torch.float64) + 0.01
+        rows, columns = functional.gaussian_factors(center, alpha, g, height, width)
+        whole = functional.gaussian_map(center, alpha, g, height, width)
+        product = torch.stack([torch.kron(r, c) for r, c in zip(rows, columns, strict=True)])
+        assert float((whole - product).abs().max()) < 1e-14, text
+        assert float((whole.sum(-1) - 1).abs().max()) < 1e-14, text
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_padding_is_masked_out_of_content_alone(mode: Any, open_gates: Callable[..., GPSA]) -> None:
+    geometry = Geometry((3, 3), padding=(1, 1, 1, 1), padding_mode=mode)
+    layer = open_gates(GPSA(3, 2, geometry, dtype=torch.float64))
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    ring = torch.ones(6, 7, dtype=torch.bool)
+    ring[1:5, 1:6] = False
+    w = layer.weights()
+    shift, gaussian, content, mix = functional.attention_maps(x, w, geometry)
+    for rows in (shift, gaussian, content, mix):
+        torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows.sum(-1)))
+    assert not content[..., ring.flatten()].any()
+    assert shift[..., ring.flatten()].any()
+    assert bool((gaussian[..., ring.flatten()] > 0).any())
+    seen = functional.attention_maps(x, w, geometry, attend_padding=True).content
+    assert bool((seen[..., ring.flatten()] > 0).all())
+    # every head of the shift is one-hot
+    assert shift.unique().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_bias_is_added_once_and_nowhere_else(name: str, gate: Any, open_gates: Callable[..., GPSA]) -> None:
+    layer = open_gates(GPSA(4, 6, Geometry((3, 2), (1, 2), (1, 2, 1, 0)), groups=2, config=RecastConfig(gate=gate)))
+    layer = layer.double()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    bias = 100 * torch.arange(1, 7, dtype=torch.float64)
+    w = layer.weights()
+    with_bias = FUNCTIONS[name](x, w._replace(bias=bias), layer.geometry, 2)
+    without = FUNCTIONS[name](x, w._replace(bias=None), layer.geometry, 2)
+    torch.testing.assert_close(with_bias - without, bias[:, None, None].expand_as(without), rtol=1e-12, atol=0)
+
+
+def test_the_coefficients_of_a_head_sum_to_one() -> None:
+    gamma, s = torch.randn(9, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    shift, gaussian, content = linear_gates(gamma, s)
+    assert shift is not None
+    torch.testing.assert_close(shift + gaussian + content, torch.ones_like(gamma))
+    none, gaussian, content = sigmoid_gates(30 * gamma)
+    assert none is None
+    torch.testing.assert_close(gaussian + content, torch.ones_like(gamma))
+    # 1 − σ(λ) is σ(−λ): not rounded to zero where a subtraction would be
+    assert float(sigmoid_gates(torch.tensor([40.0])).content) > 0
+
+
+@pytest.mark.parametrize("start", range(0, 60, 30))
+def test_folded_value_is_the_product(start: int, random_case: Callable[..., Any]) -> None:
+    for seed in range(start, start + 30):
+        conv, x, text = random_case(seed)
+        value = torch.randn(conv.in_channels, conv.in_channels // conv.groups, dtype=torch.float64)
+        g = Geometry.of(conv)
+        expected = g.convolve(functional.project_values(x, value, conv.groups), conv.weight, conv.bias, conv.groups)
+        folded = functional.fold_value(conv.weight, value, conv.groups)
+        measured = g.convolve(x, folded, conv.bias, conv.groups)
+        torch.testing.assert_close(measured, expected, rtol=1e-10, atol=1e-10, msg=text)
+        assert functional.fold_value(conv.weight, None, conv.groups) is conv.weight
+
+
+def test_positional_factors_are_at_least_float32() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        center, alpha = torch.zeros(1, 2, dtype=dtype), torch.ones(1, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            factors = functional.gaussian_factors(center, alpha, Geometry((3, 3)), 5, 6)
+            whole = functional.gaussian_map(center, alpha, Geometry((3, 3)), 5, 6)
+        expected = torch.promote_types(dtype, torch.float32)
+        assert {t.dtype for t in (*factors, whole)} == {expected}
+
+
+def test_half_precision_positions_reach_across_a_long_map() -> None:
+    """bf16 holds no odd integer above 256, fp16 none above 2048 and no square above 65504: positions stay fp32."""
+    geometry = Geometry((1, 1))
+    for dtype in (torch.float16, torch.bfloat16):
+        center, alpha = torch.zeros(1, 2, dtype=dtype), torch.full((1,), 4.0, dtype=dtype)
+        _, columns = functional.gaussian_factors(center, alpha, geometry, 1, 401)
+        _, exact = functional.gaussian_factors(center.double(), alpha.double(), geometry, 1, 401)
+        assert columns[0].argmax(-1).tolist() == list(range(401))
+        assert float((columns - exact).abs().max()) < 1e-6
+
+
+def test_identity_values_are_the_bits_of_the_input() -> None:
+    x = torch.randn(2, 6, 5, 5)
+    assert functional.project_values(x, None, 6) is x
+    assert torch.equal(functional.project_values(x, torch.eye(3).repeat(2, 1), 2), x)
+
+
+def test_gates_carry_gradients_where_they_are_zero() -> None:
+    gamma, s = torch.zeros(9, requires_grad=True), torch.zeros(9, requires_grad=True)
+    gates = linear_gates(gamma, s)
+    assert isinstance(gates, Gates)
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))
+    y = split(torch.randn(1, 3, 6, 6), layer.weights()._replace(gates=gates), layer.geometry)
+    grads = torch.autograd.grad(y.square().sum(), [gamma, s])
+    assert all(bool((g != 0).all()) for g in grads)

@@ -1,0 +1,561 @@
+"""The layer against `nn.Conv2d`, and everything a layer owes its users: state, gradients, folding, AMP, compile."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from timm.utils import reparameterize_model
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers import functional
+from recast.layers.functional import fast, maps, written_out
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA, inverse_softplus
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule
+
+NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
+CHUNKS = 10
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+BACKENDS = ("split", "merged", "dense", "reference")
+# torch says this about its own 'same' padding of even kernels
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+
+
+def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:
+    found = find_rule(conv)
+    assert found is not None
+    return found[1](conv, config or RecastConfig())
+
+
+def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output, and gradients of input, weight and bias."""
+    x = x.clone().requires_grad_()
+    y = module(x)
+    slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
+    wanted = [x, module.weight] + ([] if module.bias is None else [module.bias])
+    return [y.detach(), *torch.autograd.grad((y * slope).sum(), wanted)]
+
+
+# --- exactness ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_starts_as_the_convolution(
+    chunk: int, dtype: torch.dtype, random_case: Callable[..., Any], error_of: Callable[..., float]
+) -> None:
+    """Random geometries, forward and gradients, all three backends; `split` gives the convolution's own bits."""
+    for seed in range(chunk, NUM_GEOMETRIES, CHUNKS):
+        conv, x, text = random_case(seed, dtype)
+        layer = recast_layer(conv)
+        expected = forward_and_gradients(conv, x)
+        for backend in BACKENDS:
+            layer.backend = backend
+            measured = forward_and_gradients(layer, x)
+            for name, a, b in zip(("output", "input", "weight", "bias"), measured, expected, strict=False):
+                assert error_of(a, b) <= TOLERANCE[dtype], f"{backend} {name}, {text}"
+            if backend == "split":
+                assert torch.equal(measured[0], expected[0]), text
+
+
+def test_the_random_geometries_cover_what_they_claim(random_case: Callable[..., Any]) -> None:
+    seen = set()
+    for seed in range(500):
+        conv, x, _ = random_case(seed)
+        kernel, geometry = conv.kernel_size, Geometry.of(conv)
+        depthwise = conv.groups == conv.in_channels > 1
+        facts = {
+            "1×1": kernel == (1, 1), "even": kernel[0] % 2 == 0, "rectangular": kernel[0] != kernel[1],
+            "stride": max(conv.stride) > 1, "dilation": max(conv.dilation) > 1,
+            "uneven stride": conv.stride[0] != conv.stride[1], "groups": conv.groups > 1 and not depthwise,
+            "depthwise": depthwise and conv.out_channels == conv.in_channels,
+            "multiplier": depthwise and conv.out_channels > conv.in_channels, conv.padding_mode: True,
+            "string": isinstance(conv.padding, str), "same": conv.padding == "same", "valid": conv.padding == "valid",
+            "pair": not isinstance(conv.padding, str) and len({*conv.padding}) > 1,
+            "asymmetric": geometry.padding[0] != geometry.padding[1], "no bias": conv.bias is None,
+            "not square": x.shape[2] != x.shape[3], "odd": x.shape[2] % 2 == 1, "bias": conv.bias is not None,
+            "O ≠ C": conv.out_channels != conv.in_channels,
+        }  # fmt: skip
+        seen |= {name for name, holds in facts.items() if holds}
+    assert len(seen) == 23, seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sigmoid_gate_reaches_the_convolution_in_the_limit(
+    backend: Any, random_case: Callable[..., Any], error_of: Callable[..., float]
+) -> None:
+    """α = λ = 40: what is left of the Gaussian's neighbours and of the content is e^−40."""
+    config = RecastConfig(gate="sigmoid", alpha=40.0, lambda_init=40.0, backend=backend)
+    for seed in range(100):
+        conv, x, text = random_case(seed)
+        layer = recast_layer(conv, config)
+        for a, b in zip(forward_and_gradients(layer, x), forward_and_gradients(conv, x), strict=True):
+            assert error_of(a, b) <= 1e-10, text
+
+
+@pytest.mark.parametrize(("alpha", "lam", "expected"), [(1, 1, 0.789), (2, 2, 0.48), (4, 4, 0.092), (8, 6, 3.9e-3)])
+def test_the_papers_start_is_as_far_off_as_the_theory_says(alpha: float, lam: float, expected: float) -> None:
+    """Relative error on white input, √((1−g·w₀)² + g²(S−w₀²)): not exact, and it is known by how much."""
+    conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    layer = recast_layer(conv, RecastConfig(gate="sigmoid", alpha=alpha, lambda_init=lam))
+    x = torch.randn(4, 16, 24, 24)
+    inner = (..., slice(4, -4), slice(4, -4))
+    with torch.no_grad():
+        difference, size = (layer(x) - conv(x))[inner], conv(x)[inner]
+    assert float(difference.norm() / size.norm()) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_one_state_dict_for_every_size(
+    gate: Any, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
+    layer = open_gates(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)).double())
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    other = GPSA(3, 4, layer.geometry, config=RecastConfig(gate=gate)).double()
+    other.load_state_dict(state)
+    for height, width in [(1, 1), (1, 7), (5, 4), (12, 9)]:
+        x = torch.randn(2, 3, height, width, dtype=torch.float64)
+        outputs = []
+        for backend in BACKENDS:
+            other.backend = backend  # type: ignore[assignment]
+            outputs.append(other(x))
+            assert outputs[-1].shape == (2, 4, height, width)
+            assert error_of(outputs[-1], outputs[0]) <= 1e-10
+        assert torch.equal(layer(x), outputs[BACKENDS.index(layer.chosen_backend())])
+    after = other.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[name], state[name]) for name in state)
+
+
+# --- parameters -----------------------------------------------------------------------------------------------------
+
+
+def test_softplus_inverse() -> None:
+    assert inverse_softplus(1.0) == pytest.approx(math.log(math.e**5 - 1) / 5, abs=1e-15)
+    assert inverse_softplus(1.0) == pytest.approx(0.99865, abs=5e-6)
+    for alpha in (1e-8, 1e-3, 0.1, 1.0, 3.7, 20.0, 1e4):
+        layer = GPSA(1, 1, Geometry((2, 2)), config=RecastConfig(alpha=alpha), dtype=torch.float64)
+        assert layer.alpha.tolist() == pytest.approx([alpha] * 4, rel=1e-9)
+        assert layer.spans().tolist() == pytest.approx([1 / alpha] * 4, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "groups", "asked", "expected"),
+    [(512, 3, 1, None, 56), (4, 3, 1, None, 1), (64, 7, 64, None, 8), (64, 3, 32, None, 7), (512, 3, 1, 64, 64)],
+)
+def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, expected: int) -> None:
+    config = RecastConfig(head_dim=asked)
+    layer = GPSA(channels, channels, Geometry((kernel, kernel)), groups=groups, config=config, device="meta")
+    assert layer.head_dim == expected
+    assert layer.query.shape == layer.key.shape == (kernel**2 * expected, channels)
+    assert (layer.value is None) == (groups == channels)
+
+
+def test_the_start_of_every_parameter() -> None:
+    layer = GPSA(6, 8, Geometry((2, 3), dilation=(1, 2)), groups=2)
+    assert layer.value is not None
+    assert torch.equal(layer.value, torch.eye(3).repeat(2, 1))
+    assert not layer.key.any()
+    assert 0.01 < float(layer.query.detach().std()) < 0.03
+    assert layer.center.tolist() == [list(offset) for offset in layer.geometry.offsets()]
+    assert not layer.gamma.any()
+    assert not layer.spread.any()
+    paper = GPSA(6, 8, Geometry((2, 3)), config=RecastConfig(gate="sigmoid", lambda_init=2.0))
+    assert paper.lam.tolist() == [2.0] * 6
+    assert paper.gates()["sigma"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 6)
+
+
+def gradients_of(layer: GPSA) -> dict[str, bool]:
+    """Whether any gradient reaches each parameter."""
+    layer.zero_grad()
+    layer(torch.randn(2, layer.in_channels, 6, 7)).square().sum().backward()
+    return {name: p.grad is not None and bool(p.grad.any()) for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_alive_at_the_linear_start(backend: Any) -> None:
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(backend=backend))
+    alive = gradients_of(layer)
+    assert {name for name, is_alive in alive.items() if is_alive} == {"weight", "bias", "value", "gamma", "spread"}
+    assert bool((layer.gamma.grad != 0).all())
+    assert bool((layer.spread.grad != 0).all())
+    with torch.no_grad():
+        layer.gamma.fill_(0.1)
+    assert gradients_of(layer) == {**dict.fromkeys(alive, True), "query": False, "center": False, "raw_alpha": False}
+    with torch.no_grad():
+        layer.spread.fill_(0.1)
+        layer.key.normal_()
+    assert all(gradients_of(layer).values())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_alive_at_the_sigmoid_start(backend: Any) -> None:
+    """W_key = 0 and W_qry random: the key moves first, then the query."""
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate="sigmoid", backend=backend))
+    alive = gradients_of(layer)
+    assert alive == {**dict.fromkeys(alive, True), "query": False}
+    with torch.no_grad():
+        layer.key.add_(layer.key.grad)
+    assert all(gradients_of(layer).values())
+
+
+def test_three_steps_of_training_move_every_parameter() -> None:
+    """Gates first, then the key and the Gaussian, then the query: the chain of products has no dead end."""
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), dtype=torch.float64)
+    before = copy.deepcopy(layer.state_dict())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        layer(torch.randn(2, 9, 6, 6, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    assert all(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+def test_gate_range_clamps_and_lets_gradients_in() -> None:
+    """Outside the range and on its border only gradients that push inward pass (descent moves against the gradient)."""
+    layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0)))
+    start = [-0.5, 0.0, 0.5, 1.0, 1.5]
+    with torch.no_grad():
+        layer.gamma.copy_(torch.tensor(start))
+    assert layer.gates()["gamma"].tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    (gradient,) = torch.autograd.grad(layer.gates()["gamma"].sum(), layer.gamma)  # descent goes down
+    assert gradient.tolist() == [0, 0, 1, 1, 1]
+    (gradient,) = torch.autograd.grad(-layer.gates()["gamma"].sum(), layer.gamma)  # descent goes up
+    assert gradient.tolist() == [-1, -1, -1, 0, 0]
+    free = GPSA(1, 1, Geometry((1, 5)))
+    with torch.no_grad():
+        free.gamma.copy_(torch.tensor(start))
+    assert free.gates()["gamma"].tolist() == start
+
+
+def test_gate_range_keeps_every_map_convex() -> None:
+    layer = GPSA(2, 2, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate_range=(0.0, 1.0)))
+    with torch.no_grad():
+        layer.gamma.normal_(std=2)
+        layer.spread.normal_(std=2)
+        layer.key.normal_()
+    mix = layer.attention(torch.randn(1, 2, 5, 5)).mix.detach()
+    assert float(mix.min()) >= 0
+    assert float(mix.sum(-1).max()) == pytest.approx(1, abs=1e-5)
+
+
+# --- closed heads ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of heads of every computation of the part that is not a convolution."""
+    counted: list[int] = []
+    original = fast._streamed
+
+    def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Tensor:
+        counted.append(len({*w.with_gaussian(), *w.with_content()}))
+        return original(x, values, w, *rest)
+
+    monkeypatch.setattr(fast, "_streamed", spy)
+    return counted
+
+
+def open_two(layer: GPSA) -> GPSA:
+    with torch.no_grad():
+        layer.gamma[1], layer.spread[4] = -0.2, 0.3
+        layer.key.normal_()
+    return layer
+
+
+def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(heads_run: list[int]) -> None:
+    layer = open_two(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))).eval()
+    x = torch.randn(1, 3, 5, 5)
+    with torch.no_grad():
+        everything = layer(x)
+        assert heads_run == [9]  # nobody looked at the gates yet
+        assert layer.refresh_gates() == (1, 4)
+        torch.testing.assert_close(layer(x), everything)
+        assert heads_run == [9, 2]
+    layer(x)
+    assert heads_run == [9, 2, 9]  # gradients may be asked for: a closed gate's gradient needs its map
+    layer.train()
+    with torch.no_grad():
+        layer(x)
+    assert heads_run == [9, 2, 9, 9]
+
+
+def test_nothing_is_computed_when_all_heads_are_closed(heads_run: list[int]) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = recast_layer(conv).eval()
+    assert layer.refresh_gates() == ()
+    x = torch.randn(1, 3, 5, 5)
+    with torch.no_grad():
+        assert torch.equal(layer(x), conv(x))
+    assert heads_run == []
+
+
+@pytest.mark.parametrize("change", ["train", "load", "load assign", "optimiser", "refresh in training", "copy"])
+def test_a_stale_answer_is_never_used(change: str, error_of: Callable[..., float]) -> None:
+    """All heads were closed when somebody looked; then the gates opened. Eval must compute the open ones."""
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))
+    opened = open_two(copy.deepcopy(layer))
+    layer.train(change == "refresh in training").refresh_gates()
+    if change == "load":
+        layer.load_state_dict(opened.state_dict())
+    elif change == "load assign":
+        holder = nn.Sequential(layer)
+        holder.load_state_dict(nn.Sequential(opened).state_dict(), assign=True)
+    else:
+        if change == "train":
+            layer.train()
+        elif change == "copy":  # as an exponential moving average does: copy once, then write in place
+            layer = copy.deepcopy(layer)
+        with torch.no_grad():
+            for mine, theirs in zip(layer.parameters(), opened.parameters(), strict=True):
+                mine.copy_(theirs)
+    layer.eval()
+    x = torch.randn(1, 3, 5, 5)
+    with torch.no_grad():
+        assert error_of(layer(x), opened(x)) < 1e-6
+
+
+def test_a_gate_put_in_the_place_of_another_is_noticed() -> None:
+    """Python gives the address of a freed tensor out again: it is no proof that a tensor is the one looked at."""
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval()
+    with torch.no_grad():
+        layer.key.normal_()
+        x = torch.randn(1, 3, 5, 5)
+        layer.refresh_gates()
+        closed = layer(x)
+        for _ in range(50):
+            gates = torch.full((9,), 0.5).fill_(0.5)
+            del layer.gamma
+            layer.gamma = nn.Parameter(gates)
+            assert not torch.allclose(layer(x), closed)
+            layer.gamma.zero_()
+            layer.refresh_gates()
+
+
+def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
+    layer = open_two(GPSA(3, 4, Geometry((3, 3))))
+    both = layer.refresh_gates()
+    assert both is not None
+    assert len(both) == 2
+    layer.close_maps_(0.25)
+    assert (layer.gaussian_heads, layer.content_heads, layer.open_heads) == ((4,), (), (4,))
+    layer.close_maps_(0.3)
+    assert layer.open_heads == ()
+    assert not any(gate.any() for gate in layer.gates().values())
+    layer = GPSA(3, 4, Geometry((3, 3)))
+    with torch.no_grad():
+        layer.gamma[7] = float("nan")
+    layer.close_maps_(0.3)
+    assert layer.content_heads == (7,)
+    sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
+    sigmoid.close_maps_(10)
+    assert (sigmoid.open_heads, len(sigmoid.gaussian_heads), sigmoid.content_heads) == (None, 9, ())
+    half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
+    with pytest.raises(RecastError, match="does not hold 0"):
+        GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
+
+
+# --- folding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", range(0, 100, 50))
+def test_folding_closed_heads_is_exact(
+    start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
+    """W_val ≠ I, moved Δ, α, queries and keys: with γ = s = 0 the layer is a convolution all the same."""
+    for seed in range(start, start + 50):
+        conv, x, text = random_case(seed)
+        layer = open_gates(recast_layer(conv), seed)
+        assert layer.fold() is layer, text  # open heads: nothing to fold
+        with torch.no_grad():
+            layer.gamma.zero_()
+            layer.spread.zero_()
+        folded = layer.fold()
+        assert folded is not layer
+        assert not any(isinstance(module, GPSA) for module in folded.modules())
+        assert error_of(folded(x), layer(x)) <= 1e-10, text
+        if conv.groups != conv.in_channels:
+            assert error_of(folded(x), conv(x)) > 1e-6, text  # W_val was folded in
+
+
+def test_a_folded_layer_is_the_convolution_it_came_from(random_case: Callable[..., Any]) -> None:
+    for seed in range(100):
+        conv, x, text = random_case(seed, torch.float32)
+        conv.weight.requires_grad_(seed % 2 == 0)
+        folded = recast_layer(conv.train(seed % 3 == 0)).fold()
+        assert folded.training == conv.training
+        inner = folded if isinstance(folded, nn.Conv2d) else folded[1]
+        assert (inner.weight.requires_grad, inner.weight.dtype) == (conv.weight.requires_grad, torch.float32)
+        assert torch.equal(inner.weight, conv.weight), text
+        torch.testing.assert_close(folded(x), conv(x), msg=text)
+
+
+def test_sigmoid_gates_never_fold() -> None:
+    layer = GPSA(2, 2, Geometry((3, 3)), config=RecastConfig(gate="sigmoid", lambda_init=14.0, alpha=20.0))
+    assert layer.fold(tol=1.0) is layer
+
+
+def test_timm_folds_a_copy(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
+    closed, opened = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))), GPSA(4, 4, Geometry((3, 3)))
+    model = nn.Sequential(closed, nn.ReLU(), open_gates(opened)).eval()
+    folded = reparameterize_model(model)
+    assert [type(module) for module in folded] == [nn.Conv2d, nn.ReLU, GPSA]
+    assert [type(module) for module in model] == [GPSA, nn.ReLU, GPSA]
+    x = torch.randn(1, 3, 8, 8)
+    assert error_of(folded(x), model(x)) <= 1e-5
+
+
+# --- precision, memory, copies, compile -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_autocast_stays_close_to_float32(
+    backend: Any, gate: Any, groups: int, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
+    config = RecastConfig(gate=gate, backend=backend)
+    layer = open_gates(GPSA(8, 8, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
+    with torch.no_grad():  # sharp content maps turn rounding into other winners; that is not what is tested
+        layer.query.mul_(0.3)
+    x = torch.randn(2, 8, 9, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        y.float().square().sum().backward()
+    assert error_of(y.float(), layer(x)) < 3e-2
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_half_precision_modules_keep_positions_in_float32(
+    dtype: torch.dtype,
+    backend: Any,
+    gate: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    open_gates: Callable[..., GPSA],
+    error_of: Callable[..., float],
+) -> None:
+    layer = open_gates(GPSA(6, 6, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)))
+    with torch.no_grad():
+        layer.query.mul_(0.3)
+    x = torch.randn(1, 6, 7, 7)
+    expected = layer(x)
+    seen = set()
+    for module, name in ((maps, "gaussian_factors"), (fast, "gaussian_factors"), (written_out, "gaussian_map")):
+        original = getattr(module, name)
+
+        def spy(*args: Any, original: Callable[..., Any] = original) -> Any:
+            result = original(*args)
+            seen.update(t.dtype for t in (result if isinstance(result, tuple) else (result,)))
+            return result
+
+        monkeypatch.setattr(module, name, spy)
+    layer.backend = backend
+    y = layer.to(dtype)(x.to(dtype))
+    assert y.dtype == dtype
+    assert seen == {torch.float32}
+    assert error_of(y.float(), expected) < (4e-2 if dtype == torch.bfloat16 else 1e-2)
+
+
+def test_channels_last_is_kept() -> None:
+    conv = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    layer = recast_layer(conv).to(memory_format=torch.channels_last)
+    trained, expected = layer(x), conv(x)
+    evaluated = layer.eval()(x)
+    for y in (trained, evaluated):
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert y.stride() == expected.stride()
+    torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(evaluated, expected)
+
+
+def test_a_copy_is_independent_and_equal(open_gates: Callable[..., GPSA]) -> None:
+    layer = open_gates(GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(head_dim=2)))
+    clone = copy.deepcopy(layer)
+    x = torch.randn(1, 3, 6, 6)
+    expected = layer(x)
+    assert torch.equal(clone(x), expected)
+    with torch.no_grad():
+        layer.gamma.add_(1)
+    assert torch.equal(clone(x), expected)
+    assert not torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("gate", "backend", "content"),
+    [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
+     ("linear", "auto", "linear")],
+)  # fmt: skip
+def test_compiles_in_one_graph_once_a_size(
+    gate: Any, backend: Any, content: Any, open_gates: Callable[..., GPSA]
+) -> None:
+    config = RecastConfig(
+        gate=gate, backend=backend, content=content, gate_range=(-1.0, 1.0) if gate == "linear" else None
+    )
+    groups = 1 if backend in ("merged", "auto") else 2
+    layer = open_gates(GPSA(4, 4, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=count)
+    sizes = [(8, 8), (9, 6), (8, 8), (7, 10), (9, 6)]
+    for height, width in sizes:
+        x = torch.randn(2, 4, height, width)
+        torch.testing.assert_close(compiled(x), layer(x))
+    assert len(graphs) <= len(set(sizes))
+    layer.eval().refresh_gates()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+# --- what a user sees -----------------------------------------------------------------------------------------------
+
+
+def test_attention_is_what_the_layer_does(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
+    layer = open_gates(GPSA(4, 6, Geometry((3, 2), (2, 1), (1, 1, 0, 1)), groups=2)).double()
+    x = torch.randn(2, 4, 7, 5, dtype=torch.float64)
+    maps = layer.attention(x)
+    assert [len(m) for m in maps] == [1, 1, 2, 2]
+    values = layer.geometry.pad(functional.project_values(x, layer.value, 2)).flatten(2)
+    gathered = torch.einsum("bcm,bhnm->bchn", values, maps.mix).unflatten(-1, layer.geometry.output_size(7, 5))
+    y = functional.project_out(gathered, layer.weight.flatten(2), layer.bias, 2)
+    assert error_of(y, layer(x)) <= 1e-10
+
+
+def test_repr_tells_the_story() -> None:
+    text = repr(GPSA(8, 16, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=2, bias=False))
+    for part in ("8 → 16", "3×3 stride 2 pad 1", "9 heads", "groups=2", "bias=False", "gate=linear", "backend=split"):
+        assert part in text
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 5), (1, 4, 5, 5), (1, 3, 5)])
+def test_a_foreign_input_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RecastError, match=r"GPSA expects \(batch, 3, height, width\), got"):
+        GPSA(3, 4, Geometry((3, 3)))(torch.zeros(shape))
+
+
+def test_channels_must_divide_into_groups() -> None:
+    with pytest.raises(RecastError, match="3 groups"):
+        GPSA(4, 6, Geometry((3, 3)), groups=3)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan, math.inf])
+def test_alpha_must_be_positive(alpha: float) -> None:
+    with pytest.raises(RecastError, match="alpha must be a positive number"):
+        RecastConfig(alpha=alpha)

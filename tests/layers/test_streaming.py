@@ -1,0 +1,238 @@
+"""The streaming operator and what rests on it: pruned layers, linear content, memory, cost, checkpoints, the choice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.layers import functional
+from recast.layers.functional import fast
+from recast.layers.functional.streaming import attend, forward
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule
+from recast.tracing.cost import SavedBytes
+
+# torch says this about its own 'same' padding of even kernels
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+
+PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
+NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
+FORMS = ("dense", "split", "merged")
+
+
+def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor]:
+    layer.backend = form  # type: ignore[assignment]
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    weights = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)
+    parameters = {name: p for name, p in layer.named_parameters() if p.numel()}
+    gradients = torch.autograd.grad((y * weights).sum(), [x, *parameters.values()])
+    return {"output": y.detach(), **dict(zip(["input", *parameters], gradients, strict=True))}
+
+
+def recast_layer(conv: Any, config: RecastConfig) -> GPSA:
+    found = find_rule(conv)
+    assert found is not None
+    return found[1](conv, config)
+
+
+def assert_forms_agree(layer: GPSA, x: Tensor, text: str) -> None:
+    """All forms against `reference`, fp64, outputs and every gradient."""
+    expected = outputs_and_gradients(layer, x, "reference")
+    steepest = max(float(value.abs().max()) for value in expected.values())
+    for form in FORMS:
+        for name, value in outputs_and_gradients(layer, x, form).items():
+            scale = max(float(expected[name].abs().max()), 1e-5 * steepest)
+            error = float((value - expected[name]).abs().max()) / scale
+            assert error <= 1e-10, f"{form} {name} {error:.1e}, {text}"
+
+
+@pytest.mark.parametrize("content", ["softmax", "linear"])
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("attend_padding", [False, True])
+def test_forms_agree_with_pruned_maps(
+    content: Any,
+    gate: Any,
+    attend_padding: bool,
+    random_case: Callable[..., Any],
+    open_gates: Callable[..., GPSA],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Random choices of Gaussian and content maps, with and without W_val, in chunks of all kinds."""
+    config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding)
+    first = 30000 + 1000 * (4 * (content == "linear") + 2 * (gate == "sigmoid") + attend_padding)
+    for seed in range(first, first + max(40, NUM_GEOMETRIES // 12)):
+        monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+        monkeypatch.setattr(forward, "MERGE_KEYS", (0, 10**6)[seed % 2])
+        conv, x, text = random_case(seed)
+        layer = open_gates(recast_layer(conv, config), seed)
+        generator = torch.Generator().manual_seed(seed)
+        gaussian, some = (torch.rand(2, layer.num_heads, generator=generator) < 0.5).unbind()
+        kept = tuple(some.nonzero().flatten().tolist())
+        every = tuple(range(layer.num_heads))
+        layer.prune_(every if gate == "sigmoid" else tuple(gaussian.nonzero().flatten().tolist()), kept)
+        if seed % 3 == 0:
+            layer.fold_value_()
+        assert_forms_agree(layer, x, text)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_the_operator_passes_torchs_own_checks() -> None:
+    """Schema, fake tensors, autograd registration and ahead-of-time dispatch (`torch.library.opcheck`)."""
+    torch.manual_seed(0)
+    values, query, key = torch.randn(2, 3, 4, 6), torch.randn(2, 12, 4), torch.randn(2, 12, 4)
+    rows, columns = torch.rand(2, 3, 3), torch.rand(2, 4, 4)
+    shift, gates, weight, bias = torch.rand(3), torch.rand(2), torch.randn(3, 5, 6), torch.randn(5)
+    taps = [0, 2, 1, 0, 4, 0, 0, 3, 0, 0, 4, 0, 1, 3, 0, 1, 4, 0]
+    tensors = [values, query, key, rows, columns, shift, gates, weight, bias]
+    numbers = ([3, 4], [0, 2], [1, 2], taps, [1, 1], [0, 0, 3, 4], 1)
+    summaries = torch.randn(2, 4, 6)
+    for keep in (False, True):
+        inputs = tuple(t.clone().requires_grad_() for t in tensors)
+        torch.library.opcheck(attend, (*inputs, *numbers, False, keep))
+    inputs = tuple(t.clone().requires_grad_() for t in (values, query, summaries, *tensors[3:]))
+    torch.library.opcheck(attend, (*inputs, *numbers, True, False))
+
+
+def test_a_map_that_is_not_there_has_no_parameters() -> None:
+    layer = GPSA(18, 4, PAD_1)
+    layer.prune_((1, 2), (3,))
+    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+    assert shapes["query"] == shapes["key"] == (2, 18)
+    assert shapes["center"] == (2, 2)
+    assert shapes["spread"] == shapes["raw_alpha"] == (2,)
+    assert shapes["gamma"] == (1,)
+
+
+def saved(layer: GPSA, x: Tensor, form: str) -> int:
+    layer.backend = form  # type: ignore[assignment]
+    with SavedBytes(layer) as kept:
+        layer(x.clone().requires_grad_())
+    return kept.total
+
+
+def test_no_map_is_kept_for_backward() -> None:
+    """28² tokens, 64 channels: the maps alone would be 22 MB an image."""
+    layer, x = GPSA(64, 64, PAD_1), torch.randn(1, 64, 28, 28)
+    maps = 4 * 9 * 784**2
+    assert saved(layer, x, "dense") > maps
+    assert saved(layer, x, "merged") < maps / 6
+    # short maps: what the heads gather is not kept either, and the growth per image is x, its values, queries and keys
+    short = torch.randn(2, 512, 7, 7)
+    wide = GPSA(512, 512, PAD_1)
+    growth = saved(wide, short, "merged") - saved(wide, short[:1], "merged")
+    assert growth <= 5 * short[:1].numel() * 4
+
+
+def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
+    weights = GPSA(512, 512, PAD_1, device="meta").weights()
+    assert not fast.keeps_gathered(14 * 14, 9, weights, groups=1)
+    assert fast.keeps_gathered(28 * 28, 9, GPSA(256, 256, PAD_1, device="meta").weights(), groups=1)
+    assert not fast.keeps_gathered(56 * 56, 0, weights, groups=1)
+    assert not fast.keeps_gathered(56 * 56, 9, weights, groups=2)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the products of `dense`, which torch counts itself, on maps without padding."""
+    monkeypatch.setattr(fast, "KEEP_COST", 0.0 if keeps else 9.0)
+    layer, x = GPSA(18, 12, Geometry((3, 3))), torch.randn(2, 18, 9, 8, requires_grad=True)
+    layer.prune_((), range(9))
+    counts = {}
+    for form in ("dense", "merged"):
+        layer.backend = form  # type: ignore[assignment]
+        with FlopCounterMode(display=False) as once:
+            y = layer(x)
+        with FlopCounterMode(display=False) as back:
+            y.sum().backward()
+        counts[form] = once.get_total_flops(), back.get_total_flops()
+    assert counts["merged"][0] == counts["dense"][0]
+    logits = 2 * 2 * (7 * 6) * (9 * 8) * 9 * layer.head_dim
+    gathered = 2 * 2 * (7 * 6) * (9 * 8) * 9 * 18
+    again = logits if keeps else logits + gathered
+    assert counts["merged"][1] == counts["dense"][1] + again
+
+
+@pytest.mark.parametrize("form", ["split", "merged"])
+def test_gradient_checkpointing(form: Any, open_gates: Callable[..., GPSA]) -> None:
+    layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(backend=form)))
+    x = torch.randn(2, 6, 7, 5)
+    results = []
+    for run in (layer, lambda t: checkpoint(layer, t, use_reentrant=False)):
+        layer.zero_grad()
+        inputs = x.clone().requires_grad_()
+        y = run(inputs)
+        y.square().sum().backward()
+        results.append([y.detach(), inputs.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("form", ["split", "merged"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients(form: Any, dtype: torch.dtype, open_gates: Callable[..., GPSA]) -> None:
+    """Autocast against fp32: about as near as `dense`, whose products are torch's own."""
+    layer = open_gates(GPSA(16, 16, PAD_1))
+    x = torch.randn(2, 16, 8, 8)
+    expected = outputs_and_gradients(layer, x, "reference")
+    errors: dict[str, dict[str, float]] = {}
+    for each in ("dense", form):
+        with torch.autocast("cpu", dtype=dtype):
+            measured = outputs_and_gradients(layer, x, each)
+        errors[each] = {
+            name: float((value.float() - expected[name]).norm() / expected[name].norm())
+            for name, value in measured.items()
+        }
+    step = torch.finfo(dtype).eps
+    for name, error in errors[form].items():
+        assert error < 2 * errors["dense"][name] + step, name
+        assert error < 32 * step, name
+
+
+@pytest.mark.parametrize("form", ["split", "merged"])
+@pytest.mark.parametrize("content", ["softmax", "linear"])
+def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Callable[..., GPSA]) -> None:
+    layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig(backend=form, content=content)))
+    assert layer(torch.randn(0, 4, 6, 5)).shape == (0, 5, 6, 5)
+    y = layer(torch.randn(3, 4, 1, 1, requires_grad=True))
+    assert y.shape == (3, 5, 1, 1)
+    y.sum().backward()
+
+
+def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Callable[..., GPSA]) -> None:
+    layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig(content="linear")).double())
+    content = layer.attention(torch.randn(2, 18, 5, 6, dtype=torch.float64)).content
+    torch.testing.assert_close(content.sum(-1), torch.ones_like(content.sum(-1)))
+    assert bool((content >= 0).all())
+    assert int(torch.linalg.matrix_rank(content[0, 0])) == layer.head_dim == 2
+    ring = functional.maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
+    assert not content[..., ~ring].any()
+
+
+@pytest.mark.parametrize(
+    ("opened", "expected"), [(0, "split"), (1, "split"), (2, "split"), (3, "merged"), (9, "merged")]
+)
+def test_the_choice_follows_the_open_heads(opened: int, expected: str) -> None:
+    assert functional.choose_backend(PAD_1, 1, opened, has_shift=True) == expected
+    assert functional.choose_backend(PAD_1, 4, opened, has_shift=True) == "split"
+
+
+def test_the_layer_says_what_runs() -> None:
+    layer = GPSA(4, 4, PAD_1).eval()
+    assert "backend=split" in repr(layer)  # closed
+    assert "backend=merged" in repr(layer.train())
+    with torch.no_grad():
+        layer.spread[0] = 0.5
+    layer.eval().refresh_gates()
+    with torch.no_grad():
+        assert layer.chosen_backend() == "split"  # one head of nine
+    assert layer.chosen_backend() == "merged"  # gradients may be asked for: all run

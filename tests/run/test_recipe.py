@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError
+from recast.run.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    ModelConfig,
+    OptimConfig,
+    RecastConfig,
+    Recipe,
+    RegularizationConfig,
+)
+from recast.run.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+
+
+def unusual() -> Recipe:
+    return Recipe(
+        model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
+        data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
+        augment=AugmentConfig(crop="none", scale=(0.3, 1.0), mixup=0.2),
+        recast=RecastConfig(gamma_init=0.1, gate_range=(0.0, 1.0), head_dim=4, backend="dense"),
+        where=["layer4.*", "layer3.0.conv1"],
+        budget="memory=64MiB",
+        optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
+        epochs=12,
+        amp="bf16",
+        regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1, drop_path_mode="uniform"),
+        distill=DistillConfig("parent", targets="hard"),
+        trackers=["tensorboard"],
+        control=False,
+    )
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), unusual()], ids=["default", "unusual"])
+def test_a_written_recipe_reads_back_the_same(recipe: Recipe, tmp_path: Path) -> None:
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("epochs: 3\noptim: {lr: 1e-3}\nmodel:\nwhere: all\namp: off\n", encoding="utf-8")
+    recipe = load_recipe(tmp_path / "r.yaml")
+    assert recipe == Recipe(epochs=3, optim=OptimConfig(lr=1e-3), where=["all"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", r"unknown key epoch\. Did you mean epochs"),
+        ("optim: {learning: 1}", r"unknown key optim\.learning"),
+        ("optim: {lrr: 1}", r"unknown key optim\.lrr\. Did you mean lr"),
+        ("epochs: three", r"epochs must be a whole number, got 'three'"),
+        ("epochs: true", r"epochs must be a whole number, got True"),
+        ("epochs: 2.5", r"epochs must be a whole number, got 2\.5"),
+        ("optim: {lr: fast}", r"optim\.lr must be a number, got 'fast'"),
+        ("optim: {clip_grad: [1]}", r"optim\.clip_grad must be a number or null"),
+        ("recast: {gate: sigmoidd}", r"recast\.gate must be one of linear, sigmoid.*Did you mean sigmoid"),
+        ("recast: {gate_range: [0, 1, 2]}", r"recast\.gate_range must be a list of 2 items"),
+        ("data: {mean: 0.5}", r"data\.mean must be a list, each item a number"),
+        ("control: maybe", r"control must be true or false"),
+        ("optim: 3", r"optim must be a mapping"),
+        ("recast: {alpha: -1}", r"alpha must be a positive number"),
+        ("epochs: -1", r"epochs must be 0 or more"),
+        ("- epochs", r"must hold a mapping"),
+        ("epochs: [", r"cannot read recipe"),
+        ("model: !!python/object/apply:os.getcwd []", r"cannot read recipe"),
+    ],
+)
+def test_mistakes_are_named_with_their_key(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=message) as raised:
+        load_recipe(path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_such_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no such recipe"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "images"
+    run.mkdir()
+    elsewhere.mkdir()
+    (run / "parent.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe(model=ModelConfig(checkpoint="run/parent.safetensors"), data=DataConfig(data_dir="images"))
+    save_recipe(recipe, run / "recipe.yaml")
+    run.rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "images")
+    found = load_recipe("../moved/recipe.yaml")
+    assert found.model.checkpoint == str(tmp_path / "moved" / "parent.safetensors")
+    assert found.data.data_dir == str(elsewhere)
+
+
+def test_a_relative_path_that_is_not_beside_the_recipe_is_left_for_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("model: {checkpoint: nowhere.pth}", encoding="utf-8")
+    assert load_recipe(tmp_path / "r.yaml").model.checkpoint == "nowhere.pth"
+
+
+def test_changes_are_dotted_names_with_both_values() -> None:
+    assert changes(Recipe(), Recipe()) == []
+    assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr (0.0001, now 1)", "seed (0, now 1)"]
+    assert changes(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed (0, now 1)"]

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError
+from recast.run.records import Difference, Row, read_differences, read_rows, write_differences, write_rows
+
+ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
+OTHERS = [
+    replace(ROW, metric="loss", value=0.1),
+    replace(ROW, model="pärent", value=float("inf"), n=7, low=-0.5, high=1e-300),
+]
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
+    assert read_rows(tmp_path / "rows.csv") == [ROW, *OTHERS]
+    assert (
+        (tmp_path / "rows.csv")
+        .read_text(encoding="utf-8")
+        .startswith("run,model,suite,dataset,metric,value,n,low,high\n")
+    )
+
+
+def test_differences(tmp_path: Path) -> None:
+    path = tmp_path / "differences.csv"
+    first = Difference("r", "recast", "parent", "clean", "digits", "top1", 1 / 3, -0.1, 0.7, 50)
+    write_differences(path, [first, replace(first, against="finetuned")])
+    write_differences(path, [replace(first, suite="pgd")])
+    assert read_differences(path) == [first, replace(first, against="finetuned"), replace(first, suite="pgd")]
+    path.write_text(path.read_text(encoding="utf-8").replace("0.7", "", 1), encoding="utf-8")
+    with pytest.raises(RecastError, match="line 2: value, low and high must be numbers"):
+        read_differences(path)
+
+
+def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path: Path) -> None:
+    """Else a curve could join points of 300 and of 40 images, or a renamed folder have every line twice."""
+    pgd = replace(ROW, suite="pgd", metric="top1@1")
+    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS, pgd])
+    new = replace(ROW, run="renamed", value=1.0, n=3)
+    write_rows(tmp_path / "rows.csv", [new])
+    assert read_rows(tmp_path / "rows.csv") == [replace(pgd, run="renamed"), new]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    write_rows(tmp_path / "rows.csv", [])
+    assert len(read_rows(tmp_path / "rows.csv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must start with the columns run,model"),
+        ("a,b\n1,2\n", "must start with the columns .* got 'a,b'"),
+        ("run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d\n", "line 2: expected 9 cells"),
+        (
+            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,high,3,,\n",
+            "line 2: value, low and high must be numbers",
+        ),
+        (
+            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,1.5,3.5,,\n",
+            "n an integer, got value='1.5' .* n='3.5'",
+        ),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=message):
+        read_rows(path)
+    with pytest.raises(RecastError, match=message):
+        write_rows(path, [ROW])
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="no such file of results"):
+        read_rows(tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecastError, match="cannot read"):
+        read_rows(tmp_path / "rows.csv")
+
+
+def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_rows(tmp_path / "rows.csv", [ROW])
+    monkeypatch.setattr("recast.run.files.os.replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(tmp_path / "rows.csv", OTHERS)
+    assert read_rows(tmp_path / "rows.csv") == [ROW]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_rows_import_no_torch() -> None:
+    code = "import sys, recast.run.records, recast.evaluation; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

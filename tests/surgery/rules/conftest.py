@@ -1,0 +1,142 @@
+"""Random modules of every class with a rule of its own, kernels written out a second time, and networks around one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import timm.layers
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule
+
+
+class Case(NamedTuple):
+    """A random module and an input it fits."""
+
+    module: Any
+    x: Tensor
+    text: str
+
+
+def _kind(name: str) -> Any:
+    return nn.ConvTranspose2d if name == "ConvTranspose2d" else getattr(timm.layers, name)
+
+
+def _random_case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Case:
+    """Any kernel, stride, dilation, groups, padding and output padding that the class accepts, on a tiny input."""
+    rng = random.Random(seed)
+    kernel = rng.choice([(1, 1), (3, 3), (2, 2), (1, 5), (4, 3), (rng.randint(1, 4), rng.randint(1, 4))])
+    dilation = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2, 3)))
+    stride = (rng.choice((1, 2, 3)), rng.choice((1, 2, 3)))
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    groups = rng.choice((1, 1, 2, 3))
+    channels = (groups * rng.choice((1, 1, 2)), groups * rng.choice((1, 2)))
+    if "Std" in name and kernel == (1, 1):  # one number has no variance: timm's own forward refuses it
+        channels = (groups * 2, channels[1])
+    settings: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups, "bias": rng.random() < 0.5}
+    smallest = [1, 1]
+    if name == "ConvTranspose2d":
+        cropped = tuple(rng.randint(0, r) for r in reach)
+        added = tuple(rng.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
+        settings |= {"padding": cropped, "output_padding": added}
+        smallest = [-(-(2 * p - r - a) // s) + 1 for p, r, a, s in zip(cropped, reach, added, stride, strict=True)]
+    elif name in ("StdConv2dSame", "ScaledStdConv2dSame"):
+        settings["padding"] = rng.choice(("SAME", "SAME", "SAME", "valid", ""))
+    elif name != "Conv2dSame":
+        settings["padding"] = rng.choice((None, 0, (1, 2)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _kind(name)(*channels, kernel, **settings, dtype=dtype)
+        if hasattr(module, "gain"):
+            nn.init.uniform_(module.gain, 0.5, 1.5)
+        follows_input = name == "Conv2dSame" or getattr(module, "same_pad", False)
+        if name != "ConvTranspose2d" and not follows_input:
+            paddings = module.padding if isinstance(module.padding, tuple | list) else (module.padding,) * 2
+            smallest = [r + 1 - 2 * p for r, p in zip(reach, paddings, strict=True)]
+        size = [max(1, least) + rng.randint(0, 5) for least in smallest]
+        x = torch.randn(2, channels[0], *size, dtype=dtype)
+    return Case(module, x, f"seed {seed}: {module} on {tuple(x.shape)}")
+
+
+def _kernel_of(module: Any) -> Tensor:
+    """The kernel of the cross-correlation that a module is, (O, C/g, …), from the papers' formulas; differentiable."""
+    weight: Tensor = module.weight
+    if isinstance(module, nn.ConvTranspose2d):
+        return torch.cat([part.transpose(0, 1).flip(2, 3) for part in weight.chunk(module.groups)])
+    if not hasattr(module, "eps"):
+        return weight
+    mean = weight.mean((1, 2, 3), keepdim=True)
+    variance = (weight - mean).square().mean((1, 2, 3), keepdim=True)
+    standardised = (weight - mean) / (variance + module.eps).sqrt()
+    return standardised * module.gain * module.scale if hasattr(module, "gain") else standardised
+
+
+def _layer_of(module: nn.Module, config: RecastConfig | None = None) -> GPSA:
+    found = find_rule(module)
+    assert found is not None
+    return found[1](module, config or RecastConfig())
+
+
+class Around(nn.Module):
+    """A stem, the module in question as `conv`, and the mean of its maps; `call(conv, x)` says how it is used."""
+
+    def __init__(self, conv: nn.Module, call: Callable[[Any, Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.conv, self.call = conv, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.conv(x) if self.call is None else self.call(self.conv, x)
+        return y.flatten(2).mean(2)
+
+
+def _recast_and_verify(
+    model: nn.Module, x: Tensor, where: Any = "all", config: RecastConfig | None = None
+) -> tuple[nn.Module, list[str], recast.Plan]:
+    """Plan, recast in place, and check that no bit changed, layer by layer; the recast names are returned too."""
+    plan = recast.plan(model, x, config, where=where)
+    before = recast.trace(model, plan, x)
+    assert set(before.layers) == {step.name for step in plan.steps}
+    child = recast.recast_(model, plan)
+    result = recast.verify(before, child, x)
+    assert result.bitwise, str(result)
+    assert set(result.layers.values()) == {0.0}
+    return child, [step.name for step in plan.steps], plan
+
+
+@pytest.fixture(scope="session")
+def case_of() -> Callable[..., Case]:
+    """`case_of(class name, seed, dtype)`: a random module of that class, an input, and a text that names it."""
+    return _random_case
+
+
+@pytest.fixture(scope="session")
+def kernel_of() -> Callable[[Any], Tensor]:
+    """`kernel_of(module)`: the kernel that the new layer should have, computed without the package."""
+    return _kernel_of
+
+
+@pytest.fixture(scope="session")
+def layer_of() -> Callable[..., GPSA]:
+    """`layer_of(module, config)`: what the rule of a module makes of it."""
+    return _layer_of
+
+
+@pytest.fixture(scope="session")
+def around() -> type[Around]:
+    """`around(conv, call)`: a small network with `conv` in its middle, which gets (B, 4, H, W)."""
+    return Around
+
+
+@pytest.fixture(scope="session")
+def recast_and_verify() -> Callable[..., tuple[nn.Module, list[str], recast.Plan]]:
+    """`recast_and_verify(model, x, where, config)`: the recast model, its recast layers and the plan; bitwise equal."""
+    return _recast_and_verify

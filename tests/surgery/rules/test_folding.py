@@ -1,0 +1,130 @@
+"""Back again: every class folds into a convolution of the same function, whatever its gates were in between."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm.layers
+import torch
+from timm.utils import reparameterize_model
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import recast
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+
+KINDS = ("Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame")
+KEEP = RecastConfig(keep_parametrization=True)
+
+
+def kind_of_fold(module: Any) -> type[nn.Module]:
+    if isinstance(module, nn.ConvTranspose2d):
+        return nn.ConvTranspose2d
+    follows_input = isinstance(module, timm.layers.Conv2dSame) or getattr(module, "same_pad", False)
+    return timm.layers.Conv2dSame if follows_input else nn.Conv2d  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
+def test_an_untouched_layer_folds_into_the_same_bits(
+    kind: str, config: RecastConfig, case_of: Callable[..., Any], layer_of: Callable[..., GPSA]
+) -> None:
+    for seed in range(20):
+        module, x, text = case_of(kind, seed, torch.float32)
+        folded = layer_of(module, config).fold()
+        assert type(folded) is kind_of_fold(module), text
+        assert torch.equal(folded(x), module(x)), text
+        for name in ("stride", "dilation", "groups", "in_channels", "out_channels", "kernel_size"):
+            assert getattr(folded, name) == getattr(module, name), f"{name}, {text}"
+        if kind == "ConvTranspose2d":
+            assert (folded.padding, folded.output_padding) == (module.padding, module.output_padding), text
+            assert torch.equal(folded.weight, module.weight), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_a_layer_whose_gates_closed_again_folds_with_its_values(
+    kind: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    case_of: Callable[..., Any],
+    layer_of: Callable[..., GPSA],
+    open_gates: Callable[..., GPSA],
+) -> None:
+    """Random W_val and kernel; gates opened, then closed; the fold is the layer, and can be recast again."""
+    for seed in range(20, 40):
+        module, x, text = case_of(kind, seed, dtype)
+        layer = open_gates(layer_of(module), seed)
+        with torch.no_grad():
+            layer.weight.normal_()
+            assert layer.fold() is layer, text
+            opened = layer(x)
+            layer.gamma.zero_()
+            layer.spread.zero_()
+            expected = layer(x)
+            folded = layer.fold()
+            scale = max(1.0, float(expected.abs().max()))
+            assert type(folded) is kind_of_fold(module), text
+            assert float((folded(x) - expected).abs().max()) <= tolerance * scale, text
+            assert torch.equal(layer_of(folded.eval())(x), folded(x)), text
+        if layer.num_heads > 1:
+            assert float((opened - expected).abs().max()) > 1e-3 * scale, text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [True, False])
+def test_flags_come_back(kind: str, training: bool, case_of: Callable[..., Any], layer_of: Callable[..., GPSA]) -> None:
+    for frozen in ("", "weight gain", "bias"):
+        module = case_of(kind, 1, torch.bfloat16).module.train(training)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in frozen.split())
+        folded = layer_of(module).fold()
+        assert folded.training == training
+        assert folded.weight.dtype == torch.bfloat16
+        assert folded.weight.requires_grad == ("weight" not in frozen)
+        assert folded.bias is None or folded.bias.requires_grad == ("bias" not in frozen)
+
+
+@pytest.mark.parametrize("fold", [recast.fold_, lambda model: reparameterize_model(model, inplace=True)])
+@pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
+def test_a_network_of_every_class_folds_and_is_loaded_folded(
+    fold: Callable[..., Any], config: RecastConfig, tmp_path: Any
+) -> None:
+    parent = nn.Sequential(
+        timm.layers.Conv2dSame(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 3, 2, 1, 1, groups=2),
+        timm.layers.ScaledStdConv2d(4, 4, 3), timm.layers.StdConv2dSame(4, 4, 2, 2),
+        parametrizations.weight_norm(nn.Conv2d(4, 5, 3)),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 3, 14, 11)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, config, where="all"))
+    assert all(isinstance(module, GPSA) for module in child)  # type: ignore[attr-defined]
+    fold(child)
+    names = [type(module).__name__ for module in child]  # type: ignore[attr-defined]
+    assert names == ["Conv2dSame", "ConvTranspose2d", "Conv2d", "Conv2dSame", "Conv2d"]
+    assert torch.equal(child(x), parent(x))
+    if fold is recast.fold_:  # the plan says so
+        loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
+        assert [type(module).__name__ for module in loaded] == names  # type: ignore[attr-defined]
+        assert torch.equal(loaded(x), child(x))
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: timm.layers.StdConv2d(4, 6, 3), lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, 3))]
+)
+def test_a_computed_kernel_folds_into_one_that_trains(
+    build: Callable[[], nn.Module], layer_of: Callable[..., GPSA]
+) -> None:
+    folded = layer_of(build(), KEEP).fold()
+    assert folded.weight.requires_grad
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_folding_spectral_norm_takes_no_power_iteration(training: bool, layer_of: Callable[..., GPSA]) -> None:
+    layer = layer_of(parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)), KEEP)
+    x = torch.randn(2, 4, 8, 8)
+    expected = layer.eval()(x)
+    assert torch.equal(layer.train(training).fold().eval()(x), expected)

@@ -1,0 +1,210 @@
+"""Networks that must work: shared and wrapped layers, compiled parts, half precision, the meta device, blocks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm.layers
+import torch
+import torchvision
+from timm.layers import BlurPool2d, Conv2dSame, ConvNormAct, MixedConv2d, ScaledStdConv2d, ScaledStdConv2dSame
+from torch import Tensor, nn
+
+import recast
+from recast.errors import RecastError
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.plan import Plan
+
+# said by torch when a plan counts the operations of a compiled model: bug 13
+HOOKS_SEEN = "ignore:Using `torch.compile.module.` when there are global hooks:UserWarning"
+X = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    """A network of two convolutions, one of them transposed."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(channels, 4, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(4, channels, (3, 2), 2, 1, groups=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x).relu())
+
+
+class Shared(nn.Module):
+    """One transposed and one SAME layer, both called twice, the first under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 3, 2, 2)
+        self.same = Conv2dSame(3, 3, 3, 2)
+        self.alias = nn.Sequential(self.up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.same(self.alias(self.up(self.same(x))))
+
+
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "MixedConv2d": (lambda: MixedConv2d(3, 6, [3, 5], stride=2), ["0", "1"]),
+    "MixedConv2d, SAME": (lambda: MixedConv2d(3, 6, [3, 4], stride=2, padding="same"), ["0", "1"]),
+    "MixedConv2d, depthwise": (lambda: MixedConv2d(3, 3, [3, 5], depthwise=True), ["0", "1"]),
+    "Conv2dNormActivation": (lambda: torchvision.ops.Conv2dNormActivation(3, 5, 3, stride=2), ["0"]),
+    "ConvNormAct": (lambda: ConvNormAct(3, 5, 3, stride=2), ["conv"]),
+    "ConvNormAct, anti-aliased": (lambda: ConvNormAct(3, 5, 3, stride=2, aa_layer=BlurPool2d), ["conv"]),
+    "SeparableConvNormAct": (lambda: timm.layers.SeparableConvNormAct(3, 5, 3, stride=2), ["conv_dw"]),
+    "blurred stride": (lambda: nn.Sequential(nn.Conv2d(3, 5, 3), BlurPool2d(5), nn.Conv2d(5, 5, 2)), ["0", "2"]),
+    "DataParallel": (lambda: nn.DataParallel(Block()), ["module.down", "module.up"]),
+    "shared, called twice": (Shared, ["up", "same"]),
+    "a transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, 2), [""]),
+    "a standardised convolution": (lambda: ScaledStdConv2dSame(3, 4, 3, 2), [""]),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_other_libraries(name: str, recast_and_verify: Callable[..., Any]) -> None:
+    build, expected = BLOCKS[name]
+    child, names, plan = recast_and_verify(build(), X)
+    assert sorted(names) == sorted(expected)
+    assert plan.note == ""
+    child(X).sum().backward()
+    assert all(bool(child.get_submodule(n).gamma.grad.any()) for n in names if child.get_submodule(n).num_heads > 1)
+
+
+def test_a_shared_layer_stays_shared(recast_and_verify: Callable[..., Any]) -> None:
+    child, _, plan = recast_and_verify(Shared(), X)
+    assert child.alias[0] is child.up
+    assert {step.name: step.calls for step in plan.steps} == {"up": 2, "same": 2}
+    recast.fold_(child)
+    assert child.alias[0] is child.up
+    assert isinstance(child.up, nn.ConvTranspose2d)
+
+
+def compiled(module: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.filterwarnings(HOOKS_SEEN)
+@pytest.mark.parametrize("part", ["whole", "block", "in place"])
+def test_compiled_models(part: str, recast_and_verify: Callable[..., Any]) -> None:
+    """Planned, recast and verified as they are; the compiled code then runs the new layers."""
+    model: Any = nn.Sequential(Block(), nn.Conv2d(3, 3, 3))
+    if part == "whole":
+        model = compiled(model)
+    elif part == "block":
+        model[0] = compiled(model[0])
+    else:
+        torch._dynamo.reset()
+        model.compile(backend="eager")
+    model(X)
+    child, names, _ = recast_and_verify(model, X)
+    assert len(names) == 3
+    before = child(X)
+    with torch.no_grad():
+        for layer in child.modules():
+            if isinstance(layer, GPSA):
+                layer.gamma.fill_(0.5)
+    assert float((child(X) - before).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.filterwarnings(HOOKS_SEEN)
+def test_a_convolution_that_is_compiled_by_itself(recast_and_verify: Callable[..., Any]) -> None:
+    """`torch.compile(conv)` holds the convolution in a closure too: recast with its wrapper, or refused."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), compiled(nn.Conv2d(4, 4, 3)))
+    plan = recast.plan(model, X, where="all")
+    if len(plan.steps) == 1:
+        assert "compile" in plan.left[0].reason
+        return
+    child, names, _ = recast_and_verify(model, X)
+    before = child(X)
+    with torch.no_grad():
+        child.get_submodule(names[1]).gamma.fill_(0.5)
+    assert not torch.equal(child(X), before)
+
+
+def test_planning_a_compiled_model_warns_of_nothing() -> None:
+    recast.plan(compiled(Block()), X, where="all")
+
+
+def test_a_child_that_never_calls_its_layer_is_reported() -> None:
+    """A forward bound before the recast (a closure, a compiled wrapper) keeps the old layer: `verify` says so."""
+
+    class Bound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.run = [self.conv]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.run[0](x)
+
+    model = Bound()
+    plan = recast.plan(model, X, where="all")
+    before = recast.trace(model, plan, X)
+    recast.recast_(model, plan)
+    with pytest.raises(RecastError, match="conv"):
+        recast.verify(before, model, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("keep", [False, True])
+def test_precision_is_kept(dtype: torch.dtype, keep: bool, recast_and_verify: Callable[..., Any]) -> None:
+    model = nn.Sequential(Block(), ScaledStdConv2d(3, 4, 3, padding=1), ScaledStdConv2dSame(4, 4, 3, 2)).to(dtype)
+    model[1].requires_grad_(False)
+    model[2].eval()
+    child, names, _ = recast_and_verify(model, X.to(dtype), "all", RecastConfig(keep_parametrization=keep))
+    assert len(names) == 4
+    assert {p.dtype for p in child.parameters()} == {dtype}
+    assert child(X.to(dtype)).dtype == dtype
+    assert [child.get_submodule(n).training for n in ("0.down", "0.up", "1", "2")] == [True, True, True, False]
+    assert not child[1].weight.requires_grad
+    assert not child[1].bias.requires_grad
+    assert child[1].gamma.requires_grad
+
+
+def old_style() -> nn.Module:
+    return nn.Sequential(
+        torch.nn.utils.spectral_norm(nn.Conv2d(3, 4, 3)), nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 3, 3))
+    )
+
+
+@pytest.mark.parametrize("example", ["cpu", "meta"])
+@pytest.mark.parametrize("build", [Block, Shared, old_style, lambda: ScaledStdConv2d(3, 4, 3)])
+def test_a_model_on_the_meta_device_is_planned_and_not_recast(build: Callable[[], nn.Module], example: str) -> None:
+    model = build().to("meta")
+    expected = recast.plan(build(), X, where="all")
+    plan = recast.plan(model, X.to(example), where="all")
+    assert replace(plan, note="") == expected
+    before, names = repr(model), dict(model.named_modules())
+    with pytest.raises(RecastError, match=r"is on the meta device, without values: .* load its weights first"):
+        recast.recast_(model, plan)
+    assert repr(model) == before
+    assert dict(model.named_modules()) == names
+    assert not hasattr(model, "recast_plan")
+    if build is Block:  # and with weights, by the same plan
+        real = model.to_empty(device="cpu")
+        real.load_state_dict(build().state_dict())
+        assert isinstance(recast.recast_(real, plan).up, GPSA)
+
+
+def test_steps_of_every_class_survive_a_round_trip_through_json(recast_and_verify: Callable[..., Any]) -> None:
+    model = nn.Sequential(Conv2dSame(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 3, (2, 1), (1, 0), (1, 0)))
+    model.append(ScaledStdConv2dSame(4, 4, 2, 2))
+    parent = copy.deepcopy(model)
+    _, names, plan = recast_and_verify(model, X)
+    assert names == ["0", "1", "2"]
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [step.rule for step in plan.steps] == ["Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"]
+    transposed = Geometry((3, 3), padding=(1, 2, 2, 2), upsample=(2, 1), is_transposed=True)
+    assert plan.steps[1].geometry == transposed
+    assert [step.keys for step in plan.steps] == [9 * 9, 10 * 8, 8 * 6]
+    assert "3×3 transposed stride 2×1" in str(plan)
+    replayed = recast.recast_(parent, Plan.from_json(plan.to_json()))
+    assert torch.equal(replayed(X), model(X))

@@ -1,0 +1,256 @@
+"""What makes a kernel moves along with `keep_parametrization`, and is dropped for its result without it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import recast
+from recast.errors import RecastError
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+
+KEEP = RecastConfig(keep_parametrization=True)
+
+
+class Symmetric(nn.Module):
+    """A parametrisation that nobody wrote a rule for: no parameters, no inverse."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return (weight + weight.flip(-1)) / 2
+
+
+class Gain(nn.Module):
+    """A parameter and a buffer of its own, and an inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.7))
+        self.register_buffer("offset", torch.tensor(0.1))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.gain * weight + self.offset
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return (weight - self.offset) / self.gain
+
+
+class LowRank(nn.Module):
+    """Two originals of other shapes than the kernel."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return (left @ right).reshape(self.shape)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        left, values, right = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+        return left[:, :2] * values[:2], right[:2]
+
+
+class Positive(nn.Module):
+    """Its inverse looks at the values that it is given, and refuses some."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.exp()
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        if not bool((weight > 0).all()):
+            raise ValueError("not positive")
+        return weight.log()
+
+
+class Negative(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return -weight
+
+
+def made(conv: nn.Module, *makers: nn.Module) -> nn.Module:
+    for maker in makers:
+        parametrize.register_parametrization(conv, "weight", maker, unsafe=True)
+    return conv
+
+
+def conv() -> nn.Conv2d:
+    return nn.Conv2d(4, 6, 3, padding=1)
+
+
+def positive() -> nn.Module:
+    module = conv()
+    nn.init.uniform_(module.weight, 0.5, 1)
+    return made(module, Positive())
+
+
+def with_gain(module: Any) -> nn.Module:
+    nn.init.uniform_(module.gain, 0.5, 1.5)
+    return module  # type: ignore[no-any-return]
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "StdConv2d": lambda: StdConv2d(4, 6, 3, bias=True),
+    "StdConv2dSame": lambda: StdConv2dSame(4, 6, 3, 2, groups=2),
+    "ScaledStdConv2d": lambda: with_gain(ScaledStdConv2d(4, 6, (2, 3), 2)),
+    "ScaledStdConv2dSame": lambda: with_gain(ScaledStdConv2dSame(4, 4, 3, 2, groups=4)),
+    "weight norm": lambda: parametrizations.weight_norm(conv()),
+    "weight norm of columns": lambda: parametrizations.weight_norm(conv(), dim=1),
+    "weight norm, SAME": lambda: parametrizations.weight_norm(Conv2dSame(4, 6, 2, 2)),
+    "spectral norm": lambda: parametrizations.spectral_norm(conv(), n_power_iterations=2),
+    "no inverse": lambda: made(conv(), Symmetric()),
+    "parameter and buffer": lambda: made(conv(), Gain()),
+    "low rank": lambda: made(conv(), LowRank(conv().weight.shape)),
+    "chain": lambda: made(conv(), Gain(), Symmetric(), Gain()),
+    "chain of low rank": lambda: made(conv(), LowRank(conv().weight.shape), Gain()),
+    "chain of norms": lambda: parametrizations.spectral_norm(parametrizations.weight_norm(conv())),
+    "weight norm before standardisation": lambda: parametrizations.weight_norm(with_gain(ScaledStdConv2d(4, 6, 3))),
+    "orthogonal": lambda: parametrizations.orthogonal(conv()),
+    "positive": positive,
+    "chain whose inverse refuses": lambda: made(positive(), Negative()),
+}
+X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
+
+
+def counterpart(name: str, layer: GPSA) -> nn.Parameter:
+    """The child's parameter for one of the parent's, by its name."""
+    own = dict(layer.named_parameters())
+    if name in own:
+        return own[name]
+    if name == "weight":
+        return own["parametrizations.weight.original"]
+    (found,) = [parameter for other, parameter in own.items() if other.endswith(f".{name}")]
+    return found
+
+
+def planned(module: nn.Module, config: RecastConfig = KEEP) -> tuple[nn.Sequential, nn.Sequential]:
+    """A parent around `module`, and its recast copy."""
+    parent = nn.Sequential(module)
+    plan = recast.plan(parent, X.to(next(module.parameters()).dtype), config, where="all")
+    return parent, recast.recast_(copy.deepcopy(parent), plan)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_kept_it_computes_the_same_and_trains_the_same(name: str, error_of: Callable[..., float]) -> None:
+    """Bitwise in eval; in training the buffers step alike; every original gets the parent's gradient."""
+    parent, child = planned(BUILDERS[name]().double())
+    layer, x = child[0], X.double()
+    assert isinstance(layer, GPSA)
+    assert torch.equal(child.eval()(x), parent.eval()(x))
+    parent.train(), child.train()
+    for _ in range(2):
+        y, z = parent(x), child(x)
+        assert error_of(z, y) <= 1e-12
+    for model, output in ((parent, y), (child, z)):
+        model.zero_grad()
+        (output * torch.linspace(0, 9, output.numel(), dtype=torch.float64).cos().view_as(output)).sum().backward()
+    for parameter_name, parameter in parent[0].named_parameters():
+        gradient = counterpart(parameter_name, layer).grad
+        assert parameter.grad is not None
+        assert gradient is not None
+        assert bool(parameter.grad.any())
+        assert error_of(gradient, parameter.grad) <= 1e-10, parameter_name
+    buffers = dict(layer.named_buffers())
+    assert all(torch.equal(buffers[n], b) for n, b in parent[0].named_buffers())
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_frozen_originals_stay_frozen(name: str) -> None:
+    parent = nn.Sequential(BUILDERS[name]())
+    plan = recast.plan(parent, X, KEEP, where="all")
+    names = [n for n, _ in parent[0].named_parameters()]
+    for frozen in [[], *([n] for n in names), names]:
+        for n, parameter in parent[0].named_parameters():
+            parameter.requires_grad_(n not in frozen)
+        layer = recast.recast_(copy.deepcopy(parent), plan)[0]  # type: ignore[index]
+        assert [n for n in names if not counterpart(n, layer).requires_grad] == frozen
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
+    """The originals, and what a parametrisation holds besides; a copy of the child is whole and independent."""
+    parent, child = planned(BUILDERS[name]())
+    child.train()(X).sum().backward()  # spectral norm steps
+    with torch.no_grad():
+        for parameter in child.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    expected = child.eval()(X)
+    loaded = recast.load(recast.save(child, tmp_path / "child.safetensors"), parent=parent)
+    assert loaded.state_dict().keys() == child.state_dict().keys()
+    assert torch.equal(loaded(X), expected)
+    clone = copy.deepcopy(child)
+    with torch.no_grad():
+        for parameter in child.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(clone(X), expected)
+    assert not torch.equal(child(X), expected)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_without_the_option_the_kernel_is_plain(name: str, training: bool) -> None:
+    parent, child = planned(BUILDERS[name]().train(training), RecastConfig())
+    state = copy.deepcopy(parent.state_dict())
+    layer = child[0]
+    assert not parametrize.is_parametrized(layer)
+    assert isinstance(layer.weight, nn.Parameter)
+    assert layer.weight.requires_grad
+    assert "weight" in layer.state_dict()
+    assert parent[0].training == layer.training == training
+    assert all(torch.equal(value, state[n]) for n, value in parent.state_dict().items())  # rules only read
+    assert torch.equal(child.eval()(X), parent.eval()(X))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_without_the_option_frozen_originals_freeze_the_kernel(name: str) -> None:
+    module = BUILDERS[name]()
+    for parameter_name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter_name == "bias")
+    layer = planned(module, RecastConfig())[1][0]
+    assert not layer.weight.requires_grad
+    assert layer.bias is None or layer.bias.requires_grad
+
+
+def test_a_step_of_training_leaves_the_constraint_in_place() -> None:
+    """After the optimiser the kernel still is what its parametrisation makes, and the gain of a scaled one moved."""
+    _, child = planned(with_gain(ScaledStdConv2d(4, 6, 3)))
+    layer = child[0]
+    gain = counterpart("gain", layer)
+    before = gain.detach().clone()
+    optimizer = torch.optim.SGD(recast.param_groups(child), lr=0.5)
+    child(X).square().mean().backward()
+    optimizer.step()
+    kernel = layer.weight.detach()
+    assert bool((gain != before).all())
+    assert float(kernel.mean((1, 2, 3)).abs().max()) < 1e-6
+    expected = (gain.detach().flatten() / 6).abs()  # scale is 1/√fan-in, of 36
+    torch.testing.assert_close(kernel.flatten(1).std(1, correction=0), expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.Module]) -> None:
+    module = norm(nn.ConvTranspose2d(4, 6, 3, 2))
+    with pytest.raises(RecastError, match=r"0 cannot be recast: .* keep_parametrization must be off"):
+        recast.plan(nn.Sequential(module), X, KEEP, where=["0"])
+    parent, child = planned(module, RecastConfig())
+    assert torch.equal(child.eval()(X), parent.eval()(X))
+
+
+@pytest.mark.parametrize("config", [RecastConfig(), KEEP])
+def test_a_parametrised_bias_is_trained_on(config: RecastConfig) -> None:
+    """Dropped for its result, as a parametrised weight is; with the option it is kept, or refused."""
+    module = conv()
+    parametrize.register_parametrization(module, "bias", Gain())
+    if config.keep_parametrization:
+        with contextlib.suppress(RecastError):
+            assert parametrize.is_parametrized(planned(module, config)[1][0], "bias")
+    else:
+        assert planned(module, config)[1][0].bias.requires_grad

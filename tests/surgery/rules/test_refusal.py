@@ -1,0 +1,188 @@
+"""What is refused, with the reason a user reads: by `refusal`, and by `plan` on a small model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm.layers
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import recast
+from recast.errors import RecastError
+from recast.surgery.rules import check_finite, is_convolution, refusal
+
+X = torch.zeros(2, 3, 8, 8)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit"),
+    pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated"),
+    pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max"),
+    pytest.mark.filterwarnings("ignore:.*quantized tensor creation"),
+]
+
+
+class Doubled(nn.Conv2d):
+    """Computes something of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def conv() -> nn.Conv2d:
+    return nn.Conv2d(4, 4, 3, padding=1)
+
+
+def hooked(register: Callable[[nn.Conv2d], Any]) -> nn.Conv2d:
+    module = conv()
+    register(module)
+    return module
+
+
+def patched(name: str) -> nn.Conv2d:
+    """The method of one instance replaced, as trainers of seamless textures do with `_conv_forward`."""
+    module = conv()
+    original = getattr(module, name)
+    setattr(module, name, lambda *args: 2 * original(*args))
+    return module
+
+
+def quantised() -> nn.Module:
+    import torch.ao.quantization as ao
+
+    torch.backends.quantized.engine = "x86" if "x86" in torch.backends.quantized.supported_engines else "qnnpack"
+    stub = nn.Sequential(ao.QuantStub(), conv(), ao.DeQuantStub()).eval()
+    stub.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)  # type: ignore[assignment]
+    ao.prepare(stub, inplace=True)
+    stub(torch.randn(2, 4, 8, 8))
+    return ao.convert(stub)  # type: ignore[no-any-return]
+
+
+def trained_for_quantisation() -> nn.Module:
+    import torch.ao.quantization as ao
+    from torch.ao.nn import qat
+
+    return qat.Conv2d(4, 4, 3, padding=1, qconfig=ao.get_default_qat_qconfig("x86"))
+
+
+HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
+    "forward": lambda module: module.register_forward_hook(lambda *_: None),
+    "forward with names": lambda module: module.register_forward_hook(lambda *_, **__: None, with_kwargs=True),
+    "pre": lambda module: module.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda module: module.register_full_backward_hook(lambda *_: None),
+    "backward pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+    "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
+    "older norm of another parameter": lambda module: torch.nn.utils.weight_norm(module, "bias"),
+}
+
+
+Builder = Callable[[], nn.Module]
+Use = Callable[[Any, Tensor], Tensor] | None
+NO_RULE = r"no rule for {} \(rules exist for Conv2d, "
+REFUSED: dict[str, tuple[Builder, Use, str]] = {
+    "conditional": (
+        lambda: timm.layers.CondConv2d(4, 4, 3, num_experts=2),
+        lambda module, x: module(x, torch.ones(len(x), 2)),
+        NO_RULE.format("CondConv2d"),
+    ),
+    "deformable": (
+        lambda: torchvision.ops.DeformConv2d(4, 4, 3, padding=1),
+        lambda module, x: module(x, torch.zeros(len(x), 18, 8, 8)),
+        NO_RULE.format("DeformConv2d"),
+    ),
+    "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), NO_RULE.format("Conv1d")),
+    "3-D": (
+        lambda: nn.Conv3d(4, 4, 3, padding=1),
+        lambda module, x: module(x[:, :, None]),
+        NO_RULE.format("Conv3d"),
+    ),
+    "own forward": (lambda: Doubled(4, 4, 3), None, NO_RULE.format("Doubled")),
+    "instance forward": (lambda: patched("forward"), None, "Conv2d has a forward of its own, set on the instance"),
+    "instance _conv_forward": (lambda: patched("_conv_forward"), None, "of its own, set on the instance"),
+    "quantised": (quantised, None, "Conv2d is quantised: recast the float model, and quantise that"),
+    "quantisation aware": (trained_for_quantisation, None, "quantis"),
+    "scripted": (lambda: torch.jit.script(conv()), None, "is TorchScript: recast the nn.Module"),
+    "output_size": (
+        lambda: nn.ConvTranspose2d(4, 4, 3, stride=2),
+        lambda module, x: module(x, output_size=[18, 18]),
+        r"called with more than its input \(output_size\?\)",
+    ),
+    "output_size by place": (
+        lambda: nn.ConvTranspose2d(4, 4, 3, stride=2),
+        lambda module, x: module(x, [18, 18]),
+        r"called with more than its input \(output_size\?\)",
+    ),
+    "weight read": (conv, lambda module, x: F.conv2d(x, module.weight), "not called by the example .* weight is read"),
+    "one image": (conv, lambda module, x: module(x[0])[None], r"got \(4, 8, 8\), expected \(batch, C, H, W\)"),
+    "cropped beyond its kernel": (
+        lambda: nn.ConvTranspose2d(4, 4, (3, 1), stride=3, padding=(0, 1)),
+        None,
+        r"crops more than its kernel's reach: padding \(0, 1\)",
+    ),
+    "complex": (
+        lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64),
+        lambda module, x: module(x.to(torch.complex64)).abs(),
+        "complex",
+    ),
+    **{f"{name} hook": (lambda f=f: hooked(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str, around: Callable[..., nn.Module]) -> None:
+    build, use, expected = REFUSED[name]
+    model = around(build(), use)
+    planned = recast.plan(model, X, where="all")
+    assert [step.name for step in planned.steps] == ["stem"]
+    (left,) = planned.left
+    assert left.name.startswith("conv")
+    assert re.search(expected, left.reason), left.reason
+    with pytest.raises(RecastError, match=f"{left.name} cannot be recast: .*{expected}"):
+        recast.plan(model, X, where=[left.name])
+    # and what is taken beside it does not disturb it
+    recast.recast_(model, planned)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_came_after_the_plan_are_refused(name: str, around: Callable[..., nn.Module]) -> None:
+    model = around(conv())
+    planned = recast.plan(model, X, where="all")
+    HOOKS[name](model.conv)  # type: ignore[arg-type]
+    with pytest.raises(RecastError, match="conv cannot be recast: Conv2d carries hooks"):
+        recast.recast_(model, planned)
+    assert type(model.stem) is nn.Conv2d
+    assert not hasattr(model, "recast_plan")
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
+def test_other_convolutions_have_no_rule(kind: Callable[..., nn.Module]) -> None:
+    module = kind(3, 4, 3)
+    assert is_convolution(module)
+    assert "no rule for" in (refusal(module) or "")
+
+
+def test_what_is_no_convolution() -> None:
+    others = (nn.Linear(3, 3), nn.BatchNorm2d(3), nn.Sequential(nn.Conv2d(3, 3, 1)), nn.MaxPool2d(2), nn.Unfold(2))
+    assert not any(map(is_convolution, others))
+
+
+def test_nan_is_named() -> None:
+    module = conv()
+    check_finite("layer", module)
+    with torch.no_grad():
+        module.bias[2] = float("nan")  # type: ignore[index]
+    with pytest.raises(RecastError, match=r"layer\.bias holds NaN"):
+        check_finite("layer", module)
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
+def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
+    model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
+    with pytest.raises(RecastError, match="TorchScript"):
+        recast.plan(model, X, where="all")

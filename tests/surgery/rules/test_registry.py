@@ -1,0 +1,108 @@
+"""Finding a module's rule: its exact type, its bases where they compute the same, and rules of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.models.pixel_conv import PixelConv2d
+from recast.run.config import RecastConfig
+from recast.surgery.rules import find_rule, recasts, refusal, registry
+
+KINDS = (Conv2dSame, nn.Conv2d, nn.ConvTranspose2d, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame)
+
+
+class Scaled(nn.Conv2d):
+    """Computes something of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_the_classes_with_a_rule_are_those_that_the_tests_know() -> None:
+    """Whoever adds a rule adds its class here, and to the geometry tests of `test_convolutions.py`.
+
+    `PixelConv2d` has no geometry of its own choosing: tests/models/test_pixel_conv.py.
+    """
+    assert registry.known_kinds() == sorted([*(kind.__name__ for kind in KINDS), PixelConv2d.__name__])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_class_has_a_rule_of_its_own(kind: type[nn.Module]) -> None:
+    """timm's are subclasses of nn.Conv2d: its rule would drop their padding and their standardisation."""
+    found = find_rule(kind(4, 6, 3))  # type: ignore[call-arg]
+    assert found is not None
+    assert found[0] is kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module], layer_of: Callable[..., GPSA]) -> None:
+    class Named(kind):  # type: ignore[valid-type, misc]
+        """Another constructor, the same computation."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels, channels, 3, padding=1)
+
+    conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
+    assert refusal(conv) is None
+    assert find_rule(conv)[0] is kind  # type: ignore[index]
+    assert torch.equal(layer_of(conv)(x), conv(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["forward", "_conv_forward"])
+def test_subclasses_that_compute_something_else_are_refused(kind: type[nn.Module], name: str) -> None:
+    conv = type("Other", (kind,), {name: lambda self, input, *rest: 2 * input})(3, 4, 3)
+    assert find_rule(conv) is None
+    assert (refusal(conv) or "").startswith("no rule for Other (rules exist for Conv2d, Conv2dSame, ConvTranspose2d")
+
+
+def test_a_mixed_subclass_follows_what_it_computes() -> None:
+    """Two bases: the method that runs decides, and only the base that it belongs to has a rule for it."""
+    taken = type("StdAnd", (StdConv2d, Scaled), {})(4, 6, 3)
+    assert find_rule(taken)[0] is StdConv2d  # type: ignore[index]
+    assert find_rule(type("And", (Scaled, StdConv2d), {})(4, 6, 3)) is None
+
+
+def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch, layer_of: Callable[..., GPSA]) -> None:
+    """The exact type wins over its bases: a convolution with a forward of its own can be given a rule."""
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+
+    @recasts(Scaled)
+    def _(conv: Scaled, config: RecastConfig) -> GPSA:
+        plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None)
+        return layer_of(plain, config)
+
+    found = find_rule(Scaled(3, 4, 3))
+    assert found is not None
+    assert found[0] is Scaled
+    assert find_rule(nn.Conv2d(3, 4, 3))[0] is nn.Conv2d  # type: ignore[index]
+    assert find_rule(StdConv2d(3, 4, 3))[0] is StdConv2d  # type: ignore[index]
+
+
+def test_a_rule_may_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan` leaves the layer with the rule's own words, and raises them where it was named."""
+    from recast.surgery.planning import plan
+
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+
+    @recasts(Scaled)
+    def _(conv: Scaled, config: RecastConfig) -> GPSA:
+        raise RecastError("not on a Sunday")
+
+    model = nn.Sequential(Scaled(3, 4, 3), nn.Conv2d(4, 4, 3))
+    planned = plan(model, torch.zeros(1, 3, 8, 8), where="all")
+    assert [(left.name, left.reason) for left in planned.left] == [("0", "not on a Sunday")]
+    with pytest.raises(RecastError, match="0 cannot be recast: not on a Sunday"):
+        plan(model, torch.zeros(1, 3, 8, 8), where=["0"])
+
+
+def test_a_layer_is_not_recast_again() -> None:
+    assert refusal(GPSA(3, 4, Geometry((3, 3)))) == "is already GPSA"

@@ -1,0 +1,129 @@
+"""Calibration: W_out and bias that bring a soft start back to the parent."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.io import load, save
+from recast.layers.functional import gather
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.apply import applied_plan, gpsa_layers, recast_
+from recast.surgery.calibrate import calibrate_
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+
+SOFT = RecastConfig(gate="sigmoid")
+
+
+def smooth_images(count: int, channels: int = 4, size: int = 12, seed: int = 0) -> Tensor:
+    """Images with neighbours that look alike, as real ones have."""
+    noise = torch.randn(count, channels, size + 4, size + 4, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.avg_pool2d(noise, 5, stride=1)
+
+
+def pair(groups: int = 1, bias: bool = False) -> tuple[nn.Sequential, nn.Sequential]:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(4, 8, 3, padding=1, groups=groups, bias=bias), nn.Conv2d(8, 4, 3, padding=1, bias=bias)]
+    parent = nn.Sequential(convs[0], nn.ReLU(), convs[1])
+    child = copy.deepcopy(parent)
+    recast_(child, plan(child, smooth_images(1), SOFT, where="all"))
+    return parent, child
+
+
+def distance(parent: nn.Module, child: nn.Module, images: Tensor) -> float:
+    with torch.no_grad():
+        expected = parent(images)
+        return float((child(images) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_new_images_come_closer(groups: int, bias: bool) -> None:
+    parent, child = pair(groups, bias)
+    new = smooth_images(50, seed=1)
+    before = distance(parent, child, new)
+    calibrate_(child, parent, smooth_images(200).split(50))
+    assert distance(parent, child, new) < 0.65 * before
+
+
+def test_it_is_the_least_squares_solution_of_a_layer() -> None:
+    """One layer, a tiny ridge: as torch's own solver finds it, in fp64."""
+    torch.manual_seed(0)
+    parent = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1)).double()
+    child = copy.deepcopy(parent)
+    images = smooth_images(40, 3).double()
+    recast_(child, plan(child, images, SOFT))
+    layer = gpsa_layers(child)["0"]
+    calibrate_(child, parent, images.split(10), ridge=1e-14)
+    with torch.no_grad():
+        gathered = gather(images, layer.weights(), layer.geometry).flatten(3).flatten(1, 2)
+        features = gathered.transpose(1, 2).flatten(0, 1)
+        features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+        targets = parent(images).flatten(2).transpose(1, 2).flatten(0, 1)
+        expected = features @ torch.linalg.lstsq(features, targets, driver="gelsd").solution
+        found = child(images).flatten(2).transpose(1, 2).flatten(0, 1)
+    assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+
+def test_a_great_ridge_changes_the_kernel_by_the_gain_alone() -> None:
+    parent, child = pair()
+    kernel = gpsa_layers(child)["0"].weight.detach().clone()
+    sigma = float(torch.sigmoid(torch.tensor(1.0)))
+    calibrate_(child, parent, [smooth_images(20)], ridge=1e9)
+    assert torch.allclose(gpsa_layers(child)["0"].weight, kernel / sigma, rtol=1e-4)
+    calibrate_(child, parent, [smooth_images(20)], ridge=1e9, shrink_to_kernel=False)
+    assert float(gpsa_layers(child)["0"].weight.detach().abs().max()) < 1e-6
+
+
+def test_nothing_but_weight_and_bias_moves_and_modes_are_given_back() -> None:
+    parent, child = pair()
+    parent.train()
+    state = {name: value.clone() for name, value in child.state_dict().items()}
+    parent_state = {name: value.clone() for name, value in parent.state_dict().items()}
+    calibrate_(child, parent, [smooth_images(20)])
+    moved = {
+        name for name, value in child.state_dict().items() if name not in state or not torch.equal(value, state[name])
+    }
+    assert moved == {f"{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")}
+    assert all(torch.equal(value, parent_state[name]) for name, value in parent.state_dict().items())
+    assert parent.training
+
+
+def test_the_added_bias_is_in_the_plan_and_in_the_file(tmp_path: Path) -> None:
+    parent, child = pair()
+    calibrate_(child, parent, [smooth_images(20)])
+    assert all(step.bias_added for step in applied_plan(child).steps)
+    assert Plan.from_json(applied_plan(child).to_json()) == applied_plan(child)
+    path = save(child, tmp_path / "child.safetensors")
+    images = smooth_images(3, seed=2)
+    assert torch.equal(load(path, parent=parent)(images), child.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": []}, "at least one batch"),
+        ({"ridge": 0.0}, "ridge must be positive"),
+        ({"parent": nn.Sequential(nn.ReLU())}, "no convolution at '0'"),
+    ],
+)
+def test_mistakes(change: dict[str, Any], message: str) -> None:
+    parent, child = pair()
+    arguments = {"child": child, "parent": parent, "batches": [smooth_images(2)], "ridge": 1e-4} | change
+    with pytest.raises(RecastError, match=message):
+        calibrate_(**arguments)
+    assert all(isinstance(layer, GPSA) and layer.bias is None for layer in gpsa_layers(child).values())
+
+
+def test_a_recast_parent_is_refused() -> None:
+    _, child = pair()
+    with pytest.raises(RecastError, match="no convolution at"):
+        calibrate_(child, copy.deepcopy(child), [smooth_images(2)])

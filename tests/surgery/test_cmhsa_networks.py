@@ -1,0 +1,250 @@
+"""Whole networks with C-MHSA layers: plans, files, training, and everything else that meets a recast layer."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import recast
+from recast.analysis.record import write_attention
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA
+from recast.layers.functional import BiasedMaps
+from recast.models.build import build, constructor
+from recast.models.cmhsa_vit import CMHSAViT
+from recast.run.config import DataConfig, ModelConfig, RecastConfig, Recipe
+from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.surgery.verify import enliven_, swapped_taps
+
+BIAS = RecastConfig(gate="bias")
+TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)
+
+
+def vit(**options: Any) -> CMHSAViT:
+    torch.manual_seed(0)
+    return CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).eval()
+
+
+def images(height: int = 16, width: int = 20) -> Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def recast_vit(config: RecastConfig = BIAS, **options: Any) -> tuple[CMHSAViT, Any, recast.Plan]:
+    parent = vit(**options)
+    plan = recast.plan(parent, images(), config)
+    return parent, recast.recast_(copy.deepcopy(parent), plan), plan
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """Every parameter of the layers away from its start."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for layer in recast_layers(model).values():
+            for parameter in layer.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@torch.no_grad()
+def output(model: nn.Module, x: Tensor) -> Tensor:
+    return model.eval()(x)
+
+
+# --- planning and recasting -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"mixer": "pixel", "kernel": 5}])
+def test_the_vision_transformer(options: dict[str, Any]) -> None:
+    parent, child, plan = recast_vit(**options)
+    assert [step.name for step in plan.steps] == ["blocks.0.mixer", "blocks.1.mixer"]
+    assert all((step.input, step.output, step.exact) == ((16, 4, 5), (16, 4, 5), False) for step in plan.steps)
+    left = {item.name: item.reason for item in plan.left}
+    assert left.keys() == {"patch_embed", *(f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2))}
+    assert left["patch_embed"].startswith("a patch embedding")
+    result = recast.verify(parent, child, images())
+    assert 0 < result.max_relative_error < 1e-5
+    assert result.ok()
+    assert set(result.layers) == {"blocks.0.mixer", "blocks.1.mixer"}
+    assert str(result).endswith("same prediction on 2 of 2 images (biased)")
+    with swapped_taps(child):
+        assert recast.verify(parent, child, images()).max_relative_error > 1e-3
+    closer = RecastConfig(gate="bias", bias_init=40.0)
+    parent, child, _ = recast_vit(closer, **options)
+    exact = recast.verify(parent.double(), child.double(), images().double())
+    assert exact.max_relative_error < 1e-10
+
+
+NETWORKS: list[tuple[str, tuple[int, int], Any, RecastConfig]] = [
+    ("digits_resnet", (16, 20), "all", BIAS),  # strided
+    ("digits_resnet", (16, 16), "last_stage", RecastConfig(gate="bias", stride="dilate")),
+    ("test_convnext", (64, 48), ["stages.3.*"], BIAS),  # depthwise 7×7
+    ("test_resnet", (64, 64), ["layer4.*"], BIAS),
+    ("test_efficientnet", (64, 64), ["blocks.4.*"], BIAS),
+    ("tf_mobilenetv3_small_minimal_100", (64, 64), ["blocks.4.*"], BIAS),  # SAME padding, strided, depthwise
+]
+
+
+@pytest.mark.parametrize(("name", "size", "where", "config"), NETWORKS)
+def test_any_convolution(name: str, size: tuple[int, int], where: Any, config: RecastConfig) -> None:
+    torch.manual_seed(0)
+    x = images(*size)
+    parent = enliven_(timm.create_model(name, num_classes=5).eval(), x)
+    plan = recast.plan(parent, x, config, where=where)
+    child = recast.recast_(copy.deepcopy(parent), plan)
+    assert all(isinstance(child.get_submodule(step.name), CMHSA) for step in plan.steps)
+    result = recast.verify(parent, child, x)
+    if config.stride == "keep":
+        assert result.max_relative_error < 2e-5
+    assert max(result.layers.values()) < 2e-5
+
+
+def test_costs_are_those_of_the_recast_model() -> None:
+    parent, child, plan = recast_vit()
+    assert plan.before.parameters == sum(p.numel() for p in parent.parameters())
+    assert plan.after.parameters == sum(p.numel() for p in child.parameters())
+    # offsets of 4×5 queries to 6×7 keys: −4…4 and −5…5
+    assert plan.steps[0].after.parameters == 9 * 16 * 16 + 16 + 16 * 16 + 2 * 9 * 16 + 9 * 9 * 11
+    with FlopCounterMode(display=False) as flops:
+        child(images())
+    assert plan.after.macs == flops.get_total_flops() // 2 // 2
+    assert "no, gate" in str(plan)
+
+
+def test_the_table_holds_wide_and_high_inputs() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3, padding=1, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x[..., :8]).mean((2, 3)) + self.conv(x[..., :6, :]).mean((2, 3))
+
+    model, x = Twice(), images(16, 20)
+    plan = recast.plan(model, x, BIAS)
+    assert (plan.steps[0].input, plan.steps[0].output) == ((3, 16, 20), (4, 8, 10))
+    assert recast.verify(copy.deepcopy(model), recast.recast_(model, plan), x).ok()
+
+
+def test_one_step_after_another() -> None:
+    parent, child, plan = recast_vit()
+    partly = recast.recast_(copy.deepcopy(parent), plan, steps=["blocks.1.mixer"])
+    assert list(recast_layers(partly)) == ["blocks.1.mixer"]
+    recast.recast_(partly, plan, steps=["blocks.0.mixer"])
+    assert list(recast_layers(partly)) == ["blocks.0.mixer", "blocks.1.mixer"]
+    # queries start at random, but W_key = 0
+    assert torch.equal(output(partly, images()), output(child, images()))
+    with pytest.raises(RecastError, match=r"blocks.0.mixer is already CMHSA: plan from the parent"):
+        recast.plan(child, images(), BIAS)
+
+
+def test_transposed_convolutions_are_left() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1))
+    plan = recast.plan(model, images(8, 8), BIAS)
+    assert [(item.name, item.reason) for item in plan.left] == [
+        ("1", "gate='bias' has no transposed convolutions: leave them, or take gate='linear'")
+    ]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_comes_back(tmp_path: Path) -> None:
+    parent = build(TINY)
+    x = images(24, 32)
+    model = moved(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, RecastConfig(gate="bias", bias_init=7))))
+    path = recast.save(model, tmp_path / "child.safetensors", constructor(TINY))
+    for loaded in (recast.load(path), recast.load(path, parent=parent)):
+        layers = recast_layers(loaded)
+        assert {layer.size for layer in layers.values() if isinstance(layer, CMHSA)} == {(6, 8)}
+        assert all(layer.config.bias_init == 7 for layer in layers.values())
+        assert torch.equal(output(loaded, x), output(model, x))
+        assert torch.equal(output(loaded, x[..., :16, :]), output(model, x[..., :16, :]))
+    with pytest.raises(RecastError, match=r"biases for inputs of up to 6×8 pixels, got 8×8"):
+        loaded(images(32, 32))
+
+
+def test_a_plan_comes_back() -> None:
+    _, _, plan = recast_vit(RecastConfig(gate="bias", bias_init=12.5, head_dim=3))
+    assert recast.Plan.from_json(plan.to_json()) == plan
+    older = json.loads(plan.to_json())
+    older["config"] = {"gate": "linear"}  # a file that knows nothing of biases
+    assert recast.Plan.from_json(json.dumps(older)).config == RecastConfig()
+
+
+# --- everything else that meets a recast layer ------------------------------------------------------------------------
+
+
+def test_folding_leaves_the_layers_alone() -> None:
+    _, child, plan = recast_vit()
+    before = output(child, images())
+    assert recast.fold_(child, tol=1.0, data=images(), batch_norm=True) == []
+    assert torch.equal(output(child, images()), before)
+    assert child.recast_plan == plan
+    assert recast.refresh_gates_(child) is child
+
+
+def test_calibration_refuses() -> None:
+    parent, child, _ = recast_vit()
+    with pytest.raises(RecastError, match=r"blocks.0.mixer is C-MHSA, .* raise bias_init"):
+        recast.calibrate_(child, parent, [images()])
+
+
+def test_maps_are_recorded() -> None:
+    _, child, _ = recast_vit()
+    moved(child)
+    with recast.record(child) as maps:
+        child(images())
+    assert list(maps) == ["blocks.0.mixer", "blocks.1.mixer"]
+    found = maps["blocks.0.mixer"]
+    assert isinstance(found, BiasedMaps)
+    assert found.mix.shape == (2, 9, 20, 42)
+    assert not found.mix.requires_grad
+    x = child.blocks[0].norm1(child.patch_embed(images()))
+    assert torch.equal(found.mix, child.blocks[0].mixer.attention(x))
+
+
+def test_the_reports_maps_are_gpsas(tmp_path: Path) -> None:
+    _, child, _ = recast_vit()
+    assert gpsa_layers(child) == {}
+    with pytest.raises(RecastError, match="has no GPSA layer"):
+        write_attention(tmp_path / "attention.npz", child, images(), [0, 1], ["a", "b"])
+
+
+def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
+    from recast.evaluation.run_folder import evaluate_run, open_run
+    from recast.training.run import train
+
+    data = DataConfig("digits", img_size=16, num_train=40, num_val=20, batch_size=20)
+    recipe = Recipe(ModelConfig("digits_resnet"), data, recast=BIAS, where=["layer3.1.conv1"], epochs=1, device="cpu")
+    with pytest.warns(UserWarning, match="its attention hardly learns: --bias-init 10 to 15"):
+        folder = train(recipe, tmp_path / "mine", progress=False)
+    verified = json.loads((folder / "verify.json").read_text(encoding="utf-8"))
+    assert 0 < verified["max_relative_error"] < 1e-5
+    found = evaluate_run(folder, ["clean"], device="cpu", progress=False)
+    rows = {(row.model, row.metric): row.value for row in found.rows}
+    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert rows["recast", "top1"] == pytest.approx(last["val_top1"])
+    assert not (folder / "attention.npz").exists()
+    layer = open_run(folder).models["recast"].get_submodule("layer3.1.conv1")
+    assert isinstance(layer, CMHSA)
+    assert layer.key.detach().abs().max() > 0  # trained
+
+
+def test_parameters_of_the_same_group_as_gpsas() -> None:
+    """Biases and W_val never decay; the projections do."""
+    _, child, _ = recast_vit()
+    names = {id(p): name for name, p in child.named_parameters()}
+    groups = {g["name"]: {names[id(p)] for p in g["params"]} for g in recast.param_groups(child)}
+    assert set(groups) == {"decay", "no_decay"}
+    for name in ("value", "relative_bias", "bias"):
+        assert f"blocks.1.mixer.{name}" in groups["no_decay"]
+    for name in ("weight", "query", "key"):
+        assert f"blocks.1.mixer.{name}" in groups["decay"]

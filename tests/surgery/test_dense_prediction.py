@@ -1,0 +1,385 @@
+"""Detection and segmentation: Mask R-CNN with FPN, DeepLabV3 and a U-Net keep their feature maps and head outputs.
+
+Boxes after NMS are compared only where they are bitwise: one more ulp in a score picks another box, in the parent too.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
+from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50
+
+from recast.run.config import RecastConfig
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+from recast.surgery.verify import TOLERANCE, enliven_, relative_error, swapped_taps, trace, verify
+from recast.tracing.observe import Example, run_example
+
+SLOW = bool(os.environ.get("RECAST_SLOW"))
+Size = tuple[int, int]
+SIZE: Size = (224, 320)
+slow = pytest.mark.skipif(not SLOW, reason="minutes and gigabytes: set RECAST_SLOW=1")
+LAYER4 = [f"body.layer4.{i}.conv2" for i in range(3)]
+
+
+def at_full_size(*sizes: Size) -> list[Any]:
+    """The default size, and larger ones where RECAST_SLOW asks for them."""
+    return [SIZE, *(pytest.param(size, marks=[slow, pytest.mark.timeout(1200)]) for size in sizes)]
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def mask_rcnn(size: Size, **options: Any) -> MaskRCNN:
+    """Random and telling; it takes images of `size` as they are, and keeps few boxes."""
+    options = {"rpn_post_nms_top_n_test": 50, "box_detections_per_img": 8} | options
+    model = maskrcnn_resnet50_fpn(
+        weights=None, weights_backbone=None, min_size=min(size), max_size=max(size), **options
+    )
+    return enliven_(model).eval()
+
+
+class Heads(nn.Module):
+    """What a Mask R-CNN computes before boxes are picked: pyramid, RPN head, the mask head on given RoI features."""
+
+    def __init__(self, model: MaskRCNN) -> None:
+        super().__init__()
+        self.backbone, self.rpn_head = model.backbone, model.rpn.head
+        self.mask_head, self.mask_predictor = model.roi_heads.mask_head, model.roi_heads.mask_predictor
+
+    def forward(self, image: Tensor, rois: Tensor) -> dict[str, Tensor]:
+        maps = self.backbone(image)
+        objectness, deltas = self.rpn_head(list(maps.values()))
+        found = {f"map {name}": value for name, value in maps.items()}
+        found |= {f"objectness {i}": value for i, value in enumerate(objectness)}
+        found |= {f"deltas {i}": value for i, value in enumerate(deltas)}
+        return found | {"masks": self.mask_predictor(self.mask_head(rois))}
+
+
+def heads_example(size: Size) -> tuple[Tensor, Tensor]:
+    return torch.randn(1, 3, *size), torch.randn(1, 256, 14, 14)
+
+
+class Block(nn.Sequential):
+    """Two 3×3 convolutions with batch norm."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        layers: list[nn.Module] = []
+        for channels in (in_channels, out_channels):
+            layers += [nn.Conv2d(channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels)]
+            layers.append(nn.ReLU(inplace=True))
+        super().__init__(*layers)
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015 with padded convolutions: every step up is a transposed convolution and a skip."""
+
+    def __init__(self, width: int = 16, depth: int = 4, classes: int = 5, up_kernel: int = 2) -> None:
+        super().__init__()
+        widths = [width * 2**i for i in range(depth + 1)]
+        self.down = nn.ModuleList(map(Block, [3, *widths], widths))
+        up = {"kernel_size": up_kernel, "stride": 2, "padding": (up_kernel - 2) // 2}
+        self.up = nn.ModuleList(nn.ConvTranspose2d(w, w // 2, **up) for w in widths[:0:-1])
+        self.merge = nn.ModuleList(Block(w, w // 2) for w in widths[:0:-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for i, block in enumerate(self.down):
+            x = block(nn.functional.max_pool2d(x, 2) if i else x)
+            skips.append(x)
+        for up, merge, skip in zip(self.up, self.merge, skips[-2::-1], strict=True):
+            x = merge(torch.cat([skip, up(x)], dim=1))
+        return self.head(x)
+
+
+def u_net(**options: int) -> nn.Module:
+    return enliven_(UNet(**options), torch.randn(2, 3, 96, 160)).eval()
+
+
+def deeplab_mobilenet(size: Size = SIZE) -> nn.Module:
+    model = deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
+    # with running statistics of its own: a fresh MobileNet's activations fade to 1e-9, and any layer passes
+    return enliven_(model, torch.randn(2, 3, *size)).eval()
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def names_of(planned: Plan) -> list[str]:
+    return [step.name for step in planned.steps]
+
+
+@contextmanager
+def swapped_in(child: nn.Module, name: str) -> Iterator[None]:
+    """`swapped_taps` for a layer by name."""
+    weight = gpsa_layers(child)[name].weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight[:, :, 0, 0], weight[:, :, -1, -1] = kept[:, :, -1, -1], kept[:, :, 0, 0]
+        yield
+        weight.copy_(kept)
+
+
+def check(parent: nn.Module, example: Example, planned: Plan, *, dense: bool = True) -> nn.Module:
+    """Bitwise in `split`, to rounding in `dense`, and both controls must fail; returns the recast model."""
+    assert all(step.exact for step in planned.steps)
+    child = recast_(copy.deepcopy(parent), planned)
+    before = trace(parent, planned, example)
+    split = verify(before, child, example)
+    assert split.bitwise, split
+    assert set(split.layers) == set(names_of(planned))
+    assert set(split.layers.values()) == {0.0}
+    if dense:
+        rounded = verify(before, child, example, backend="dense")
+        assert rounded.backend == "dense"
+        assert rounded.max_relative_error <= TOLERANCE, rounded
+        assert 0 < max(rounded.layers.values()) <= TOLERANCE, rounded.layers
+    for control in (swapped_taps(child), swapped_in(child, planned.steps[-1].name)):
+        with control:
+            moved = verify(before, child, example)
+        assert moved.max_relative_error > 100 * TOLERANCE, "a recast layer does not reach the output"
+    return child
+
+
+# --- Mask R-CNN -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", at_full_size((480, 640), (800, 1216)))
+def test_the_default_selection_of_a_pyramid_is_its_last_stage(size: Size) -> None:
+    backbone = mask_rcnn(size).backbone
+    image = torch.randn(1, 3, *size)
+    planned = plan(backbone, image, budget=None if size == SIZE else 4096)
+    assert names_of(planned) == [*LAYER4, "fpn.layer_blocks.3.0"]
+    assert {step.output[1:] for step in planned.steps} == {(size[0] // 32, size[1] // 32)}
+    assert not planned.note
+    check(backbone, image, planned)
+
+
+@pytest.mark.parametrize("size", at_full_size((480, 640), (800, 1216)))
+def test_pyramid_rpn_head_and_mask_head(size: Size) -> None:
+    parent, example = Heads(mask_rcnn(size)).eval(), heads_example(size)
+    planned = plan(parent, example, where="all")
+    names = names_of(planned)
+    assert {"mask_head.0.0", "mask_head.3.0", "mask_predictor.conv5_mask"} <= set(names)
+    assert planned.steps[-1].geometry.is_transposed
+    assert "tokens" in {item.name: item.reason for item in planned.left}["rpn_head.conv.0.0"]
+    child = check(parent, example, planned)
+    pyramid_behind = {"map 3", "map pool", *(f"{kind} {i}" for kind in ("objectness", "deltas") for i in (3, 4))}
+    for layer, behind in (("backbone.fpn.layer_blocks.3.0", pyramid_behind), ("mask_head.1.0", {"masks"})):
+        if layer in names:  # a pyramid's map may be too large for the budget
+            with swapped_in(child, layer):
+                errors = output_errors(parent, child, example)
+            assert {name for name, error in errors.items() if error > 100 * TOLERANCE} == behind
+            assert all(error == 0 for name, error in errors.items() if name not in behind)
+
+
+@torch.no_grad()
+def output_errors(parent: nn.Module, child: nn.Module, example: Example) -> dict[str, float]:
+    """Relative error of every named output."""
+    before, after = run_example(parent, example), run_example(child, example)
+    return {name: relative_error(after[name], before[name]) for name in before}
+
+
+def test_a_head_shared_by_all_levels_of_a_pyramid() -> None:
+    size = (96, 160)
+    parent, example = Heads(mask_rcnn(size)).eval(), heads_example(size)
+    planned = plan(parent, example, where=["rpn_head.conv.*"], budget=1200)
+    (step,) = planned.steps
+    assert (step.calls, step.output, step.keys) == (5, (256, 24, 40), 26 * 42)
+    # 24×40, 12×20, 6×10, 3×5 and, pooled, 2×3
+    assert step.before.macs == 256 * 256 * 9 * (960 + 240 + 60 + 15 + 6)
+    check(parent, example, planned)
+
+
+WHOLE = ["backbone.body.layer4.*.conv2", "backbone.fpn.layer_blocks.*", "roi_heads.mask*"]
+
+
+def test_a_whole_detection_model() -> None:
+    model, image = mask_rcnn(SIZE), torch.rand(3, *SIZE)
+    example = ([image],)
+    planned = plan(model, example, where=WHOLE)
+    assert planned.note.startswith("planned from one real pass in eval mode")  # NMS has no shape of its own
+    assert planned.before.parameters == sum(p.numel() for p in model.parameters())
+    alone = plan(model.backbone, image[None])
+    assert {name.removeprefix("backbone.") for name in names_of(planned)} >= set(names_of(alone))
+    child = recast_(copy.deepcopy(model), planned)
+    assert planned.after.parameters == sum(p.numel() for p in child.parameters())
+    before = trace(model, planned, example)
+    assert verify(before, child, example).bitwise  # after NMS and pasting too
+    with swapped_taps(child):
+        assert verify(before, child, example).max_relative_error > 100 * TOLERANCE
+
+
+def test_planning_a_detection_model_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Its anchors are tensors in a list: torch would log a traceback if they became fake within the copy."""
+    planned = plan(mask_rcnn((96, 160)), ([torch.rand(3, 96, 160)],), where="backbone.body.layer4.*.conv2")
+    assert "DynamicOutputShape" in planned.note
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("split", torch.float32), ("auto", torch.float64)])
+def test_losses_of_a_recast_detection_model(backend: Any, dtype: torch.dtype) -> None:
+    """Losses of a training step are the parent's, and every gate gets a gradient.
+
+    Bit for bit in `split`; to rounding in the form that is cheapest to train, in fp64 so that no other box is picked.
+    """
+    size = (96, 160)
+    model = mask_rcnn(size, rpn_post_nms_top_n_train=50, box_batch_size_per_image=8).to(dtype)
+    image = torch.rand(3, *size, dtype=dtype)
+    child = recast_(copy.deepcopy(model), plan(model, ([image],), RecastConfig(backend=backend), where=WHOLE))
+    boxes = torch.tensor([[10.0, 15.0, 75.0, 90.0], [50.0, 20.0, 150.0, 60.0]], dtype=dtype)
+    masks = (torch.rand(2, *size) > 0.5).to(torch.uint8)
+    losses: list[dict[str, Tensor]] = []
+    for network in (model, child):
+        torch.manual_seed(1)  # which proposals are sampled
+        targets = [{"boxes": boxes, "labels": torch.tensor([3, 7]), "masks": masks}]
+        losses.append(network.train()([image], targets))
+    assert losses[0].keys() >= {"loss_mask", "loss_objectness", "loss_classifier"}
+    if backend == "split":
+        assert all(torch.equal(losses[1][name], value) for name, value in losses[0].items())
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=1e-10)
+    sum(losses[1].values()).backward()  # type: ignore[union-attr]
+    for name, layer in gpsa_layers(child).items():
+        for gate in (layer.gamma, layer.spread):
+            assert gate.grad is not None, name
+            assert bool(gate.grad.isfinite().all()), name
+            assert bool(gate.grad.any()), name
+
+
+def test_a_whole_detection_model_in_double_precision() -> None:
+    """In fp32 `dense` may pick other boxes, as the parent does against itself in fp64: fp64 leaves no doubt."""
+    size = (96, 160)
+    model = mask_rcnn(size, box_detections_per_img=2).double()
+    example = ([torch.rand(3, *size, dtype=torch.float64)],)
+    child = recast_(copy.deepcopy(model), plan(model, example, where=WHOLE))
+    assert verify(model, child, example, backend="dense").max_relative_error <= 1e-10
+
+
+def test_two_images_of_different_size() -> None:
+    model, one, two = mask_rcnn((96, 160)), torch.rand(3, 96, 160), torch.rand(3, 90, 120)
+    planned = plan(model, ([one, two],), where="backbone.body.layer4.*.conv2")
+    first = planned.steps[0]
+    assert first.before.macs == 512 * 512 * 9 * (3 * 5)  # per image, both padded to the larger
+    child = recast_(copy.deepcopy(model), planned)
+    assert verify(model, child, ([one, two],)).bitwise
+
+
+def test_an_image_without_detections() -> None:
+    size = (96, 160)
+    model, example = mask_rcnn(size, box_score_thresh=1.1), ([torch.rand(3, *size)],)
+    planned = plan(model, example, where=[*WHOLE, "backbone.body.layer3.*"])
+    costs = {step.name: step.after.macs for step in planned.steps}
+    assert {name for name, macs in costs.items() if macs == 0} == {n for n in costs if n.startswith("roi_heads")}
+    exactness = verify(model, recast_(copy.deepcopy(model), planned), example)
+    assert exactness.bitwise
+    assert exactness.ok()
+
+
+def test_the_default_selection_of_a_whole_detection_model() -> None:
+    planned = plan(mask_rcnn(SIZE), ([torch.rand(3, *SIZE)],))
+    assert names_of(planned) == [f"backbone.{name}" for name in (*LAYER4, "fpn.layer_blocks.3.0")]
+
+
+def test_boxes_are_no_images() -> None:
+    model, example = mask_rcnn((96, 160)), ([torch.rand(3, 96, 160)],)
+    child = recast_(copy.deepcopy(model), plan(model, example, where="backbone.body.layer4.*.conv2"))
+    exactness = verify(model, child, example)
+    assert exactness.images == 1
+    assert "same prediction" not in str(exactness)
+
+
+# --- DeepLabV3 --------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_selection_of_a_dilated_network() -> None:
+    parent, x = deeplab_mobilenet(), torch.randn(1, 3, *SIZE)
+    planned = plan(parent, x)
+    dilated = [step for step in planned.steps if step.geometry.dilation != (1, 1)]
+    assert [step.geometry.dilation for step in dilated] == [(2, 2)] * 3
+    assert {step.output[1:] for step in planned.steps} == {(14, 20)}
+    assert planned.steps[-1].name == "classifier.1"
+    # padding of 36 pixels on every side: tokens are counted on the padded map
+    too_large = {item.name: item.reason for item in planned.left}["classifier.0.convs.3.0"]
+    assert too_large.startswith("has too many tokens: 7912 (7.7× the budget of 1024)")
+    check(parent, x, planned)
+
+
+def test_atrous_pooling_within_a_larger_budget() -> None:
+    size = (160, 224)
+    parent, x = deeplab_mobilenet(size), torch.randn(1, 3, *size)
+    planned = plan(parent, x, where="re:classifier.*", budget="tokens=8000")
+    assert [step.geometry.dilation[0] for step in planned.steps] == [12, 24, 36, 1]
+    check(parent, x, planned)
+
+
+@pytest.mark.parametrize(("where", "budget"), [("all", 1024), ("stage:-1", 1500), (r"re:^backbone\.(8|9|1\d)\.", 1024)])
+def test_selections_of_a_dilated_network(where: str, budget: int) -> None:
+    size = (160, 224)
+    parent, x = deeplab_mobilenet(size), torch.randn(1, 3, *size)
+    planned = plan(parent, x, where=where, budget=budget)
+    assert max(step.keys for step in planned.steps) <= budget
+    sizes = {step.output[1:] for step in planned.steps}
+    assert sizes == ({(10, 14)} if where != "all" else {(20, 28), (10, 14)})
+    if where.startswith("re:"):
+        assert names_of(planned) == [f"backbone.{i}.block.1.0" for i in range(8, 16)]
+    check(parent, x, planned)
+
+
+@pytest.mark.parametrize(
+    ("size", "where", "budget", "dense"),
+    [
+        ((96, 160), None, None, True),
+        pytest.param((240, 320), "all", 8000, True, marks=[slow, pytest.mark.timeout(1200)]),
+        pytest.param((480, 640), "last_stage", 6000, False, marks=[slow, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_deeplab_on_a_resnet(size: Size, where: str | None, budget: int | None, dense: bool) -> None:
+    parent = enliven_(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)).eval()
+    x = torch.randn(1, 3, *size)
+    planned = plan(parent, x, where=where, budget=budget)
+    assert {"backbone.layer3.5.conv2", *(f"backbone.{name[5:]}" for name in LAYER4)} <= set(names_of(planned))
+    check(parent, x, planned, dense=dense)
+
+
+# --- U-Net ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", at_full_size((480, 640)))
+def test_u_net(size: Size) -> None:
+    parent, x = u_net(), torch.randn(1, 3, *size)
+    planned = plan(parent, x, where="all", budget=1400 if size == SIZE else 5500)
+    names = names_of(planned)
+    assert {"down.4.0", "down.4.3", "up.0", "merge.0.0", "merge.0.3"} <= set(names)
+    step = planned.steps[names.index("up.0")]
+    assert step.geometry.is_transposed
+    assert step.geometry.num_heads == 4
+    assert step.output == (128, size[0] // 8, size[1] // 8)
+    check(parent, x, planned)
+
+
+@pytest.mark.parametrize("up_kernel", [2, 4])
+def test_every_transposed_convolution_of_a_u_net(up_kernel: int) -> None:
+    parent, x = u_net(width=8, up_kernel=up_kernel), torch.randn(1, 3, 32, 48)
+    planned = plan(parent, x, where=["up.*"], budget=2000)
+    assert names_of(planned) == ["up.0", "up.1", "up.2", "up.3"]
+    assert {step.geometry.num_heads for step in planned.steps} == {up_kernel**2}
+    check(parent, x, planned)
+
+
+def test_stages_of_a_u_net_are_sizes_of_its_maps() -> None:
+    """The decoder's layers belong to the stage of the encoder's with maps of that size."""
+    parent, x = u_net(width=8), torch.randn(1, 3, 96, 160)
+    assert names_of(plan(parent, x)) == names_of(plan(parent, x, where="stage:-1")) == ["down.4.0", "down.4.3"]
+    planned = plan(parent, x, where="stage:3")
+    assert names_of(planned) == ["down.3.0", "down.3.3", "up.0", "merge.0.0", "merge.0.3"]
+    check(parent, x, planned)

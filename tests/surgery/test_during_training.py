@@ -1,0 +1,519 @@
+"""A switch in the middle of a training: the optimiser goes on as if nothing had happened, until the gates open."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm.optim
+import torch
+from timm.layers import StdConv2d
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
+from torch.optim.swa_utils import AveragedModel
+
+from recast import (
+    GPSA,
+    Plan,
+    PoolConfig,
+    RecastConfig,
+    RecastError,
+    attention_pool_,
+    param_groups,
+    plan,
+    recast_,
+    recast_during_training_,
+)
+from recast.models.pixel_conv import PixelConv2d
+from recast.surgery.moved import moved_parameters
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
+    "adamw": lambda m: torch.optim.AdamW(param_groups(m, 1e-2)),
+    "lamb": lambda m: timm.optim.create_optimizer_v2(param_groups(m, 1e-2), "lamb", max_grad_norm=None),
+    "plain adamw": lambda m: torch.optim.AdamW(m.parameters(), 1e-2, weight_decay=0.05),
+}
+
+
+class Net(nn.Module):
+    """Convolutions of several kinds, a norm, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.strided = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.up = nn.ConvTranspose2d(8, 6, 2, stride=2)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.strided(self.stem(x).relu())).relu()
+        logits: Tensor = self.head(self.up(x).mean((2, 3)))
+        return logits
+
+
+def network(dtype: torch.dtype = torch.float64) -> Net:
+    torch.manual_seed(0)
+    return Net().to(dtype)
+
+
+def batch(number: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(6, 3, 8, 8, generator=generator, dtype=dtype), torch.arange(6) % 4
+
+
+def train(model: nn.Module, optimizer: Optimizer, batches: range, dtype: torch.dtype = torch.float64) -> None:
+    model.train()
+    for number in batches:
+        images, labels = batch(number, dtype)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def twins(name: str, dtype: torch.dtype = torch.float64) -> tuple[Net, Optimizer, Net, Optimizer]:
+    """The same network after eight steps, twice, each with its own optimiser in the same state."""
+    one = network(dtype)
+    optimizer = OPTIMIZERS[name](one)
+    train(one, optimizer, range(8), dtype)
+    other = copy.deepcopy(one)
+    copied = OPTIMIZERS[name](other)
+    copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # else both would write to the same moments
+    return one, optimizer, other, copied
+
+
+def freeze(model: nn.Module) -> None:
+    """Gates and W_val: what takes the layer away from its convolution."""
+    for layer in model.modules():
+        if isinstance(layer, GPSA):
+            for parameter in (layer.gamma, layer.spread, layer.value):
+                if parameter is not None:
+                    parameter.requires_grad_(False)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max() / b.detach().abs().max())
+
+
+def every(model: nn.Module) -> Plan:
+    return plan(model, batch(0, next(model.parameters()).dtype)[0], where=["stem", "strided", "up"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ten_further_steps_are_the_convolution_s(name: str) -> None:
+    conv, optimizer, child, carried = twins(name)
+    recast_during_training_(child, carried, every(child))
+    freeze(child)
+    train(conv, optimizer, range(8, 18))
+    train(child, carried, range(8, 18))
+    images, _ = batch(99)
+    assert relative(child.eval()(images), conv.eval()(images)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_without_its_moments_it_is_another_training(name: str) -> None:
+    """The control of the test above: the moments are what carries the function on."""
+    conv, optimizer, child, carried = twins(name)
+    recast_during_training_(child, carried, every(child))
+    freeze(child)
+    for layer in (child.stem, child.strided, child.up):
+        for parameter in layer.parameters():
+            carried.state.pop(parameter, None)
+    train(conv, optimizer, range(8, 18))
+    train(child, carried, range(8, 18))
+    images, _ = batch(99)
+    assert relative(child.eval()(images), conv.eval()(images)) > 1e-4
+
+
+def test_the_switch_itself_moves_nothing_in_single_precision() -> None:
+    conv, _, child, carried = twins("adamw", torch.float32)
+    recast_during_training_(child, carried, every(child))
+    images, labels = batch(50, torch.float32)
+    for mode in (True, False):
+        conv.train(mode), child.train(mode)
+        before, after = conv(images).detach(), child(images).detach()
+        assert relative(after, before) <= 1e-5
+        loss = nn.functional.cross_entropy
+        assert float(loss(after, labels)) == pytest.approx(float(loss(before, labels)), rel=1e-5)
+
+
+def test_only_what_was_swapped_is_touched() -> None:
+    _, _, child, carried = twins("adamw")
+    kept = {name: (id(p), p.clone()) for name, p in child.named_parameters() if name.startswith(("norm", "head"))}
+    state = {id(p): dict(values) for p, values in carried.state.items()}
+    rates = [(group["lr"], group["weight_decay"]) for group in carried.param_groups]
+    result = recast_during_training_(child, carried, every(child), ["stem"])
+    assert result is child
+    assert isinstance(child.stem, GPSA)
+    assert isinstance(child.strided, nn.Conv2d)
+    parameters = dict(child.named_parameters())
+    for name, (identity, value) in kept.items():
+        assert id(parameters[name]) == identity
+        assert torch.equal(parameters[name], value)
+        assert all(carried.state[parameters[name]][key] is entry for key, entry in state[identity].items())
+    assert [(group["lr"], group["weight_decay"]) for group in carried.param_groups][: len(rates)] == rates
+
+
+def test_new_parameters_join_the_groups_that_a_fresh_optimiser_would_have() -> None:
+    _, _, child, carried = twins("adamw")
+    recast_during_training_(child, carried, every(child), ["strided"])
+    recast_during_training_(child, carried, every_left(child, ["stem", "up"]))
+    names = {id(p): name for name, p in child.named_parameters()}
+    found = {g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in carried.param_groups}
+    fresh = {
+        g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in param_groups(child, 1e-2)
+    }
+    assert found == fresh
+    assert sum(len(g["params"]) for g in carried.param_groups) == len(list(child.parameters()))
+
+
+def every_left(child: nn.Module, names: list[str]) -> Plan:
+    return child_plan(network(), [*names, "strided"]).only(names)
+
+
+def child_plan(model: nn.Module, names: list[str]) -> Plan:
+    return plan(model, batch(0)[0], where=names)
+
+
+def test_rates_are_those_of_the_moment() -> None:
+    """A schedule keeps a group's peak beside its rate: new groups are as far along as the kernel's."""
+    child = network()
+    optimizer = torch.optim.AdamW(param_groups(child, 1e-2))
+    for group in optimizer.param_groups:
+        group["peak_lr"], group["lr"] = group["lr"], group["lr"] / 4
+    recast_during_training_(child, optimizer, every(child), gate_lr=0.2)
+    gates = next(g for g in optimizer.param_groups if g["name"] == "gates")
+    assert (gates["peak_lr"], gates["lr"], gates["weight_decay"]) == (0.2, 0.05, 0.0)
+    sigmoid = network()
+    same = torch.optim.AdamW(param_groups(sigmoid, 1e-2))
+    recast_during_training_(sigmoid, same, plan(sigmoid, batch(0)[0], RecastConfig(gate="sigmoid"), where=["stem"]))
+    assert next(g for g in same.param_groups if g["name"] == "sigmoid_gates")["lr"] == 1e-2, "T-CNN*: the same rate"
+
+
+def test_layers_that_decay_keep_their_layer() -> None:
+    model = timm.create_model("test_resnet")
+    optimizer = torch.optim.AdamW(param_groups(model, 1e-2, layer_decay=0.5))
+    recast_during_training_(model, optimizer, plan(model, torch.zeros(1, 3, 64, 64)))
+    fresh = {g["name"]: (len(g["params"]), g["lr"]) for g in param_groups(model, 1e-2, layer_decay=0.5)}
+    assert {g["name"]: (len(g["params"]), g["lr"]) for g in optimizer.param_groups} == fresh
+
+
+def test_an_optimiser_that_counts_steps_by_group_starts_new_parameters_at_zero() -> None:
+    _, _, child, carried = twins("lamb")
+    recast_during_training_(child, carried, every(child), ["stem"])
+    assert isinstance(child.stem, GPSA)
+    home = next(g for g in carried.param_groups if any(p is child.stem.weight for p in g["params"]))
+    own = next(g for g in carried.param_groups if any(p is child.stem.query for p in g["params"]))
+    assert int(home["step"]) == 8
+    assert "step" not in own
+
+
+def test_averages_keep_their_kernels() -> None:
+    _, _, child, carried = twins("adamw")
+    ema = ModelEmaV3(child, decay=0.5)
+    train(child, carried, range(8, 10))
+    ema.update(child)
+    images, _ = batch(40)
+    before, kernel = ema.module(images), ema.module.stem.weight.clone()
+    recast_during_training_(child, carried, every(child), averages=[ema.module])
+    assert isinstance(child.stem, GPSA)
+    assert relative(ema.module(images), before) < 1e-12
+    assert torch.equal(ema.module.stem.weight, kernel)
+    assert not torch.equal(child.stem.weight, kernel)
+    assert torch.equal(ema.module.stem.query, child.stem.query)
+    train(child, carried, range(10, 12))
+    ema.update(child)  # every pair has the same shape
+    assert not torch.equal(ema.module.stem.weight, kernel)
+
+
+def test_a_compiled_network_is_compiled_once_more() -> None:
+    child = network(torch.float32)
+    counter = CompileCounter()
+    compiled: Any = torch.compile(child, backend=counter)
+    optimizer = torch.optim.AdamW(child.parameters(), 1e-2)
+    train(compiled, optimizer, range(3), torch.float32)
+    assert counter.frame_count == 1
+    assert recast_during_training_(compiled, optimizer, every(child)) is compiled
+    train(compiled, optimizer, range(3, 6), torch.float32)
+    assert counter.frame_count == 2
+    images, _ = batch(9, torch.float32)
+    assert relative(compiled.eval()(images), child.eval()(images)) < 1e-5
+    torch.compiler.reset()
+
+
+SCHEDULERS: list[Callable[[Optimizer], Any]] = [
+    lambda o: CosineAnnealingLR(o, 10),
+    lambda o: LambdaLR(o, lambda step: 0.9**step),
+    lambda o: OneCycleLR(o, 0.1, total_steps=10),
+    lambda o: SequentialLR(o, [LinearLR(o, 0.1, total_iters=2), CosineAnnealingLR(o, 8)], [2]),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULERS, ids=["cosine", "lambda", "one cycle", "sequential"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_torch_s_schedulers_go_on(make: Callable[[Optimizer], Any], name: str) -> None:
+    """They count the groups when they are made: `plan` makes room for what will come."""
+    child = network()
+    todo = every(child)
+    groups = param_groups(child, 0.1, plan=todo)
+    optimizer: Optimizer = torch.optim.SGD(groups, momentum=0.9) if name == "sgd" else torch.optim.AdamW(groups)
+    scheduler = make(optimizer)
+    train(child, optimizer, range(1))
+    scheduler.step()
+    before = [group["lr"] for group in optimizer.param_groups]
+    recast_during_training_(child, optimizer, todo)
+    assert [group["lr"] for group in optimizer.param_groups] == before
+    assert all(group["params"] for group in optimizer.param_groups)
+    for number in range(1, 4):
+        train(child, optimizer, range(number, number + 1))
+        scheduler.step()
+    assert len({round(group["lr"] / group["initial_lr"], 9) for group in optimizer.param_groups}) == 1
+
+
+def test_a_new_group_is_as_far_along_as_the_kernel_s() -> None:
+    child = network()
+    optimizer = torch.optim.SGD(param_groups(child, 0.1), momentum=0.9)
+    scheduler = CosineAnnealingLR(optimizer, 10)
+    train(child, optimizer, range(1))
+    scheduler.step()
+    before = len(optimizer.param_groups)
+    recast_during_training_(child, optimizer, every(child))
+    gates = next(g for g in optimizer.param_groups if g["name"] == "gates")
+    assert len(optimizer.param_groups) == before + 1
+    assert gates["initial_lr"] == pytest.approx(1.0)
+    assert gates["lr"] / gates["initial_lr"] == pytest.approx(optimizer.param_groups[0]["lr"] / 0.1)
+
+
+def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -> None:
+    def standardised() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(StdConv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 4)).double()
+
+    for keep in (False, True):
+        model = standardised()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        train(model, optimizer, range(2))
+        planned = plan(model, batch(0)[0], RecastConfig(keep_parametrization=keep), where=["0"])
+        if keep:
+            recast_during_training_(model, optimizer, planned)
+        else:
+            with pytest.warns(UserWarning, match="keep_parametrization keeps them"):
+                recast_during_training_(model, optimizer, planned)
+        layer = model[0]
+        source: Any = layer.parametrizations.weight.original if keep else layer.weight
+        assert ("momentum_buffer" in optimizer.state[source]) == keep
+        assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
+
+
+def test_a_frozen_kernel_stays_frozen_and_its_gates_are_trained() -> None:
+    model = network()
+    model.stem.requires_grad_(False)
+    optimizer = torch.optim.SGD(param_groups(model, 0.1), momentum=0.9)
+    recast_during_training_(model, optimizer, every(model), ["stem"])
+    trained = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    assert isinstance(model.stem, GPSA)
+    assert id(model.stem.weight) not in trained
+    assert id(model.stem.gamma) in trained
+
+
+def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
+    conv = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
+    model = nn.Sequential(conv)
+    planned = plan(model, torch.zeros(1, 4, 5, 5), where=["0"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.randn(1, 4, 5, 5)).square().sum().backward()
+    optimizer.step()
+    momentum = optimizer.state[conv.weight]["momentum_buffer"].clone()
+    recast_during_training_(model, optimizer, planned)
+    pairs = moved_parameters(conv, model[0])
+    assert [pair.old.shape != pair.new.shape for pair in pairs] == [True, False]
+    assert pairs[0].relaid is not None
+    assert torch.equal(optimizer.state[pairs[0].new]["momentum_buffer"], pairs[0].relaid(momentum))
+
+
+def test_wrapped_and_sharded_models_are_refused_before_any_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer, planned = torch.optim.SGD(model.parameters(), 0.1), every(model)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    with pytest.raises(RecastError, match=r"pass model\.module"):
+        recast_during_training_(wrapped, optimizer, planned)
+    monkeypatch.setattr("recast.surgery.during_training.DTensor", nn.Parameter)
+    with pytest.raises(RecastError, match="sharded"):
+        recast_during_training_(model, optimizer, planned)
+    assert isinstance(model.stem, nn.Conv2d)
+
+
+def test_mistakes_change_nothing() -> None:
+    model = network()
+    optimizer, planned = torch.optim.SGD(model.parameters(), 0.1), every(model)
+    before = [list(map(id, g["params"])) for g in optimizer.param_groups]
+    with pytest.raises(RecastError, match="no step 'nowhere'"):
+        recast_during_training_(model, optimizer, planned, ["nowhere"])
+    with pytest.raises(RecastError, match="another model"):
+        recast_during_training_(nn.Sequential(nn.Linear(2, 2)), optimizer, planned)
+    conv = nn.Conv2d(3, 4, 3)
+    with pytest.raises(RecastError, match="put it into a module"):
+        recast_during_training_(conv, optimizer, plan(conv, torch.zeros(1, 3, 8, 8)))
+    assert [list(map(id, g["params"])) for g in optimizer.param_groups] == before
+    recast_during_training_(model, optimizer, planned, ["stem"])
+    with pytest.raises(RecastError, match="already recast"):
+        recast_during_training_(model, optimizer, planned, ["stem"])
+
+
+def test_a_convolution_of_pixels_goes_on_at_its_pace() -> None:
+    """Most of W_out over tokens are zeros that the kernel had not: their first updates are no larger than the rate."""
+    torch.manual_seed(0)
+    conv = PixelConv2d(16, 16, 3, 4)
+    model = nn.Sequential(conv)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model(torch.randn(8, 16, 4, 4, generator=generator)) - 1).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(300):
+        step()
+    planned = plan(model, torch.zeros(1, 16, 4, 4), RecastConfig(gate="bias"), where=["0"])
+    recast_during_training_(model, optimizer, planned)
+    weight: Any = model[0].weight
+    moment = optimizer.state[weight]["exp_avg"]
+    assert torch.equal(moment != 0, weight != 0)
+    assert int(optimizer.state[weight]["step"]) == 300
+    before = weight.detach().clone()
+    step()
+    moved = (weight.detach() - before).abs()[before == 0]
+    assert 0 < float(moved.max()) < 1.1e-3
+
+
+def test_an_optimiser_inside_another_keeps_its_moments() -> None:
+    child = network()
+    optimizer = timm.optim.create_optimizer_v2(param_groups(child, 1e-2), "lookahead_adamw")
+    train(child, optimizer, range(7))
+    recast_during_training_(child, optimizer, every(child))
+    inner: Any = optimizer
+    assert isinstance(child.stem, GPSA)
+    assert int(inner._base_optimizer.state[child.stem.weight]["step"]) == 7
+    train(child, optimizer, range(7, 15))
+    optimizer.state_dict()
+
+
+def test_factored_moments_of_another_layout_start_anew() -> None:
+    conv = nn.ConvTranspose2d(32, 32, 2, stride=2)  # rows and columns have the same shapes in both layouts
+    model = nn.Sequential(conv)
+    optimizer = timm.optim.create_optimizer_v2(model.parameters(), "adafactor", lr=1e-2)
+    model(torch.randn(2, 32, 4, 4)).square().mean().backward()
+    optimizer.step()
+    recast_during_training_(model, optimizer, plan(model, torch.zeros(1, 32, 4, 4), where=["0"]))
+    assert model[0].weight not in optimizer.state
+    assert model[0].bias in optimizer.state
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gates_of_a_layer_decay_with_it(frozen: bool) -> None:
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        return param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5)
+
+    model = timm.create_model("test_resnet")
+    todo = plan(model, torch.zeros(1, 3, 64, 64))
+    for step in todo.steps:
+        model.get_submodule(step.name).requires_grad_(not frozen)
+    optimizer = torch.optim.AdamW(groups(model))
+    recast_during_training_(model, optimizer, todo, gate_lr=0.1)
+    assert places(optimizer.param_groups, model) == places(groups(model), model)
+
+
+def places(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, tuple[str, float]]:
+    """Parameter → the name of its group and its rate."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)]: (group["name"], pytest.approx(group["lr"])) for group in groups for p in group["params"]}
+
+
+def test_room_is_made_in_the_layer_of_a_kernel_that_is_computed() -> None:
+    model = timm.create_model("test_resnet")
+    name = next(step.name for step in plan(model, torch.zeros(1, 3, 64, 64)).steps)
+    parametrizations.weight_norm(model.get_submodule(name))
+    todo = plan(model, torch.zeros(1, 3, 64, 64), where=[name])
+    before = {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5, plan=todo)}
+    recast_(model, todo)
+    assert {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5)} <= before
+
+
+def test_an_optimiser_that_trains_a_part_of_the_layer_is_refused() -> None:
+    for names in (["stem.weight"], ["head.weight", "head.bias"]):
+        model = network()
+        optimizer = torch.optim.SGD([dict(model.named_parameters())[name] for name in names], 0.1)
+        with pytest.raises(RecastError, match=r"does not train stem\.(weight|bias)"):
+            recast_during_training_(model, optimizer, every(model), ["stem"])
+        assert isinstance(model.stem, nn.Conv2d)
+    model = network()
+    with pytest.raises(RecastError, match="LBFGS takes one group"):
+        recast_during_training_(model, torch.optim.LBFGS(model.parameters()), every(model))
+    assert isinstance(model.stem, nn.Conv2d)
+
+
+def test_groups_that_know_names_learn_the_new_ones() -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.named_parameters(), 1e-2)
+    train(model, optimizer, range(2))
+    recast_during_training_(model, optimizer, every(model))
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        assert [names[id(p)] for p in group["params"]] == group["param_names"]
+    train(model, optimizer, range(2, 4))
+
+
+def test_averages_are_looked_at_before_anything_changes() -> None:
+    model = network()
+    optimizer, todo = torch.optim.SGD(model.parameters(), 0.1), every(model)
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.stem.weight[0, 0, 0, 0] = torch.nan
+    with pytest.raises(RecastError, match="NaN"):
+        recast_during_training_(model, optimizer, todo, averages=[broken])
+    assert isinstance(model.stem, nn.Conv2d)
+    average = AveragedModel(model)
+    recast_during_training_(model, optimizer, todo, averages=[average])
+    assert isinstance(average.module.stem, GPSA)
+    average.update_parameters(model)
+
+
+def test_nothing_due_changes_nothing() -> None:
+    model = timm.create_model("test_resnet")
+    todo = plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove"))
+    optimizer, images = torch.optim.SGD(model.parameters(), 0.1), torch.randn(1, 3, 64, 64)
+    shape = model.forward_features(images).shape
+    assert recast_during_training_(model, optimizer, todo, ()) is model
+    assert recast_(model, todo, steps=[]) is model
+    assert model.forward_features(images).shape == shape
+    assert not hasattr(model, "recast_plan")
+
+
+def test_gradients_that_are_there_move_too() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    images, labels = batch(0)
+    nn.functional.cross_entropy(model(images), labels).backward()
+    assert model.stem.weight.grad is not None
+    gradient = model.stem.weight.grad.clone()
+    recast_during_training_(model, optimizer, every(model), ["stem"])
+    assert torch.equal(model.stem.weight.grad, gradient)
+
+
+def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:
+    model = timm.create_model("digits_resnet")
+    planned = plan(model, torch.randn(1, 3, 32, 32), where="layer3.1.conv2", pool=PoolConfig("single"))
+    with pytest.raises(RecastError, match="put it in before the optimiser is made"):
+        recast_during_training_(model, torch.optim.SGD(param_groups(model, 0.1)), planned)
+    assert not any(isinstance(module, GPSA) for module in model.modules())
+    attention_pool_(model, config=planned.pool)
+    recast_during_training_(model, torch.optim.SGD(param_groups(model, 0.1)), planned)
+    assert isinstance(model.layer3[1].conv2, GPSA)

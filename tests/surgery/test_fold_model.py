@@ -1,0 +1,155 @@
+"""`fold_`: a whole model, its report, its BatchNorms, and the file that brings the folded model back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast.errors import RecastError
+from recast.layers.gpsa import GPSA
+from recast.surgery.apply import gpsa_layers
+
+X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+LABELS = torch.tensor([0, 1, 2, 3])
+
+
+@pytest.fixture
+def parent() -> nn.Module:
+    """A small ResNet whose BatchNorms do something."""
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=10).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.2)  # type: ignore[union-attr, operator]
+            module.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr, operator]
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+    return model
+
+
+@pytest.fixture
+def child(parent: nn.Module) -> nn.Module:
+    """All four stages recast; the last stage's two layers half open."""
+    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, where=["stage:3", "stage:4"])).eval()
+    *_, first, second = gpsa_layers(model).values()
+    with torch.no_grad():
+        first.spread[2:5], first.gamma[1] = 0.4, 0.01
+        second.gamma[:3], second.spread[0] = 0.3, 0.2
+        second.key.normal_()
+        for layer in (first, second):
+            assert layer.value is not None
+            layer.value.add_(0.01 * torch.randn_like(layer.value))
+    return model
+
+
+@torch.no_grad()
+def test_the_report_says_what_each_layer_became_and_what_it_changed(
+    child: nn.Module, error_of: Callable[..., float]
+) -> None:
+    expected = child(X)
+    right = 100 * float((expected.argmax(1) == LABELS).double().mean())
+    report = recast.fold_(child, data=[(X, LABELS)])
+    *closed, first, second = report
+    assert all(done.convolution and done.closed == 9 for done in closed)
+    assert (first.convolution, first.gaussian, first.content, first.closed) == (False, 3, 1, 5)
+    assert (second.gaussian, second.content, second.closed) == (1, 3, 6)
+    assert all(done.change == 0 and done.accuracy == right for done in report)
+    assert all(done.layer_error is not None and done.layer_error < 1e-5 for done in report)
+    assert all(done.output_error is not None and done.output_error < 1e-5 for done in report)
+    assert error_of(child(X), expected) < 1e-5
+    assert recast.fold_(copy.deepcopy(child)) == [
+        done for done in recast.fold_(copy.deepcopy(child)) if not done.convolution
+    ]
+
+
+@torch.no_grad()
+def test_a_tolerance_and_a_kernel_change_what_they_say(child: nn.Module, error_of: Callable[..., float]) -> None:
+    expected = child(X)
+    report = recast.fold_(child, tol=0.02, kernel=5, data=X)
+    *_, first, second = report
+    assert first.convolution
+    assert first.kernel == (5, 5)
+    assert first.change == pytest.approx(0.01)
+    assert not second.convolution
+    assert second.output_error is not None
+    assert second.output_error == pytest.approx(error_of(child(X), expected), rel=1e-3)
+    assert second.output_error > 1e-4
+    assert first.layer_error is not None
+    assert first.layer_error > 1e-4
+    assert second.accuracy is None  # nobody gave labels
+
+
+@pytest.mark.parametrize("kernel", [None, 5])
+@torch.no_grad()
+def test_batch_norms_are_multiplied_in_and_come_back_folded(
+    kernel: int | None, child: nn.Module, parent: nn.Module, tmp_path: Path, error_of: Callable[..., float]
+) -> None:
+    without = copy.deepcopy(child)
+    recast.fold_(without, tol=0.02, kernel=kernel)
+    report = recast.fold_(child, tol=0.02, kernel=kernel, batch_norm=True, data=X)
+    assert all(done.batch_norm for done in report)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in child.modules()) == sum(
+        isinstance(m, nn.BatchNorm2d) for m in parent.modules()
+    ) - len(report)
+    assert error_of(child(X), without(X)) < 1e-5
+    loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
+    assert error_of(loaded(X), child(X)) < 1e-6
+    assert [type(m) for m in loaded.modules()] == [type(m) for m in child.modules()]
+
+
+@torch.no_grad()
+def test_a_norm_with_another_reader_stays(error_of: Callable[..., float]) -> None:
+    """The convolution's output is read by the BatchNorm and added again behind it."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+            nn.init.uniform_(self.norm.weight, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return self.norm(y) + y
+
+    parent, x = Two().eval(), X[..., :16, :16]
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="all")).eval()
+    (done,) = recast.fold_(child, batch_norm=True, data=x)
+    assert done.batch_norm is None
+    assert isinstance(child.norm, nn.BatchNorm2d)
+    assert error_of(child(x), parent(x)) < 1e-6
+
+
+@torch.no_grad()
+def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, error_of: Callable[..., float]) -> None:
+    config = recast.RecastConfig(gate="sigmoid")
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, config)).eval()
+    for layer in gpsa_layers(child).values():
+        layer.key.normal_()
+        layer.lam[:4] = 6.0
+    expected = child(X)
+    report = recast.fold_(child, tol=0.01, data=X)
+    assert {(done.gaussian, done.content, done.closed) for done in report} == {(9, 5, 0)}
+    assert report[-1].output_error == pytest.approx(error_of(child(X), expected), rel=1e-3)
+    loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
+    assert torch.allclose(loaded(X), child(X), atol=1e-5)
+
+
+def test_bad_requests_change_nothing(child: nn.Module) -> None:
+    before = {name: value.clone() for name, value in child.state_dict().items()}
+    for arguments, message in (
+        ({"tol": -0.1}, "0 or more"),
+        ({"kernel": 4}, "one of 3, 5, 7"),
+        ({"batch_norm": True}, "needs data"),
+        ({"data": []}, "no batch"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            recast.fold_(child, **arguments)  # type: ignore[arg-type]
+    assert all(isinstance(layer, GPSA) for layer in gpsa_layers(child).values())
+    assert all(torch.equal(value, before[name]) for name, value in child.state_dict().items())

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+import recast
+from recast.errors import RecastError
+from recast.run.config import RecastConfig
+from recast.surgery.apply import recast_
+from recast.surgery.parameters import layer_numbers, param_groups
+from recast.surgery.planning import plan
+
+
+def meta(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return timm.create_model(name)
+
+
+def rates(groups: list[dict], model: nn.Module) -> dict[str, tuple[float, float]]:
+    """Name of a parameter → its share of the learning rate and its weight decay."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        names[id(p)]: (pytest.approx(group.get("lr_scale", group.get("lr"))), group["weight_decay"])
+        for group in groups
+        for p in group["params"]
+    }
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext", "cait_xxs24_224", "regnetx_002"])
+def test_layer_decay_is_timms(name: str) -> None:
+    model = meta(name) if name != "regnetx_002" else timm.create_model(name)
+    none = getattr(model, "no_weight_decay", set)()
+    theirs = param_groups_layer_decay(model, weight_decay=0.1, no_weight_decay_list=none, layer_decay=0.7)
+    ours = param_groups(model, lr=1.0, weight_decay=0.1, layer_decay=0.7)
+    assert rates(ours, model) == rates(theirs, model)
+    assert len({group["name"] for group in ours}) == len(ours)
+
+
+def test_deit3_has_the_groups_of_the_published_recipe() -> None:
+    model = meta("deit3_small_patch16_224")
+    counts = {group["name"]: len(group["params"]) for group in param_groups(model)}
+    assert counts == {"decay": 50, "no_decay": 126}
+    assert len(param_groups(model, layer_decay=0.75)) == 28
+
+
+def test_positions_and_tokens_never_decay() -> None:
+    model = timm.create_model("test_vit")
+    (decay,) = (group["params"] for group in param_groups(model) if group["name"] == "decay")
+    assert not {id(model.pos_embed), id(model.cls_token)} & {id(p) for p in decay}
+    assert model.pos_embed.dim() == 3  # only its name says so
+    inside = nn.Sequential(nn.Conv2d(3, 3, 1), model)
+    counts, alone = ([len(group["params"]) for group in param_groups(network)] for network in (inside, model))
+    assert counts == [count + 1 for count in alone]
+
+
+def test_resmlps_norms_never_decay() -> None:
+    model = meta("resmlp_12_224")
+    names = {id(p): name for name, p in model.named_parameters()}
+    (decay,) = (group["params"] for group in param_groups(model) if group["name"] == "decay")
+    assert {names[id(p)].rpartition(".")[2] for p in decay} == {"weight"}
+    assert model.norm.alpha.dim() == 3
+
+
+def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    before = layer_numbers(model)
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["layer2.0.conv2", "layer4.0.conv2"]))
+    groups = param_groups(model, lr=1.0, layer_decay=0.5)
+    own = {id(p): group for group in groups for p in group["params"]}
+    last = max(before.values())
+    for name in ("layer2.0.conv2", "layer4.0.conv2"):
+        distance = last - before[f"{name}.weight"]
+        layer = model.get_submodule(name)
+        for key, parameter in layer.named_parameters():
+            expected = (10.0 if key in ("gamma", "spread") else 1.0) * 0.5**distance
+            assert own[id(parameter)]["lr"] == pytest.approx(expected), (name, key)
+        assert own[id(layer.gamma)]["name"] == f"gates/{last - distance}"
+    assert own[id(model.fc.weight)]["lr"] == 1.0
+    assert own[id(model.layer2[0].conv2.gamma)]["lr"] < own[id(model.layer4[0].conv2.gamma)]["lr"]
+
+
+def test_a_rate_for_gates_is_that_of_the_head_too() -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(gate="sigmoid"), where=["layer4.0.conv2"]))
+    (gates,) = (g for g in param_groups(model, gate_lr=0.2, layer_decay=0.5) if g["name"].startswith("sigmoid_gates/"))
+    distance = max(layer_numbers(model).values()) - int(gates["name"].partition("/")[2])
+    assert distance > 0
+    assert gates["lr"] == pytest.approx(0.2 * 0.5**distance)
+
+
+def test_without_layers_there_is_no_layer_decay() -> None:
+    with pytest.raises(RecastError, match="Sequential does not: leave layer_decay out"):
+        param_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
+    assert recast.param_groups is param_groups

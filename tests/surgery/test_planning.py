@@ -1,0 +1,475 @@
+"""`plan` reads only, says what is true, and is data that survives a round trip."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.errors import RecastError
+from recast.layers.geometry import Geometry
+from recast.models.small import CifarResNet
+from recast.run.config import PoolConfig, RecastConfig
+from recast.surgery.apply import recast_
+from recast.surgery.plan import Edited, Plan
+from recast.surgery.planning import plan, replan
+from recast.surgery.pooling.swap import attention_pool_
+from recast.surgery.table import quantity
+
+X = torch.zeros(2, 3, 16, 16)
+
+
+def small() -> CifarResNet:
+    return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="option_a")
+
+
+def macs_of(model: nn.Module, x: Tensor) -> int:
+    """Of a forward pass in training, whose form a plan counts."""
+    with FlopCounterMode(display=False) as flops:
+        model.train()(x)
+    return flops.get_total_flops() // 2 // len(x)
+
+
+@pytest.mark.parametrize("parametrised", [None, "weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("stride", ["keep", "remove", "dilate"])
+def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
+    model = small()
+    if parametrised:
+        getattr(parametrizations, parametrised)(model.layer3[0].conv2)
+    model.layer2.eval()  # a mixture of flags, as with frozen norms
+    model.requires_grad_(False).layer3.requires_grad_(True)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [(module, module.training) for module in model.modules()]
+    trained = [p.requires_grad for p in model.parameters()]
+    text, rng = repr(model), torch.random.get_rng_state()
+    plan(model, X, RecastConfig(stride=stride))
+    assert repr(model) == text
+    assert all(module.training == training for module, training in flags)
+    assert [p.requires_grad for p in model.parameters()] == trained
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch.equal(torch.random.get_rng_state(), rng)
+    assert not hasattr(model, "recast_plan")
+
+
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("stride", ["keep", "remove"])
+@pytest.mark.parametrize("parametrised", [False, True])
+def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrised: bool) -> None:
+    parent = small()
+    if parametrised:
+        parametrizations.weight_norm(parent.layer3[0].conv1)
+    p = plan(parent, X, RecastConfig(gate=gate, stride=stride))
+    child = recast_(copy.deepcopy(parent), p)
+    assert p.before.parameters == sum(q.numel() for q in parent.parameters())
+    assert p.after.parameters == sum(q.numel() for q in child.parameters())
+    assert p.before.macs == macs_of(parent, X)
+    assert p.after.macs == macs_of(child, X)
+    assert p.after.activation_bytes > p.before.activation_bytes
+
+
+def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
+    expected = plan(small(), X[:1])  # a slice: the storage behind it holds more than one image
+    assert plan(small(), torch.zeros(5, 3, 16, 16)) == expected
+    assert plan(small().requires_grad_(False), X[:1]) == expected
+    with torch.no_grad():
+        assert plan(small(), X[:1]) == expected
+
+
+def test_a_step_tells_what_happens_to_its_layer() -> None:
+    p = plan(small(), X)
+    first, second = p.steps
+    assert (first.name, first.rule, first.exact, first.calls) == ("layer3.0.conv1", "Conv2d", True, 1)
+    assert first.geometry == first.parent_geometry == Geometry((3, 3), (2, 2), (1, 1, 1, 1))
+    assert (first.input, first.output, first.queries, first.keys) == ((8, 8, 8), (16, 4, 4), 16, 100)
+    assert second.before.macs == 16 * 16 * 16 * 9
+    assert second.before.parameters == 16 * 16 * 9
+    assert p.model == "CifarResNet"
+    assert p.note == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "exact"),
+    [
+        (RecastConfig(), True),
+        (RecastConfig(gate_range=(0.0, 1.0)), True),
+        (RecastConfig(gamma_init=0.1), False),
+        (RecastConfig(s_init=0.1), False),
+        (RecastConfig(gate="sigmoid"), False),
+        (RecastConfig(gate="sigmoid", alpha=20.0, lambda_init=14.0), False),
+    ],
+)
+def test_exact_is_promised_only_where_it_holds(config: RecastConfig, exact: bool) -> None:
+    parent = small().eval()
+    p = plan(parent, X, config)
+    assert {step.exact for step in p.steps} == {exact}
+    child = recast_(copy.deepcopy(parent), p)
+    x = torch.randn(X.shape)
+    assert torch.equal(child(x), parent(x)) == exact
+
+
+@pytest.mark.parametrize("kind", ["tuple", "mapping", "list"])
+def test_examples_with_several_arguments(kind: str) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3)
+
+        def forward(self, left: Any, right: Tensor | None = None) -> dict[str, Tensor]:
+            image = left[0] if isinstance(left, list) else left
+            return {"y": self.conv(image if right is None else image + right)}
+
+    example: Any = {"tuple": (X, X), "mapping": {"right": X, "left": X}, "list": [X, X]}[kind]
+    assert [step.name for step in plan(Pair(), example).steps] == ["conv"]
+
+
+@pytest.mark.parametrize("example", [torch.zeros(1, 4, 16, 16), torch.zeros(3, 16, 16), (), None, "image", (X, X)])
+def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
+    with pytest.raises(RecastError):
+        plan(small(), example)
+
+
+def test_an_unbatched_example_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"got \(3, 8, 8\): expected \(batch, C, H, W\)"):
+        plan(nn.Conv2d(3, 4, 3), torch.zeros(3, 8, 8))
+
+
+def test_a_shape_only_pass_that_fails_is_said() -> None:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = small()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.body(x)
+            return y if float(y.sum()) > 0 else -y
+
+    model = Choosing()
+    state = copy.deepcopy(model.state_dict())
+    p = plan(model, X)
+    assert p.note.startswith("planned from one real pass in eval mode, the shape-only pass failed")
+    assert p.note in str(p)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    easy = plan(small(), X)
+    assert p.before == easy.before
+    assert p.after == easy.after
+    # frozen parameters stay frozen, and what they keep once they are trained counts all the same
+    frozen = plan(model.requires_grad_(False), X)
+    assert frozen.before == easy.before
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_layer_is_recast_once() -> None:
+    model = small()
+    recast_(model, plan(model, X))
+    with pytest.raises(RecastError, match=r"layer3\.0\.conv1 is already GPSA"):
+        plan(model, X)
+
+
+def test_refused_layers_are_left_with_a_reason_or_named() -> None:
+    model = small()
+    model.layer3[0].conv2.register_forward_hook(lambda *_: None)
+    p = plan(model, X)
+    assert [step.name for step in p.steps] == ["layer3.0.conv1"]
+    assert "hooks" in {item.name: item.reason for item in p.left}["layer3.0.conv2"]
+    with pytest.raises(RecastError, match=r"layer3\.0\.conv2 cannot be recast: Conv2d carries hooks"):
+        plan(model, X, where=["layer3.0.conv2"])
+    model.layer3[0].conv1.register_forward_hook(lambda *_: None)
+    with pytest.raises(RecastError, match=r"nothing can be recast: layer3\.0\.conv1 Conv2d carries hooks"):
+        plan(model, X)
+
+
+def test_tied_weights_are_not_untied() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    model[1].weight = model[0].weight
+    with pytest.raises(RecastError, match="shares its weight with 1"):
+        plan(model, X, where="all")
+
+
+def test_a_model_with_one_dimensional_convolutions_can_be_planned() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.Conv1d(4, 4, 3))
+    assert [step.name for step in plan(model, X).steps] == ["0"]
+
+
+def test_helpers_inside_a_parametrisation_are_no_layers() -> None:
+    class Blur(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blur = nn.Conv2d(1, 1, 3, padding=1)
+
+        def forward(self, weight: Tensor) -> Tensor:
+            return self.blur(weight.flatten(0, 1).unsqueeze(1)).view_as(weight)
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 3))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Blur())
+    assert [step.name for step in plan(model, X, where="all").steps] == ["0"]
+
+
+# --- a plan is data -------------------------------------------------------------------------------------------------
+
+CONFIGS = [
+    RecastConfig(),
+    RecastConfig(gate_range=(-1.0, 1.0), head_dim=3, backend="dense", attend_padding=True),
+    RecastConfig(gate="sigmoid", alpha=2.0, lambda_init=0.5, stride="dilate"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_json_round_trip(config: RecastConfig) -> None:
+    p = plan(small(), X, config)
+    again = Plan.from_json(p.to_json())
+    assert again == p
+    assert again.to_json() == p.to_json()
+    assert str(again) == str(p)
+
+
+def test_json_holds_what_a_report_reads() -> None:
+    document = json.loads(plan(small(), X).to_json())
+    assert document["version"] == 4
+    step = document["steps"][0]
+    assert step["kernel"] == [3, 3]
+    assert step["fold"] is None
+    assert step["padding"] == [1, 1, 1, 1]
+    assert (step["heads"], step["queries"], step["keys"]) == (9, 16, 100)
+    for cost in (step["before"], step["after"], document["totals"]["before"], document["totals"]["after"]):
+        assert cost.keys() == {"parameters", "macs", "activation_bytes", "fixed_bytes"}
+    assert {item["name"] for item in document["left"]} >= {"conv1", "layer1.0.conv1"}
+
+
+def broken(change: Callable[[dict[str, Any]], Any]) -> str:
+    document = json.loads(plan(small(), X).to_json())
+    replaced = change(document)
+    return json.dumps(document if replaced is None else replaced)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: [],
+        lambda d: {},
+        lambda d: d.pop("steps") and None,
+        lambda d: d.update(config="x"),
+        lambda d: d.update(steps=3),
+        lambda d: d.update(steps=["x"]),
+        lambda d: d.update(version=1),
+        lambda d: d["config"].update(gate="lineer"),
+        lambda d: d["config"].update(alpha=-1),
+        lambda d: d["config"].update(unknown=1),
+        lambda d: d["steps"][0].update(kernel=[0, 3]),
+        lambda d: d["totals"].update(before={}),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    with pytest.raises(RecastError):
+        Plan.from_json(broken(change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "weights"])
+def test_text_that_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(RecastError, match="this is not a plan"):
+        Plan.from_json(text)
+
+
+def test_some_steps_of_a_plan() -> None:
+    p = plan(small(), X)
+    assert [step.name for step in p.only(["layer3.0.conv2"]).steps] == ["layer3.0.conv2"]
+    with pytest.raises(RecastError, match=r"no step 'layer3\.0\.conv9'; its steps are layer3\.0\.conv[12]"):
+        p.only(["layer3.0.conv9"])
+
+
+def test_the_table_has_a_line_for_every_convolution() -> None:
+    model = small()
+    text = str(plan(model, X, RecastConfig(gate="sigmoid")))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            assert name in text
+    for part in (
+        "2 of 7 convolutions recast",
+        "3×3 stride 2 pad 1",
+        "8×8×8 → 16×4×4",
+        "16 × 100",
+        "no, gate",
+        "whole model",
+    ):
+        assert part in text
+    assert "yes" in str(plan(model, X))
+    assert "(the model)" in str(plan(nn.Conv2d(3, 4, 3), X))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "base", "text"),
+    [(0, "", 1000, "0"), (999, "", 1000, "999"), (2_359_296, "", 1000, "2.36 M"), (1_803_550, "B", 1024, "1.72 MiB")],
+)
+def test_quantities(value: float, unit: str, base: int, text: str) -> None:
+    assert quantity(value, unit, base) == text
+
+
+@pytest.mark.parametrize("value", [999.6, 999_999, 1023.9 * 1024])
+def test_quantities_do_not_round_up_to_four_digits(value: float) -> None:
+    assert "e+" not in quantity(value)
+    assert "e+" not in quantity(value, "B", 1024)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gate": "lineer"},
+        {"backend": "spilt"},
+        {"stride": "drop"},
+        {"head_dim": 0},
+        {"gamma_init": float("nan")},
+        {"gate": "sigmoid", "gamma_init": 0.1},
+        {"gate": "sigmoid", "gate_range": (0, 1)},
+        {"lambda_init": 2.0},
+        {"gate_range": (1.0, 0.0)},
+        {"gate_range": (0.1, 1.0)},
+        {"gate_range": (float("nan"), 1.0)},
+    ],
+)
+def test_contradictory_settings_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecastError):
+        RecastConfig(**options)
+
+
+# --- edited plans -----------------------------------------------------------------------------------------------------
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Edited:
+    document = json.loads(plan(small(), X, where="all").to_json())
+    change(document)
+    return Plan.read_edited(json.dumps(document))
+
+
+def test_an_edited_plan_is_worked_out_again() -> None:
+    """Steps taken out, one added by name alone, and another setting: as if planned so from the start."""
+
+    def change(d: dict[str, Any]) -> None:
+        d["steps"] = [*d["steps"][-2:], {"name": d["steps"][0]["name"]}]
+        d["config"] = {"head_dim": 3, "gate_range": [0, 1]}
+
+    wanted = edited(change)
+    found = replan(small(), X, wanted)
+    names = [step.name for step in found.steps]
+    assert sorted(names) == sorted(wanted.steps)
+    config = RecastConfig(head_dim=3, gate_range=(0, 1))
+    assert found == plan(small(), X, config, where=list(wanted.steps), budget="tokens=none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["steps"][0].update(stride=[3, 3]), r"has stride \[1, 1\], the plan says \[3, 3\]"),
+        (lambda d: d["steps"][0].update(groups=7), "has groups 1, the plan says 7"),
+        (lambda d: d["steps"].append({"name": "nowhere"}), "no convolution matches 'nowhere'"),
+        (lambda d: d["steps"].clear(), "no step"),
+    ],
+)
+def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        replan(small(), X, edited(change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["steps"].append(dict(d["steps"][0])), "twice"),
+        (lambda d: d["steps"].append("layer1"), "needs the name of its layer"),
+        (lambda d: d["config"].update(head_dims=3), "config cannot be read.*head_dim"),
+        (lambda d: d["config"].update(alpha=-1), "alpha must be a positive number"),
+        (lambda d: d.update(version=1), "no plan of version|not a plan of version"),
+        (lambda d: d.update(steps=3), "not a plan"),
+        (lambda d: d.update(pool={"kinds": "single"}), "pool cannot be read.*kind"),
+        (lambda d: d.update(pool={"kind": "two"}), "pool.kind must be one of"),
+    ],
+)
+def test_an_edit_that_cannot_be_read_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        edited(change)
+
+
+# --- attention pooling ------------------------------------------------------------------------------------------------
+
+
+def sized() -> CifarResNet:
+    """`small()` that says what it takes: the pool is looked for at that size."""
+    model = small()
+    model.pretrained_cfg = {"input_size": (3, 16, 16)}  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize("where", ["none", ["none"], "last_stage"])
+@pytest.mark.parametrize("kind", ["single", "per_class"])
+def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None:
+    model, pool = sized(), PoolConfig(kind)
+    text, state = repr(model), {name: value.clone() for name, value in model.state_dict().items()}
+    found = plan(model, X, where=where, pool=pool)
+    assert repr(model) == text
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert (found.pool, bool(found.steps)) == (pool, where == "last_stage")
+    pooled = attention_pool_(sized(), config=pool)
+    assert found.pool_cost is not None
+    added = sum(p.numel() for p in pooled.parameters()) - sum(p.numel() for p in model.parameters())
+    assert found.pool_cost.parameters == added > 0
+    assert found.pool_cost.macs == macs_of(pooled, X) - macs_of(model, X) > 0
+    if not found.steps:
+        assert found.after == found.before + found.pool_cost
+        assert len(found.left) == sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    else:
+        alone = plan(model, X, where=where)
+        assert found.after == alone.after + found.pool_cost
+        assert found.steps == alone.steps
+    assert Plan.from_json(found.to_json()) == found
+    assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(found)
+    assert replan(model, X, Plan.read_edited(found.to_json())).after == found.after
+
+
+def test_the_stride_that_goes_is_counted_in_the_pool() -> None:
+    keep, remove = (
+        plan(sized(), X, RecastConfig(stride=stride), pool=PoolConfig("single")) for stride in ("keep", "remove")
+    )
+    assert keep.pool_cost is not None
+    assert remove.pool_cost is not None
+    assert remove.pool_cost.macs > 2 * keep.pool_cost.macs
+    assert remove.pool_cost.parameters == keep.pool_cost.parameters
+
+
+def test_a_budget_counts_the_pool() -> None:
+    limit = f"params={plan(sized(), X).after.parameters}"
+    plan(sized(), X, budget=limit)
+    with pytest.raises(RecastError, match="budget"):
+        plan(sized(), X, budget=limit, where=["layer3.0.conv1", "layer3.0.conv2"], pool=PoolConfig("single"))
+
+
+def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
+    for pool in (None, PoolConfig()):
+        with pytest.raises(RecastError, match=r"nothing is left to do.*pool\.kind"):
+            plan(sized(), X, where="none", pool=pool)
+    with pytest.raises(RecastError, match="pools") as raised:
+        plan(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), X, where="none", pool=PoolConfig("single"))
+    assert "cannot run on the example" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "perclass"}, "pool.kind must be one of none, single, per_class, got 'perclass'. Did you mean"),
+        ({"start": "mean"}, "pool.start must be one of average, paper"),
+        ({"num_heads": 0}, "pool.num_heads must be at least 1, got 0"),
+        ({"mlp_ratio": 0.0}, "pool.mlp_ratio must be a positive number"),
+        ({"mlp_ratio": float("inf")}, "pool.mlp_ratio"),
+        ({"init_values": float("nan")}, "pool.init_values must be finite"),
+        ({"cls_in_keys": True}, r"1/\(n\+1\) of the weight"),
+    ],
+)
+def test_settings_of_a_pool_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        PoolConfig(**options)
+    PoolConfig("single", start="paper", cls_in_keys=True, init_values=0.0)

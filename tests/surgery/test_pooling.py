@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models.mambaout import MambaOut
+from timm.models.mlp_mixer import MlpMixer
+from torch import Tensor, nn
+from torchvision import models as torchvision_models
+
+from recast import plan, recast_
+from recast.errors import RecastError
+from recast.layers.attention_pool import AttentionPool, ClassHead
+from recast.run.config import PoolConfig
+from recast.surgery.pooling.adapters import PooledLayer, PoolsBeforeHead
+from recast.surgery.pooling.find import find_place
+from recast.surgery.pooling.swap import attention_pool_, attention_pools
+from recast.surgery.verify import enliven_
+
+
+class Own(nn.Module):
+    """Pools in code, as networks for CIFAR do: after an nn.Sequential, with a ReLU before it or not."""
+
+    def __init__(self, relu: bool = True, fixed: bool = False) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12))
+        self.fc = nn.Linear(12, 5)
+        self.relu, self.fixed = relu, fixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer2(self.layer1(x))
+        x = F.relu(x) if self.relu else x
+        return self.fc(F.avg_pool2d(x, 16).flatten(1) if self.fixed else x.mean((2, 3)))
+
+
+def small(kind: str) -> nn.Module:
+    """A network for every way to pool, of timm and torchvision, as small as its constructor allows."""
+    made: dict[str, Any] = {
+        "module, flat": lambda: timm.create_model("resnet10t", num_classes=5),
+        "module, map": lambda: timm.create_model(
+            "convnext_atto", num_classes=5, depths=(1, 1, 1, 1), dims=(8, 8, 8, 16)
+        ),
+        "module, then a convolution": lambda: timm.create_model("mobilenetv3_small_050", num_classes=5),
+        "module, the classifier a convolution": lambda: timm.create_model("dpn48b", num_classes=5),
+        "module, NHWC": lambda: timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=64, embed_dim=8, depths=(1, 1), num_heads=(2, 2), num_classes=5
+        ),
+        "head, tokens": lambda: MlpMixer(num_classes=5, img_size=64, patch_size=16, num_blocks=1, embed_dim=16),
+        "append": lambda: torchvision_models.mnasnet0_5(num_classes=5),
+        "append after a ReLU": lambda: Own(),
+    }
+    torch.manual_seed(0)
+    return made[kind]()
+
+
+SMALL = [
+    "module, flat", "module, map", "module, then a convolution", "module, the classifier a convolution",
+    "module, NHWC", "head, tokens", "append", "append after a ReLU",
+]  # fmt: skip
+
+
+def images(side: int = 64) -> Tensor:
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@torch.no_grad()
+def test_the_network_computes_what_it_did(kind: str) -> None:
+    x = images()
+    parent = enliven_(small(kind).eval(), x).double()
+    x = x.double()
+    expected = parent(x)
+    features = parent.forward_features(x) if hasattr(parent, "forward_features") else None
+    for per_class in (False, True):
+        child = copy.deepcopy(parent)
+        assert attention_pool_(child, per_class, example=x) is child
+        (pool,) = attention_pools(child).values()
+        assert pool.num_classes == (5 if per_class else None)
+        assert error(child(x), expected) < 1e-12
+        assert set(parent.state_dict()) <= set(child.state_dict())  # nothing of the parent's has another name
+        if features is not None:
+            assert torch.equal(child.forward_features(x), features)
+        # and it is the pool that answers: other weights of its token move the logits
+        pool.attn.q.weight.normal_()
+        assert error(child(x), expected) > 1e-6
+    assert not attention_pools(parent)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
+    """Class 2's token moves class 2's logit alone."""
+    x = images()
+    model = attention_pool_(enliven_(small(kind).eval(), x), True, example=x).eval()
+    (pool,) = attention_pools(model).values()
+    nn.init.normal_(pool.attn.q.weight)
+    taken: list[Tensor] = []
+    pool.register_forward_pre_hook(lambda _module, inputs: taken.append(inputs[0]))
+    before = model(x)
+    maps = pool.attention_maps(pool.as_map(taken[0]))
+    torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(2, 1, 5))
+    before.sum().backward()
+    assert all(p.grad is not None for p in pool.parameters())
+    with torch.no_grad():
+        pool.cls_token[:, 2].normal_()
+        moved = (model(x) - before).abs().amax(0) > 1e-6
+    assert moved.tolist() == [False, False, True, False, False]
+
+
+@torch.no_grad()
+def test_features_of_any_size_and_shape() -> None:
+    model = attention_pool_(small("module, flat"), True).eval()
+    for shape in ((2, 3, 96, 160), (1, 3, 33, 70)):
+        assert model(torch.randn(shape)).shape == (shape[0], 5)
+
+
+@torch.no_grad()
+def test_class_tokens_give_way() -> None:
+    """A network that reads its class token is pooled over its patches: other logits, and the place says so."""
+    model = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=1, embed_dim=24, num_heads=2, num_classes=5)
+    x, model = images(), model.eval()
+    place = find_place(model, x)
+    assert (place.how, place.takes, place.prefix_tokens, place.averages) == ("head", "NLC", 1, False)
+    tokens = model.forward_features(x)
+    expected = model.head(model.fc_norm(tokens[:, 1:].mean(1)))
+    kind = type(model)
+    with pytest.warns(UserWarning, match="did not average over its last map"):
+        attention_pool_(model, example=x)
+    torch.testing.assert_close(model(x), expected)
+    assert isinstance(model, kind)
+    assert isinstance(model, PoolsBeforeHead)
+    assert type(model).__name__ == kind.__name__
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+    averaging = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg").eval()
+    expected = averaging(x)
+    torch.testing.assert_close(attention_pool_(averaging, True, example=x)(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_network_that_classifies_every_position() -> None:
+    """SqueezeNet averages relu(logits): pooled before its classifier, it gives relu(logits of the average)."""
+    model = torchvision_models.squeezenet1_1(num_classes=5).eval()
+    x = images()
+    place = find_place(model, x)
+    assert (place.how, place.name, place.dim, place.classifier) == ("append", "features", 512, "classifier.1")
+    assert not place.averages
+    pooled = model.features(x).mean((2, 3), keepdim=True)
+    expected = model.classifier[1](pooled).relu().flatten(1)
+    for per_class in (False, True):
+        with pytest.warns(UserWarning, match="its classifier comes first"):
+            child = attention_pool_(copy.deepcopy(model), per_class)
+        torch.testing.assert_close(child(x), expected)
+
+
+def test_where_networks_pool() -> None:
+    x = images()
+    found = {kind: find_place(small(kind).eval(), x) for kind in SMALL}
+    assert all(place.averages and place.classifier for place in found.values())
+    assert found["module, NHWC"].takes == "NHWC"
+    assert found["module, then a convolution"].gives == "NCHW"
+    assert found["append after a ReLU"].relu
+    assert not found["append"].relu
+    assert found["append"].name == "layers"
+    assert find_place(Own(relu=False).eval(), x).name == "layer2"
+    # the last pooling counts, not that of a channel attention before it
+    assert find_place(timm.create_model("efficientnet_b0", num_classes=5).eval(), x).name == "global_pool"
+    maximum = timm.create_model("resnet10t", num_classes=5, global_pool="max").eval()
+    assert not find_place(maximum, x).averages
+
+
+@torch.no_grad()
+def test_settings_reach_the_layer() -> None:
+    config = PoolConfig("single", start="paper", cls_in_keys=False, num_heads=4, mlp_ratio=2.0, init_values=0.5)
+    model = attention_pool_(small("module, flat"), config=config)
+    (pool,) = attention_pools(model).values()
+    assert isinstance(pool, PooledLayer)
+    assert (pool.start, pool.cls_in_keys, pool.attn.num_heads, pool.mlp.fc1.out_features) == ("paper", False, 4, 1024)
+    assert set(pool.ls1.gamma.tolist()) == {0.5}
+    assert attention_pool_(small("module, flat"), config=PoolConfig()) is not None
+    half = attention_pool_(small("module, flat").to(torch.bfloat16).eval(), True)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert not half.training
+    assert not any(module.training for module in half.modules())
+
+
+def test_buffers_and_mode_are_untouched() -> None:
+    model = small("module, flat").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attention_pool_(model, True)
+    assert model.training
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert isinstance(model.get_classifier(), ClassHead)
+
+
+@pytest.mark.parametrize(
+    "kind", ["module, flat", "module, map", "head, tokens", "module, the classifier a convolution"]
+)
+@torch.no_grad()
+def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
+    """Data with other classes, as users of timm ask for: the pool stays, with tokens for them."""
+    for per_class in (False, True):
+        model = attention_pool_(small(kind), per_class, example=images()).eval()
+        before = dict(attention_pools(model))
+        model.reset_classifier(3)
+        (pool,) = attention_pools(model).values()
+        assert list(before.values()) == [pool]
+        assert pool.num_classes == (3 if per_class else None)
+        assert model(images()).shape == (2, 3)
+        assert model(images()[:1]).shape == (1, 3)
+        with pytest.raises(RecastError, match=r"pooling of this .* is attention"):
+            model.reset_classifier(3, "max")
+        assert not [name for name in model.state_dict() if "replaced" in name]
+
+
+class Branches(nn.Module):
+    """The pooling module is a branch: of a channel attention, beside another pooling, or before a mean in code."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+        self.first, self.pool, self.kind = nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d(1), kind
+        self.fc = nn.Linear(8 if kind == "gate" else 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f, g = self.a(x), self.b(x)
+        if self.kind == "gate":
+            return self.fc((f * self.pool(f).sigmoid()).mean((2, 3)))
+        other = self.first(g).flatten(1) if self.kind == "two" else g.mean((2, 3))
+        return self.fc(torch.cat((self.pool(f).flatten(1), other), 1))
+
+
+@pytest.mark.parametrize("kind", ["gate", "two", "code"])
+def test_a_branch_is_not_the_pooling(kind: str) -> None:
+    with pytest.raises(RecastError, match="cannot tell where Branches pools"):
+        attention_pool_(Branches(kind).eval(), example=images(32))
+
+
+def test_a_frozen_classifier_stays_frozen() -> None:
+    model = small("module, flat")
+    model.get_classifier().requires_grad_(False)
+    attention_pool_(model, True)
+    assert not any(p.requires_grad for p in model.get_classifier().parameters())
+
+
+@torch.no_grad()
+def test_a_plan_finds_the_place_again_with_images_of_the_same_shape() -> None:
+    """A network of one's own that takes one shape of images and says nowhere which."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(1, 4, 3, padding=1)
+        flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+        return nn.Sequential(nn.LayerNorm((1, 28, 20)), convolution, nn.ReLU(), *flat).eval()
+
+    x = torch.randn(2, 1, 28, 20)
+    model = attention_pool_(make(), True, example=x)
+    assert model.recast_plan.pool_input == (1, 28, 20)
+    torch.testing.assert_close(recast_(make(), model.recast_plan)(x), make()(x))
+    planned = plan(make(), x, where="1", pool=PoolConfig("single"))
+    again = type(planned).from_json(planned.to_json())
+    torch.testing.assert_close(recast_(make(), again)(x), make()(x))
+
+
+def test_a_single_position_is_told() -> None:
+    model = timm.create_model("resnet10t", num_classes=5)
+    with pytest.warns(UserWarning, match="pools a single position"):
+        attention_pool_(model, example=images(32))
+
+
+def test_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("resnet10t", num_classes=5)
+        vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg")
+    assert attention_pools(attention_pool_(model, example=images().to("meta")))
+    assert attention_pools(attention_pool_(vit, True, example=images().to("meta")))
+
+
+class Aux(nn.Module):
+    """Two answers."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": x}
+
+
+@pytest.mark.parametrize(
+    ("make", "per_class", "message"),
+    [
+        (lambda: Own(fixed=True), False, "cannot tell where Own pools: expected a pooling module"),
+        (lambda: torchvision_models.alexnet(num_classes=5), False, "cannot tell where AlexNet pools"),
+        (lambda: Aux(), False, r"networks that give \(batch, classes\), got dict"),
+        (lambda: timm.create_model("resnet10t", num_classes=0), True, "are not those of one linear layer"),
+        (lambda: timm.create_model("resnet10t", num_classes=0, global_pool=""), False, r"got \(2, 512, 2, 2\)"),
+        (lambda: timm.create_model("resnet10t", global_pool="catavgmax"), False, "1024 numbers for 512 channels"),
+        (lambda: attention_pool_(small("module, flat")), True, "global_pool is attention pooling already"),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, global_pool="map"),
+            False,
+            "pools by attention already",
+        ),
+        (lambda: nn.ReLU(), False, "has no parameters"),
+    ],
+)
+def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:
+    model = make().eval()
+    before = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(RecastError, match=message):
+        attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else images())
+    assert {name: type(module) for name, module in model.named_modules()} == before
+
+
+@torch.no_grad()
+def test_a_classifier_of_zeros_hides_nothing() -> None:
+    """Some networks start with a classifier of zeros, and so they are when they are loaded: found all the same."""
+    model = MambaOut(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16), num_classes=5, head_fn="default").eval()
+    nn.init.zeros_(model.get_classifier().weight)
+    nn.init.zeros_(model.get_classifier().bias)
+    place = find_place(model, images())
+    assert (place.takes, place.dim, place.averages) == ("NHWC", 16, True)
+
+
+def test_a_network_says_what_it_takes_or_is_tried() -> None:
+    attention_pool_(small("append after a ReLU"))  # tells no size
+    fixed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    attention_pool_(fixed, True)
+    assert isinstance(fixed[1], AttentionPool)
+    grey = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    attention_pool_(grey)
+    odd = nn.Sequential(nn.LayerNorm((3, 28, 28)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
+    with pytest.raises(RecastError, match="takes no image of noise"):
+        attention_pool_(odd)
+    attention_pool_(odd, example=torch.randn(1, 3, 28, 28))

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from torch import nn
+
+from recast import Plan, RecastConfig, RecastError, Schedule
+from recast.layers.geometry import Geometry
+from recast.run.config import ScheduleConfig
+from recast.surgery.plan import Step
+from recast.surgery.schedule import parse_dates
+from recast.tracing.cost import Cost
+
+# specs/tcnn_prs.md §5.1: T·(1 − l/(L+1)) for l = 1 … L
+THRESHOLDS = {
+    (400, 6): (342.86, 285.71, 228.57, 171.43, 114.29, 57.14),
+    (300, 6): (257.14, 214.29, 171.43, 128.57, 85.71, 42.86),
+    (200, 6): (171.43, 142.86, 114.29, 85.71, 57.14, 28.57),
+    (50, 4): (40, 30, 20, 10),
+}
+
+
+def plan_of(*names: str) -> Plan:
+    geometry = Geometry.of(nn.Conv2d(4, 4, 3, padding=1))
+    cost = Cost(1, 1, 1)
+    steps = tuple(Step(name, "Conv2d", geometry, geometry, 1, (4, 8, 8), (4, 8, 8), cost, cost, True) for name in names)
+    return Plan("Net", RecastConfig(), steps, (), (), cost, cost)
+
+
+def blocks(count: int) -> Plan:
+    return plan_of(*(f"blocks.{i}.mixer" for i in range(count)))
+
+
+@pytest.mark.parametrize(("epochs", "layers"), THRESHOLDS)
+def test_progressive_dates_follow_equation_7(epochs: int, layers: int) -> None:
+    schedule = Schedule.progressive(blocks(layers), epochs)
+    for number, threshold in enumerate(THRESHOLDS[epochs, layers], start=1):
+        layer = f"blocks.{number - 1}.mixer"
+        is_conv = [t for t in range(1, epochs + 1) if t <= threshold + 1e-9]  # at a tie it still is
+        assert schedule.dates[layer] == is_conv[-1] + 1
+        exact = epochs * (1 - Fraction(number, layers + 1))
+        assert is_conv[-1] <= exact < is_conv[-1] + 1
+
+
+def test_the_last_layer_of_400_epochs_is_attention_from_58_and_the_first_from_343() -> None:
+    schedule = Schedule.progressive(blocks(6), 400)
+    assert (schedule.dates["blocks.5.mixer"], schedule.dates["blocks.0.mixer"]) == (58, 343)
+    assert schedule.due(57) == ()
+    assert schedule.due(58) == ("blocks.5.mixer",)
+    assert schedule.due(58) == ("blocks.5.mixer",), "reading changes nothing"
+
+
+def test_dates_are_whole_number_arithmetic() -> None:
+    """10·(1 − 1/5) is 8 exactly; 1 − l/(L+1) in floating point puts some ties on the wrong side."""
+    for layers in (1, 4, 6, 9, 16, 27):
+        plan = blocks(layers)
+        for epochs in range(1, 60):
+            schedule = Schedule.progressive(plan, epochs)
+            for number in range(1, layers + 1):
+                date = schedule.dates[f"blocks.{number - 1}.mixer"]
+                assert (date - 1) * (layers + 1) <= epochs * (layers + 1 - number) < date * (layers + 1)
+
+
+def test_the_other_order_mirrors_it() -> None:
+    last, first = (Schedule.progressive(blocks(4), 50, order) for order in ("last_first", "first_first"))
+    assert [last.dates[f"blocks.{i}.mixer"] for i in range(4)] == [41, 31, 21, 11]
+    assert [first.dates[f"blocks.{i}.mixer"] for i in range(4)] == [11, 21, 31, 41]
+
+
+def test_more_layers_than_epochs_share_dates() -> None:
+    schedule = Schedule.progressive(blocks(6), 3)
+    assert sorted(schedule.dates.values()) == [1, 1, 2, 2, 3, 3]
+    assert schedule.due(1) == ("blocks.4.mixer", "blocks.5.mixer")
+
+
+def test_at_once_and_listed() -> None:
+    plan = blocks(3)
+    assert Schedule.at_once(plan, 101).due(101) == tuple(f"blocks.{i}.mixer" for i in range(3))
+    assert Schedule.at_once(plan, 101).due(100) == ()
+    listed = Schedule.listed(plan, {2: ["blocks.2.mixer"], 5: ["blocks.0.*"]})
+    assert (listed.due(2), listed.due(5), listed.waiting()) == (
+        ("blocks.2.mixer",), ("blocks.0.mixer",), ("blocks.1.mixer",),
+    )  # fmt: skip
+
+
+def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
+    empty = Schedule.learned(blocks(2))
+    later = empty.decided("blocks.1.mixer", 4)
+    assert (empty.waiting(), later.waiting()) == (("blocks.0.mixer", "blocks.1.mixer"), ("blocks.0.mixer",))
+    assert (empty.due(4), later.due(4)) == ((), ("blocks.1.mixer",))
+    with pytest.raises(RecastError, match="no step that waits"):
+        later.decided("blocks.1.mixer", 5)
+
+
+def test_slots_wait_for_their_layers() -> None:
+    schedule = Schedule.progressive(blocks(3), 4, "learned")
+    assert (schedule.dates, schedule.slots, schedule.is_learned) == ({}, (2, 3, 4), True)
+    assert "(the gates decide)" in str(schedule)
+    schedule = schedule.decided("blocks.0.mixer", 2)
+    assert (schedule.due(2), schedule.slots) == (("blocks.0.mixer",), (3, 4))
+    assert Schedule.from_dict(schedule.to_dict()) == schedule
+
+
+def test_a_schedule_survives_its_dictionary() -> None:
+    schedule = Schedule.learned(blocks(2)).decided("blocks.1.mixer", 4)
+    assert Schedule.from_dict(schedule.to_dict()) == schedule
+
+
+def test_it_is_printed_in_the_order_of_its_dates() -> None:
+    text = str(Schedule.listed(blocks(3), {7: ["blocks.0.mixer"], 1: ["blocks.2.mixer"]}))
+    lines = text.splitlines()
+    assert lines[0] == "schedule: listed"
+    assert "blocks.2.mixer" in lines[1]
+    assert lines[1].endswith("epoch 1 (the start)")
+    assert lines[2].endswith("epoch 7")
+    assert lines[3].endswith("stays a convolution")
+    assert "after every epoch for 3 layers" in str(Schedule.learned(blocks(3)))
+
+
+@pytest.mark.parametrize(
+    ("dates", "message"),
+    [
+        ({0: ["blocks.0.mixer"]}, "epochs count from 1, got 0"),
+        ({1: ["blocks.0.mixr"]}, "not among the layers to recast.*Did you mean blocks.0.mixer"),
+        ({1: ["blocks.*"], 2: ["blocks.1.mixer"]}, "two dates, epoch 1 and 2"),
+    ],
+)
+def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        Schedule.listed(blocks(2), dates)
+
+
+def test_a_model_that_is_the_convolution_is_refused() -> None:
+    with pytest.raises(RecastError, match="put it into a module"):
+        Schedule.at_once(plan_of(""), 1)
+
+
+def test_schedules_of_recipes() -> None:
+    plan = blocks(4)
+    assert Schedule.of(ScheduleConfig(), plan, 10) is None
+    assert Schedule.of(ScheduleConfig("at_once", conv_epochs=3), plan, 10) == Schedule.at_once(plan, 4)
+    assert Schedule.of(ScheduleConfig("progressive"), plan, 50) == Schedule.progressive(plan, 50)
+    found = Schedule.of(ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]), plan, 10)
+    assert found is not None
+    assert found.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
+    learned = Schedule.of(ScheduleConfig("learned"), plan, 10)
+    assert learned is not None
+    assert learned.dates == {}
+
+
+def test_an_order_that_is_none() -> None:
+    with pytest.raises(RecastError, match="order must be one of last_first, first_first, learned"):
+        Schedule.progressive(blocks(2), 10, "middle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x"])
+def test_dates_as_words(word: str) -> None:
+    assert parse_dates(["5:re:a", "5:b", "6:c"]) == {5: ["re:a", "b"], 6: ["c"]}
+    with pytest.raises(RecastError, match="EPOCH:LAYER"):
+        parse_dates([word])
+    with pytest.raises(RecastError, match=r"needs schedule\.dates"):
+        parse_dates([])

@@ -1,0 +1,293 @@
+"""Selection by last stage, names, globs and predicates; budgets; and the messages when nothing matches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.run.config import RecastConfig
+from recast.surgery.budget import Budget, Limit
+from recast.surgery.planning import plan
+from recast.surgery.select import is_spatial, select
+from recast.tracing.observe import Call, Observation, observe
+
+LAST_STAGE = {
+    "resnet18": ["layer4.0.conv1", "layer4.0.conv2", "layer4.1.conv1", "layer4.1.conv2"],
+    "resnet50": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "resnext50_32x4d": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "resnetrs50": ["layer4.0.conv2", "layer4.1.conv2", "layer4.2.conv2"],
+    "convnext_tiny": ["stages.3.downsample.1", *(f"stages.3.blocks.{i}.conv_dw" for i in range(3))],
+}
+
+
+@pytest.mark.parametrize("name", LAST_STAGE)
+@pytest.mark.parametrize("size", [(96, 160)])
+def test_last_stage_of_known_networks(name: str, size: tuple[int, int]) -> None:
+    """Every spatial convolution at the smallest size, and the strided one that enters it."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    seen = observe(model, torch.zeros(1, 3, *size, device="meta"), set(convolutions))
+    assert select(None, model, convolutions, seen).names == LAST_STAGE[name]
+
+
+class Model(nn.Module):
+    """Two stages, a 1×1 convolution, a transposed one, a 1-D one, and one that the example does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.mix = nn.Conv2d(4, 4, 1)
+        self.last = nn.Conv2d(4, 4, (1, 3), padding=(0, 1))
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.gate = nn.Conv1d(1, 1, 3, padding=1)
+        self.unused = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.last(self.mix(self.down(self.stem(x))))
+        return self.up(x).mean((2, 3)) + self.gate(x.mean((2, 3)).unsqueeze(1)).squeeze(1)
+
+
+X = torch.zeros(1, 3, 8, 8)
+
+
+def names(where: Any) -> list[str]:
+    return [step.name for step in plan(Model(), X, where=where).steps]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, ["down", "last"]),
+        ("last_stage", ["down", "last"]),
+        ("all", ["stem", "down", "last", "up"]),
+        (["stem"], ["stem"]),
+        (("last", "stem"), ["stem", "last"]),
+        (["last_stage", "mix"], ["down", "mix", "last"]),
+        ("[sd]*", ["stem", "down"]),
+        ("m*", None),
+        ("mix", ["mix"]),
+        (lambda name, module: name in ("mix", "last"), ["mix", "last"]),
+        ("re:^(stem|la)", ["stem", "last"]),
+        (["re:n$", "last"], ["down", "last"]),
+        ("stage:0", ["stem", "up"]),  # without feature_info a stage is a size of the maps
+        ("stage:-1", ["down", "last"]),
+    ],
+)
+def test_variants_of_where(where: Any, expected: list[str] | None) -> None:
+    """In the order of the model; a glob does not take 1×1 convolutions, a full name does."""
+    if expected is None:
+        with pytest.raises(RecastError, match="matches no convolution that can become attention"):
+            names(where)
+    else:
+        assert names(where) == expected
+
+
+def test_every_other_layer_is_left_with_its_reason() -> None:
+    left = {item.name: item.reason for item in plan(Model(), X, where="all").left}
+    assert left.keys() == {"mix", "gate", "unused"}
+    assert "1×1" in left["mix"]
+    assert "no rule for Conv1d" in left["gate"]
+    assert left["unused"] == "not called by the example (at most its weight is read)"
+    left = {item.name: item.reason for item in plan(Model(), X).left}
+    assert left["stem"] == "before the last stage (8×8; the last is 4×4)"
+    assert left["unused"] == "not called by the example (at most its weight is read)"
+    left = {item.name: item.reason for item in plan(Model(), X, where=["stem"]).left}
+    assert left["down"] == "not selected by stem"
+
+
+@pytest.mark.parametrize("conv1d", ["length 2", "length 64"])
+def test_one_dimensional_convolutions_are_no_stage(conv1d: str) -> None:
+    """Channel attention (ECA) runs a 1-D convolution over the channels: its length is no map size."""
+    length = int(conv1d.split()[1])
+
+    class Eca(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, length, 3, padding=1)
+            self.eca = nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return y * self.eca(y.mean((2, 3)).unsqueeze(1)).transpose(1, 2).unsqueeze(-1)
+
+    assert [step.name for step in plan(Eca(), X).steps] == ["conv"]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("steem", "no convolution matches 'steem'.*Did you mean stem"),
+        (["stem", "layer4.*"], r"no convolution matches 'layer4\.\*'"),
+        (lambda name, module: False, "the selection predicate matches no convolution"),
+        ([], "matches no convolution"),
+        (["unused"], "unused cannot be recast: not called by the example"),
+        ("gate", "gate cannot be recast: no rule for Conv1d"),
+        (5, "where takes names, globs, re:REGEX, stage:N or a predicate"),
+    ],
+)
+def test_a_selection_that_cannot_be_met_is_refused(where: Any, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        names(where)
+
+
+def test_a_model_without_spatial_convolutions_is_refused() -> None:
+    with pytest.raises(RecastError, match="no convolution with a kernel larger than 1×1"):
+        plan(nn.Sequential(nn.Conv2d(3, 3, 1)), X)
+    with pytest.raises(RecastError, match="Linear has no convolution"):
+        plan(nn.Linear(3, 3), torch.zeros(1, 3))
+
+
+def test_spatial_means_more_than_one_tap() -> None:
+    assert is_spatial(nn.Conv2d(1, 1, (1, 3)))
+    assert is_spatial(nn.Conv2d(1, 1, 2))
+    assert not is_spatial(nn.Conv2d(1, 1, 1, stride=2))
+
+
+def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
+    convolutions: dict[str, nn.Module] = {"a": nn.Conv2d(1, 1, 3), "b": nn.Conv2d(1, 1, 3)}
+    calls = {"a": [Call((1, 1, 9, 9), (1, 1, 7, 7)), Call((1, 1, 4, 4), (1, 1, 2, 2))]}
+    calls["b"] = [Call((1, 1, 5, 5), (1, 1, 3, 3))]
+    assert select(None, nn.Module(), convolutions, Observation(calls)).names == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, Budget(1024)),
+        (300, Budget(300)),
+        ("tokens=300", Budget(300)),
+        ("tokens=none", Budget(None)),
+        ("memory=1.5MiB", Budget(1024, memory=Limit(3 * 2**19))),
+        ("tokens=2048, memory=64 kb", Budget(2048, memory=Limit(64_000))),
+        ("memory=10", Budget(1024, memory=Limit(10))),
+        ("macs=1.3x, params=30M", Budget(1024, macs=Limit(1.3, relative=True), params=Limit(30e6))),
+        ("macs=4.1G,memory=1.5x", Budget(1024, macs=Limit(4.1e9), memory=Limit(1.5, relative=True))),
+        (Budget(7), Budget(7)),
+    ],
+)
+def test_budgets(text: Any, expected: Budget) -> None:
+    assert Budget.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token=3",
+        "tokens=",
+        "tokens=3MiB",
+        "memory=3 parsecs",
+        "1024",
+        "tokens=0",
+        -1,
+        "tokens=2x",
+        "macs=2KiB",
+        "mac=2x",
+    ],
+)
+def test_bad_budgets_are_refused(text: Any) -> None:
+    with pytest.raises(RecastError, match="budget"):
+        Budget.parse(text)
+
+
+def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
+    left = {item.name: item.reason for item in plan(Model(), X, where="all", budget="tokens=50").left}
+    assert left["stem"] == (
+        "has too many tokens: 100 (2.0× the budget of 50); lower the resolution or set the budget to tokens=100"
+    )
+    with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
+        plan(Model(), X, where=["stem", "last"], budget="tokens=50")
+    with pytest.raises(RecastError, match="nothing is within the budget: last has too many tokens: 24"):
+        plan(Model(), X, budget="tokens=20")
+    assert [step.name for step in plan(Model(), X, where="all", budget=100).steps] == ["stem", "down", "last", "up"]
+
+
+def test_budgets_of_the_whole_model_pick_layers_from_the_end() -> None:
+    everything = plan(Model(), X, where="all")
+    assert [step.name for step in everything.steps] == ["stem", "down", "last", "up"]
+    for name in ("macs", "params", "memory"):
+        field = {"macs": "macs", "params": "parameters", "memory": "memory"}[name]
+        parent = getattr(everything.before, field)
+        for taken in (["up"], ["last", "up"], ["down", "last", "up"]):
+            fits = getattr(plan(Model(), X, where=taken).after, field)
+            for text in (f"{name}={fits}", f"{name}={fits / parent + 1e-9:.12f}x"):
+                found = plan(Model(), X, where="all", budget=text)
+                assert [step.name for step in found.steps] == taken, text
+                assert getattr(found.after, field) == fits
+        with pytest.raises(RecastError, match=rf"nothing is within the budget: up does not fit .* {name}"):
+            plan(Model(), X, where="all", budget=f"{name}={parent}")
+        with pytest.raises(RecastError, match=rf"^last does not fit .* {name} for the whole model"):
+            plan(Model(), X, where=["last"], budget=f"{name}=1x")
+
+
+def test_the_token_budget_looks_at_the_largest_use() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x[..., :4, :4]).sum((2, 3)) + self.conv(x).sum((2, 3))
+
+    assert plan(Shared(), X).steps[0].keys == 100
+    with pytest.raises(RecastError, match="too many tokens: 100"):
+        plan(Shared(), X, RecastConfig(), budget=99)
+
+
+def test_stages_are_those_of_feature_info() -> None:
+    """As timm's `out_indices`: stage 0 is the stem, and a stage ends where `feature_info` says."""
+    with torch.device("meta"):
+        model = timm.create_model("efficientnet_b0")
+    image = torch.zeros(1, 3, 96, 160, device="meta")
+    ends = [entry["module"] for entry in model.feature_info]
+    assert ends == ["blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.6"]
+    found = [[step.name for step in plan(model, image, where=f"stage:{i}", budget=10**6).steps] for i in range(5)]
+    assert found[0] == ["conv_stem", "blocks.0.0.conv_dw"]
+    assert {name.split(".")[1] for name in found[3]} == {"3", "4"}
+    assert {name.split(".")[1] for name in found[4]} == {"5", "6"}
+    assert [step.name for step in plan(model, image, where="stage:-1", budget=10**6).steps] == found[4]
+    spatial = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_spatial(m)]
+    assert [name for stage in found for name in stage] == spatial
+    with pytest.raises(RecastError, match="EfficientNet has stages stage:0 to stage:4, got 'stage:5'"):
+        plan(model, image, where="stage:5")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("re:(", "no regular expression"),
+        ("re:nothing", "no convolution matches 're:nothing'"),
+        ("stage:x", "has stages"),
+    ],
+)
+def test_patterns_that_cannot_be_met(where: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        names(where)
+
+
+def test_a_convolution_on_regions_is_in_no_stage() -> None:
+    """A detector's heads run on a thousand regions of an image; the last stage is the backbone's."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+            self.mask = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mask(self.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1))
+
+    p = plan(Detector(), X)
+    assert [step.name for step in p.steps] == ["backbone"]
+    assert p.left[0].reason == "runs on regions of the image, in no stage"
+    both = plan(Detector(), X, where="all")
+    mask = both.steps[1]
+    assert mask.calls == 1
+    one = plan(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), torch.zeros(1, 4, 2, 2), where="all")
+    assert mask.after.macs == 24 * one.steps[0].after.macs  # of all regions of the image

@@ -1,0 +1,299 @@
+"""Taking a stride out: `dilate` keeps the parent's values at even positions, `remove` has the paper's shapes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import recast.models.small
+from recast.errors import RecastError
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+from recast.surgery.stride import Edit, replace_module_
+from recast.surgery.verify import verify
+from recast.tracing.hooks import captured_outputs, named
+
+REMOVE, DILATE = RecastConfig(stride="remove"), RecastConfig(stride="dilate")
+
+
+def timm_resnet(block: str, **options: Any) -> nn.Module:
+    """A narrow ResNet of timm: the real blocks and shortcuts, a fraction of the weights."""
+    blocks = {"basic": timm.models.resnet.BasicBlock, "bottleneck": timm.models.resnet.Bottleneck}
+    return timm.models.resnet.ResNet(
+        blocks[block], (1, 1, 1, 2), num_classes=7, channels=(8, 8, 16, 16), stem_width=8, **options
+    )
+
+
+def torchvision_resnet() -> nn.Module:
+    block = torchvision.models.resnet.BasicBlock
+    return torchvision.models.resnet.ResNet(block, [1, 1, 1, 2], num_classes=7)
+
+
+def cifar(shortcut: Any) -> nn.Module:
+    return recast.models.small.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
+
+
+def ceil_pool() -> dict[str, Any]:
+    """Deep stem and pooled shortcuts, as in ResNet-RS (but without SE, whose mean is over more positions)."""
+    return {"avg_down": True, "stem_type": "deep", "replace_stem_pool": True}
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "timm resnet18": lambda: timm_resnet("basic"),
+    "timm resnet50": lambda: timm_resnet("bottleneck"),
+    "timm resnetrs50 without SE": lambda: timm_resnet("bottleneck", **ceil_pool()),
+    "torchvision resnet18": torchvision_resnet,
+    "cifar resnet, x[::2] shortcut": lambda: cifar("option_a"),
+    "cifar resnet, 1×1 shortcut": lambda: cifar("conv"),
+}
+
+
+def last_stage(model: nn.Module) -> str:
+    return "layer4" if hasattr(model, "layer4") else "layer3"
+
+
+def outputs_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Outputs of every module of the last stage, and of the stage."""
+    stage = last_stage(model)
+    wanted = {name for name, _ in model.named_modules() if name == stage or name.startswith(f"{stage}.")}
+
+    with torch.no_grad(), captured_outputs(named(model, wanted)) as seen:
+        model(x)
+    return {name: outputs[-1] for name, outputs in seen.items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("size", [(112, 144), (96, 160)])
+def test_dilate_equals_the_parent_at_even_positions(
+    name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module], error_of: Callable[..., float]
+) -> None:
+    """Layer by layer and block by block; sizes whose last stages are even and odd."""
+    parent = make_non_vacuous(NETWORKS[name]()).eval()
+    size = size if hasattr(parent, "layer4") else (size[0] // 8, size[1] // 8 - 1)
+    x = torch.randn(1, 3, *size)
+    p = plan(parent, x, DILATE)
+    child = recast_(copy.deepcopy(parent), p)
+    before, after = outputs_of(parent, x), outputs_of(child, x)
+    compared = 0
+    for layer, expected in before.items():
+        if layer not in after or expected.dim() != 4:
+            continue
+        got = after[layer]
+        if got.shape != expected.shape:
+            assert tuple(-(-n // 2) for n in got.shape[2:]) == tuple(expected.shape[2:]), layer
+            got = got[:, :, ::2, ::2]
+            compared += 1
+        assert error_of(got, expected) < 1e-5, layer
+    stage = last_stage(parent)
+    assert after[stage].shape != before[stage].shape
+    assert compared >= 10
+    exactness = verify(parent, child, x)
+    assert exactness.layers.keys() == {step.name for step in p.steps}
+    assert max(exactness.layers.values()) < 1e-5
+    dense = verify(parent, child, x, backend="dense")
+    assert max(dense.layers.values()) < 1e-5
+
+
+def test_squeeze_and_excite_sees_more_positions(make_non_vacuous: Callable[..., nn.Module]) -> None:
+    """ResNet-RS: the first convolution and the pooled shortcut are exact, what follows the first SE is not."""
+    parent = make_non_vacuous(timm_resnet("bottleneck", **ceil_pool(), block_args={"attn_layer": "se"})).eval()
+    x = torch.randn(1, 3, 96, 96)
+    child = recast_(copy.deepcopy(parent), plan(parent, x, DILATE))
+    before, after = outputs_of(parent, x), outputs_of(child, x)
+    for layer in ("layer4.0.conv2", "layer4.0.downsample", "layer4.0.bn3"):
+        torch.testing.assert_close(after[layer][:, :, ::2, ::2], before[layer], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(after["layer4.1.conv2"][:, :, ::2, ::2], before["layer4.1.conv2"], rtol=1e-2)
+
+
+# spec: tokens with padding of the last stage of the whole ResNet-RS family; queries are the unpadded map
+@pytest.mark.parametrize(("side", "queries", "keys"), [(224, 196, 256)])
+def test_remove_has_the_papers_shapes(side: int, queries: int, keys: int) -> None:
+    with torch.device("meta"):
+        model = timm.create_model("resnetrs50")
+    x = torch.zeros(1, 3, side, side, device="meta")
+    removed = plan(model, x, REMOVE)
+    assert [step.name for step in removed.steps] == [f"layer4.{i}.conv2" for i in range(3)]
+    assert [(step.queries, step.keys) for step in removed.steps] == [(queries, keys)] * 3
+    assert [step.exact for step in removed.steps] == [False, True, True]
+    assert removed.edits == (Edit("layer4.0.downsample.0", "identity"),)
+    kept = plan(model, x)
+    assert [(step.queries, step.keys) for step in kept.steps] == [(queries // 4, keys)] + [
+        (queries // 4, (side // 32 + 2) ** 2)
+    ] * 2
+    # table of parameters: 35.69 M + 2.36 M, with D_h = 56 instead of 512/9 and four scalars a head in the sigmoid gate
+    paper = plan(model, x, RecastConfig(gate="sigmoid", stride="remove"))
+    assert paper.before.parameters == pytest.approx(35.69e6, rel=1e-4)
+    assert paper.after.parameters - paper.before.parameters == 3 * (512 * 512 + 2 * 9 * 56 * 512 + 4 * 9)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if not name.startswith("torchvision")])
+@pytest.mark.parametrize("config", [REMOVE, DILATE])
+def test_the_edited_network_runs_trains_and_replays(name: str, config: RecastConfig) -> None:
+    parent = NETWORKS[name]().eval()
+    x = torch.randn(2, 3, 96, 96) if hasattr(parent, "layer4") else torch.randn(2, 3, 16, 16)
+    p = plan(parent, x, config)
+    child = recast_(copy.deepcopy(parent), p)
+    child(x).square().sum().backward()
+    assert all(layer.gamma.grad is not None for layer in child.modules() if isinstance(layer, GPSA))
+    again = recast_(copy.deepcopy(parent), Plan.from_json(p.to_json()))
+    again.load_state_dict(child.state_dict())
+    torch.testing.assert_close(again.eval()(x), child(x), rtol=1e-5, atol=1e-5)  # its gates were written to
+    assert torch.equal(refresh_gates_(again)(x), child(x))
+    for step in p.steps:
+        assert (step.output[1] * step.output[2]) == step.queries
+    assert "also changed" in str(p)
+
+
+def test_remove_is_the_parent_with_stride_1() -> None:
+    """The fourth arm of a comparison: the same edits on the parent alone give the same function."""
+    parent = NETWORKS["timm resnet18"]().eval()
+    x = torch.randn(1, 3, 96, 96)
+    child = recast_(copy.deepcopy(parent), plan(parent, x, REMOVE))
+    arm = copy.deepcopy(parent)
+    arm.layer4[0].conv1.stride = arm.layer4[0].downsample[0].stride = (1, 1)
+    assert torch.equal(child(x), arm(x))
+    assert not torch.allclose(child(x), parent(x))
+
+
+def snapshot(model: nn.Module) -> tuple[str, dict[str, Tensor]]:
+    return repr(model), {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class Lambda(nn.Module):
+    """A shortcut that hides what it does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 4, 4))
+
+
+class Hidden(nn.Module):
+    """A block whose strided shortcut is code, not a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) + x[:, :, ::2, ::2]
+
+
+@pytest.mark.parametrize("config", [REMOVE, DILATE])
+def test_an_unknown_shortcut_is_refused_and_nothing_changes(config: RecastConfig) -> None:
+    model = cifar("option_a")
+    model.layer3[0].downsample = Lambda()
+    x = torch.randn(1, 3, 16, 16)
+    before = snapshot(model)
+    with pytest.raises(
+        RecastError, match=r"layer3\.0\.conv1: its shortcut layer3\.0\.downsample is Lambda.*stride='keep'"
+    ):
+        plan(model, x, config)
+    hidden = nn.Sequential(Hidden())
+    with pytest.raises(RecastError, match=r"does not fit together without the stride of 0\.conv"):
+        plan(hidden, x, config)
+    with pytest.raises(RecastError, match="a single pixel"):  # 1×1 would broadcast against anything
+        plan(hidden, torch.randn(1, 3, 2, 2), config)
+    after = snapshot(model)
+    assert after[0] == before[0]
+    assert all(torch.equal(after[1][name], value) for name, value in before[1].items())
+    assert hidden[0].conv.stride == (2, 2)
+
+
+@pytest.mark.parametrize("config", [REMOVE, DILATE])
+@pytest.mark.parametrize(
+    "shortcut",
+    [
+        nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 16, 1)),
+        nn.Sequential(nn.Conv2d(8, 16, 1, 2), nn.ReLU()),
+        nn.ModuleList([nn.Conv2d(8, 16, 1, 2)]),
+        nn.Sequential(nn.ConvTranspose2d(8, 16, 2, stride=2)),
+    ],
+)
+def test_other_shortcuts_are_refused(config: RecastConfig, shortcut: nn.Module) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+            self.shortcut = shortcut
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x)
+
+    with pytest.raises(RecastError, match="not a known kind"):
+        plan(nn.Sequential(Block()), torch.zeros(1, 8, 8, 8), config)
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1)), None, "none of the selected convolutions has a stride"),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, 2, padding=1, padding_mode="reflect")), None, "needs numeric zero padding"),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, 2), nn.Conv2d(3, 3, 3, 2)), "all", "0 is not in the last stage"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1, 2), nn.Conv2d(3, 3, 3, 2)), ["0", "1"], "0 is 1×1"),
+        (nn.Sequential(nn.Conv2d(3, 3, 3, 2), nn.Conv2d(3, 3, 3, padding="same")), ["0"], None),
+    ],
+)
+def test_what_cannot_lose_its_stride(model: nn.Module, where: Any, message: str | None) -> None:
+    x = torch.zeros(1, 3, 12, 12)
+    if message is None:  # remove leaves what follows alone, dilate has to change it
+        plan(model, x, REMOVE, where=where)
+        message = "needs numeric zero padding"
+        with pytest.raises(RecastError, match=message):
+            plan(model, x, DILATE, where=where)
+        return
+    for config in (REMOVE, DILATE):
+        with pytest.raises(RecastError, match=message):
+            plan(model, x, config, where=where)
+
+
+def test_followers_that_are_not_recast_are_dilated_all_the_same(error_of: Callable[..., float]) -> None:
+    """Left out by name or by the budget: a convolution on the denser map must still reach twice as far."""
+    parent = cifar("conv").eval()
+    x = torch.randn(1, 3, 16, 16)
+    p = plan(parent, x, DILATE)
+    keys = {step.name: step.keys for step in p.steps}
+    assert len(set(keys.values())) == 2
+    for options in ({"where": ["layer3.0.conv1"]}, {"budget": min(keys.values())}):
+        part = plan(parent, x, DILATE, **options)  # type: ignore[arg-type]
+        assert [step.name for step in part.steps] == ["layer3.0.conv1"]
+        child = recast_(copy.deepcopy(parent), part)
+        before, after = outputs_of(parent, x), outputs_of(child, x)
+        assert error_of(after["layer3"][:, :, ::2, ::2], before["layer3"]) < 1e-5
+        again = recast_(copy.deepcopy(parent), Plan.from_json(part.to_json()))
+        assert torch.equal(again(x), child(x))
+
+
+@pytest.mark.parametrize("config", [REMOVE, DILATE])
+def test_steps_taken_one_after_another_replay(config: RecastConfig) -> None:
+    """Half recast, saved and replayed: the layers that wait have their new geometry already."""
+    parent = cifar("option_a").eval()
+    x = torch.randn(1, 3, 16, 16)
+    p = plan(parent, x, config)
+    whole = recast_(copy.deepcopy(parent), p)
+    for first in ([p.steps[0].name], [p.steps[-1].name]):
+        rest = [step.name for step in p.steps if step.name not in first]
+        child = recast_(copy.deepcopy(parent), p, steps=first)
+        assert torch.equal(child(x), whole(x))
+        replayed = recast_(copy.deepcopy(parent), Plan.from_json(child.recast_plan.to_json()))
+        assert torch.equal(replayed(x), whole(x))
+        for model in (child, replayed):
+            recast_(model, p, steps=rest)
+            assert torch.equal(model(x), whole(x))
+            final = recast_(copy.deepcopy(parent), Plan.from_json(model.recast_plan.to_json()))
+            assert torch.equal(final(x), whole(x))
+
+
+def test_a_module_is_replaced_wherever_it_stands() -> None:
+    shared, other = nn.ReLU(), nn.Tanh()
+    model = nn.Sequential(shared, nn.Sequential(shared, other))
+    replace_module_(model, shared, nn.Identity())
+    assert [type(m) for m in (model[0], model[1][0], model[1][1])] == [nn.Identity, nn.Identity, nn.Tanh]

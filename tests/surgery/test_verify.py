@@ -1,0 +1,279 @@
+"""`verify` must see what is there: equal networks as equal, and one swapped pair of taps as a failure."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.models.small import CifarResNet
+from recast.run.config import RecastConfig
+from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.planning import plan
+from recast.surgery.verify import TOLERANCE, Exactness, relative_error, trace, verify
+
+SLOW = bool(os.environ.get("RECAST_SLOW"))
+NETWORKS = ["resnet18", "resnext50_32x4d"]
+ALL_NETWORKS = ["resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny"]
+X = torch.zeros(2, 3, 16, 16)
+
+
+def small() -> CifarResNet:
+    return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval()
+
+
+def swap_two_taps_(child: nn.Module, name: str) -> None:
+    weight = gpsa_layers(child)[name].weight
+    with torch.no_grad():
+        weight[:, :, 0, 0], weight[:, :, 1, 1] = weight[:, :, 1, 1].clone(), weight[:, :, 0, 0].clone()
+
+
+def check_network(parent: nn.Module, x: Tensor) -> None:
+    """Bitwise in `split`, to rounding in `dense`; and a control in every layer that must fail both."""
+    parent.eval()
+    child = copy.deepcopy(parent)
+    p = plan(child, x)
+    recast_(child, p)
+    split = verify(parent, child, x)
+    assert split.bitwise
+    assert split.ok(0.0)
+    assert split.backend == "split"
+    child.train()
+    assert verify(parent, child, x).backend == "split"  # what ran, not what training would run
+    child.eval()
+    dense = verify(parent, child, x, backend="dense")
+    assert dense.backend == "dense"
+    assert dense.ok(), dense
+    assert not dense.bitwise  # it did compute something else
+    assert max(dense.layers.values()) <= TOLERANCE
+    assert dense.layers.keys() == {step.name for step in p.steps}
+    for step in (p.steps[0], p.steps[-1]):
+        spoiled = copy.deepcopy(child)
+        swap_two_taps_(spoiled, step.name)
+        control = verify(parent, spoiled, x)
+        assert control.max_relative_error > 100 * TOLERANCE, f"{step.name} does not reach the logits"
+        assert control.layers[step.name] > 100 * TOLERANCE
+        assert not control.ok()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("size", [(64, 96)])
+def test_whole_networks(name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module]) -> None:
+    parent = make_non_vacuous(timm.create_model(name, num_classes=10))
+    check_network(parent, torch.randn(2, 3, *size))
+
+
+@pytest.mark.skipif(not SLOW, reason="minutes: set RECAST_SLOW=1")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ALL_NETWORKS)
+@pytest.mark.parametrize("size", [(224, 224), (192, 256)])
+def test_whole_networks_at_full_size(
+    name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module]
+) -> None:
+    check_network(make_non_vacuous(timm.create_model(name)), torch.randn(4, 3, *size))
+
+
+@pytest.mark.parametrize("kind", ["zero weights", "norms", "LayerScale"])
+def test_networks_are_not_vacuous(kind: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
+    """timm starts last norms at 0 and LayerScale at 1e-6: such a block would pass any test."""
+    name = "convnext_atto" if kind == "LayerScale" else "resnet18"
+    before = (
+        timm.create_model(name, num_classes=3, zero_init_last=True) if name == "resnet18" else timm.create_model(name)
+    )
+    model = make_non_vacuous(copy.deepcopy(before))
+    if kind == "zero weights":
+        assert not before.layer4[0].bn2.weight.any()
+        assert all(bool(p.any()) for p in model.parameters())
+    elif kind == "norms":
+        weight = model.layer4[0].bn2.weight
+        assert 0.5 <= float(weight.detach().min()) < float(weight.detach().max()) <= 1.5
+    else:
+        gammas = [p for n, p in model.named_parameters() if n.endswith(".gamma")]
+        assert gammas
+        assert all(0.5 <= float(g.detach().min()) < float(g.detach().max()) <= 1 for g in gammas)
+
+
+@pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
+    parent = small()
+    config = RecastConfig(gate=gate) if gate == "linear" else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
+    child = recast_(copy.deepcopy(parent), plan(parent, X, config))
+    child.layer3[0].conv1.backend = "reference"
+    x = torch.randn(4, 3, 16, 16)
+    exactness = verify(parent, child, x, backend=backend)
+    assert exactness.backend == backend
+    assert exactness.ok(1e-5 if gate == "linear" else 1e-4)
+    assert [layer.backend for layer in gpsa_layers(child).values()] == ["reference", "auto"]
+
+
+def test_the_papers_start_fails() -> None:
+    parent = small()
+    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(gate="sigmoid")))
+    exactness = verify(parent, child, torch.randn(4, 3, 16, 16))
+    assert not exactness.ok()
+    assert min(exactness.layers.values()) > 0.1
+
+
+def test_a_trace_stands_for_the_parent() -> None:
+    model = small()
+    p = plan(model, X)
+    x = torch.randn(4, 3, 16, 16)
+    before = trace(model, p, x)
+    copied = {name: [t.clone() for t in outputs] for name, outputs in before.layers.items()}
+    recast_(model, p)
+    assert verify(before, model, x).bitwise
+    swap_two_taps_(model, "layer3.0.conv2")
+    exactness = verify(before, model, x)
+    assert not exactness.ok()
+    assert exactness.layers["layer3.0.conv1"] == 0
+    assert all(torch.equal(a, b) for name in copied for a, b in zip(copied[name], before.layers[name], strict=True))
+
+
+def test_a_trace_of_more_layers_than_were_recast() -> None:
+    model = small()
+    p = plan(model, X)
+    before = trace(model, p, X)
+    recast_(model, p, steps=[p.steps[0].name])
+    exactness = verify(before, model, X)
+    assert exactness.bitwise
+    assert exactness.layers.keys() == {step.name for step in p.steps}
+
+
+def test_inplace_activations_do_not_hide_a_difference() -> None:
+    """The trace keeps copies: an in-place ReLU after the layer must not change what was kept."""
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
+    parent(X)
+    p = plan(parent, X)
+    kept = trace(parent, p, torch.randn(X.shape)).layers["0"][0]
+    assert bool((kept < 0).any())
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_modes_backends_and_tf32_are_given_back(fail: bool) -> None:
+    parent = small().train()
+    parent.layer2.eval()
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child.layer1.eval()
+    flags = [module.training for model in (parent, child) for module in model.modules()]
+    state = copy.deepcopy((parent.state_dict(), child.state_dict()))
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        if fail:
+            with pytest.raises(RuntimeError):
+                verify(parent, child, torch.zeros(1, 4, 8, 8))
+        else:
+            assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    assert [module.training for model in (parent, child) for module in model.modules()] == flags
+    assert {layer.backend for layer in gpsa_layers(child).values()} == {"auto"}
+    for model, before in zip((parent, child), state, strict=True):
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert not any(module._forward_hooks for module in model.modules())
+
+
+class Outputs(nn.Module):
+    """A network whose answer is whatever `answer` makes of the map."""
+
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer(self.conv(x))
+
+
+ANSWERS: dict[str, Callable[[Tensor], Any]] = {
+    "map": lambda y: y,
+    "logits": lambda y: y.mean((2, 3)),
+    "one number an image": lambda y: y.mean((1, 2, 3)),
+    "a number": lambda y: y.mean(),
+    "dict": lambda y: {"a": y.mean((2, 3)), "b": [y, y.sum()], "c": None, "d": 3},
+    "tuple with integers": lambda y: (y.mean((2, 3)), y.argmax(1), y > 0),
+    "features": lambda y: [y, y.mean((2, 3))],
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_any_nest_of_tensors(answer: str) -> None:
+    parent = Outputs(ANSWERS[answer]).eval()
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    x = torch.randn(X.shape)
+    exactness = verify(parent, child, x)
+    assert exactness.bitwise
+    assert exactness.ok()
+    assert "bitwise equal" in str(exactness)
+    with torch.no_grad():
+        child.conv.gamma.fill_(0.5)
+    exactness = verify(parent, child, x)
+    assert not exactness.ok()
+    assert exactness.max_relative_error > 1e-3
+    assert "max relative error" in str(exactness)
+    assert exactness.to_dict()["images"] == exactness.images
+
+
+def test_outputs_that_cannot_be_compared_are_refused() -> None:
+    parent = Outputs(lambda y: {"a": y})
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child.answer = lambda y: {"a": y, "b": y}
+    with pytest.raises(RecastError, match="different kinds of output"):
+        verify(parent, child, X)
+    child.answer = parent.answer = lambda y: "text"
+    with pytest.raises(RecastError, match="different kinds of output"):
+        verify(parent, child, X)
+    with pytest.raises(RecastError, match="was not recast"):
+        verify(parent, parent, X)
+
+
+def test_a_denser_output_is_another_function_and_can_be_printed() -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1)).eval()
+    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(stride="remove")))
+    exactness = verify(parent, child, torch.randn(X.shape))
+    assert not exactness.ok()
+    assert exactness.max_relative_error == float("inf")
+    assert exactness.layers == {"0": 0.0}  # at the parent's positions it is the same
+    assert "inf" in str(exactness)
+
+
+def test_nan_is_not_equal() -> None:
+    parent = small()
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    with torch.no_grad():
+        child.layer3[0].conv2.gamma[0] = float("nan")
+    exactness = verify(parent, child, torch.randn(X.shape))
+    assert exactness.max_relative_error == float("inf")
+    assert not exactness.ok()
+
+
+def test_relative_error() -> None:
+    a = torch.tensor([1.0, -4.0])
+    assert relative_error(a, a) == 0
+    assert relative_error(torch.tensor([1.0, -3.0]), a) == 0.25
+    assert relative_error(a, a[:1]) == float("inf")
+    assert relative_error(torch.tensor([1.0, float("nan")]), a) == float("inf")
+    assert relative_error(torch.tensor([float("inf"), 1.0]), a) == float("inf")
+    assert relative_error(a, torch.zeros(2)) > 1e30
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
+    assert relative_error(torch.tensor([1, 5]), torch.tensor([1, 4])) == 0.25
+    assert relative_error(torch.tensor([True]), torch.tensor([False])) > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "agreement", "ok"),
+    [(1e-6, 1.0, True), (1e-4, 1.0, False), (1e-6, 0.5, False), (float("inf"), 1.0, False)],
+)
+def test_ok_needs_both(error: float, agreement: float, ok: bool) -> None:
+    exactness = Exactness(2, error, False, agreement, "split", {}, 2)
+    assert exactness.ok() == ok
+    assert f"same prediction on {round(2 * agreement)} of 2 images" in str(exactness)

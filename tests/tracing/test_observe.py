@@ -1,0 +1,216 @@
+"""What a shape-only pass sees, and what a layer costs: against real passes."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.errors import RecastError
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.tracing.cost import Cost, SavedBytes, count_parameters, layer_cost
+from recast.tracing.hooks import hooked, in_eval, named
+from recast.tracing.observe import Call, batch_of, describe, observe, run_example
+
+
+class Twice(nn.Module):
+    """One convolution used at two sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.shared = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.shared(x).mean((2, 3)) + self.shared(input=nn.functional.avg_pool2d(x, 2)).mean((2, 3))
+
+
+class Choosing(nn.Module):
+    """Control flow that depends on values: no shape-only pass can follow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return y.mean((2, 3)) if float(y.sum()) > 0 else y.amax((2, 3))
+
+
+def saved_bytes(module: nn.Module, x: Tensor) -> int:
+    """Bytes that a real forward keeps for backward, parameters excluded: counted here without the package."""
+    own = {p.untyped_storage().data_ptr() for p in (*module.parameters(), *module.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x)
+    total = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in own)
+    del y
+    return total
+
+
+def test_calls_in_the_order_of_their_first_use() -> None:
+    seen = observe(Twice(), torch.zeros(2, 3, 8, 8), {"stem", "shared"})
+    assert not seen.real
+    assert list(seen.calls) == ["stem", "shared"]
+    assert seen.calls["stem"] == [Call((2, 3, 8, 8), (2, 4, 8, 8))]
+    assert seen.calls["shared"] == [Call((2, 4, 8, 8), (2, 4, 6, 6)), Call((2, 4, 4, 4), (2, 4, 2, 2))]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "mapping"])
+def test_examples_of_every_kind(kind: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Tensor, scale: float = 1.0, *, mask: Tensor | None = None) -> Tensor:
+            return self.conv(image) * scale
+
+    x = torch.zeros(2, 3, 8, 8)
+    example: Any = {"tensor": x, "tuple": (x, 2.0), "mapping": {"image": x, "mask": torch.ones(2, 8, 8)}}[kind]
+    assert batch_of(example) == 2
+    assert run_example(Model(), example).shape == (2, 4, 6, 6)
+    assert observe(Model(), example, {"conv"}).calls["conv"] == [Call((2, 3, 8, 8), (2, 4, 6, 6))]
+    assert "(2, 3, 8, 8)" in describe(example)
+
+
+def test_an_example_without_a_tensor_is_refused() -> None:
+    with pytest.raises(RecastError, match="holds no tensor"):
+        batch_of((1, "x"))
+
+
+def test_an_example_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"Twice cannot run on the example \(1, 4, 8, 8\): .*4 channels"):
+        observe(Twice(), torch.zeros(1, 4, 8, 8), set())
+
+
+def test_data_dependent_models_get_one_real_pass_and_it_is_said() -> None:
+    model = Choosing().train()
+    state = copy.deepcopy(model.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    seen = observe(model, x, {"conv"})
+    assert seen.real
+    assert "DataDependent" in seen.note
+    assert seen.calls["conv"] == [Call((2, 3, 8, 8), (2, 4, 6, 6))]
+    assert seen.macs == 4 * 6 * 6 * 27
+    assert seen.activation_bytes > 0
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not model.conv._forward_hooks
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("model", [Twice(), Choosing()])
+def test_an_edit_changes_a_copy_only(model: nn.Module) -> None:
+    name = "shared" if isinstance(model, Twice) else "conv"
+
+    def edit(subject: nn.Module) -> None:
+        assert subject is not model
+        subject.get_submodule(name).stride = (2, 2)  # type: ignore[assignment]
+
+    after = observe(model, torch.zeros(1, 3, 8, 8), {name}, edit)
+    assert after.calls[name][0].output[2:] == (3, 3)
+    assert model.get_submodule(name).stride == (1, 1)
+
+
+def test_totals_are_those_of_a_real_pass() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2)).eval()
+    seen = observe(model, torch.zeros(3, 3, 9, 8), set())
+    with FlopCounterMode(display=False) as flops:
+        model(torch.zeros(1, 3, 9, 8))
+    assert seen.macs == flops.get_total_flops() // 2
+    growth = saved_bytes(model, torch.randn(4, 3, 9, 8)) - saved_bytes(model, torch.randn(3, 3, 9, 8))
+    assert seen.activation_bytes == growth
+
+
+def test_eval_mode_is_given_back_module_by_module() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.BatchNorm2d(1), nn.Dropout())).train()
+    model[1][0].eval()
+    flags = [module.training for module in model.modules()]
+    with in_eval(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == flags
+    with pytest.raises(KeyError), in_eval(model):
+        raise KeyError
+    assert [module.training for module in model.modules()] == flags
+
+
+def test_hooks_are_removed_after_an_error() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3))
+    with pytest.raises(KeyError), hooked(named(model, {"0"}), after=lambda *_: None):
+        raise KeyError
+    assert not model[0]._forward_hooks
+
+
+# --- cost -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", range(0, 30, 15))
+def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callable[..., Any]) -> None:
+    """Parameters, MACs and the growth of saved bytes per image: measured on meta tensors, checked on CPU tensors."""
+    for seed in range(start, start + 15):
+        conv, x, text = random_case(seed, torch.float32)
+        gate, backend = ("linear", "sigmoid")[seed % 2], ("auto", "dense", "split", "merged")[seed % 4]
+        config = RecastConfig(gate=gate, backend=backend)  # type: ignore[arg-type]
+        shape = x.shape[1:]
+
+        attention = GPSA(
+            conv.in_channels, conv.out_channels, Geometry.of(conv), groups=conv.groups, bias=conv.bias is not None,
+            config=config,
+        )  # fmt: skip
+        for real in (conv, attention):
+            one, two = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
+            with FlopCounterMode(display=False) as flops:
+                real(one)
+            each = saved_bytes(real, two) - saved_bytes(real, one)
+            expected = Cost(
+                sum(p.numel() for p in real.parameters()),
+                flops.get_total_flops() // 2,
+                each,
+                max(0, saved_bytes(real, one) - each),
+            )
+            assert layer_cost(copy.deepcopy(real).to("meta"), *shape) == expected, text
+
+
+def test_each_storage_counts_once_and_parameters_not_at_all() -> None:
+    model = nn.Linear(4, 4)
+    x = torch.randn(8, 4, requires_grad=True)
+    with SavedBytes(model) as saved:
+        y = model(x)
+        (y * y).sum()
+    assert saved.total == x.nbytes + y.nbytes
+
+
+def test_counting_keeps_no_tensor_alive() -> None:
+    saved = SavedBytes(nn.Identity())
+    with saved:
+        y = torch.randn(4, requires_grad=True).exp()
+        alive = weakref.ref(y)
+    del y
+    assert saved.total == 16
+    assert alive() is None
+
+
+def test_costs_add_up() -> None:
+    a, b = Cost(1, 2, 3), Cost(10, 20, 30)
+    assert a + b == Cost(11, 22, 33)
+    assert b - a == Cost(9, 18, 27)
+    assert Cost(**a.to_dict()) == a
+    shared = nn.Linear(2, 2)
+    assert count_parameters(nn.Sequential(shared, shared)) == 6
