@@ -20,8 +20,8 @@ of 50. They differ in when, and as what, the mixers leave the convolution:
     prs-paper          as prs, with the soft start of T-CNN: sigmoid gate, α = λ = 1
 
 schedules.csv: arm, seed, metric, value. schedules_curves.csv: one row per epoch of every run.
-schedules_differences.csv: paired over seeds, with 95 % intervals (Student's t). Accuracy there is that of all 10,000
-test images, the curves' that of 500. A run that is finished is left alone, one that was cut off goes on.
+schedules_differences.csv: paired over seeds, with 95 % intervals (Student's t). Accuracy there is that of all test
+images (5,000 in our copy), the curves' that of 500. A run that is finished is left alone, one that was cut off goes on.
 """
 
 from __future__ import annotations
