@@ -23,7 +23,7 @@ from recast.explain.pack import first_layer, pack, pack_maps
 from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
 from recast.explain.write import page_names, write_pages
 
-PAGE = Path(recast.explain.__file__).parent / "page" / "assets"
+PAGE = Path(recast.explain.__file__).parent / "assets"
 
 
 def some_maps(side: int = 6, heads: int = 9, seed: int = 0) -> Maps:

@@ -39,13 +39,13 @@ def inside() -> SimpleNamespace:
     """Every name that is not imported from `recast` itself."""
     homes = {
         "recast.cli": ["main"],
-        "recast.config": [
+        "recast.run.config": [
             "AugmentConfig", "DataConfig", "ModelConfig", "OptimConfig", "Recipe", "RegularizationConfig",
         ],
         "recast.data": ["Data"],
         "recast.data.datasets": ["ImageTensors"],
         "recast.models": [],  # registers the networks of our own
-        "recast.recipe": ["recipe_to_dict"],
+        "recast.run.recipe": ["recipe_to_dict"],
         "recast.recipes": ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "recipes_by_paper"],
         "recast.training.fit": ["fit"],
         "recast.training.signals": ["Interrupted"],
