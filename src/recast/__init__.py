@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recast.layers.geometry import Geometry
     from recast.layers.gpsa import GPSA
     from recast.run.config import PoolConfig, RecastConfig
+    from recast.run.schedule import Schedule
     from recast.surgery.apply import param_groups, recast_, refresh_gates_
     from recast.surgery.calibrate import calibrate_
     from recast.surgery.during_training import recast_during_training_
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from recast.surgery.plan import Plan
     from recast.surgery.planning import plan
     from recast.surgery.pooling.swap import attention_pool_
-    from recast.surgery.schedule import Schedule
     from recast.surgery.verify import trace, verify
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ _HOME = {
     "PoolConfig": "run.config",
     "RecastConfig": "run.config",
     "RecastError": "errors",
-    "Schedule": "surgery.schedule",
+    "Schedule": "run.schedule",
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
     "evaluate": "evaluation",

@@ -15,8 +15,8 @@ import recast.models.cmhsa_vit
 import recast.models.small  # both register our names with timm
 from recast.recipes import RECIPES, make_recipe
 from recast.run.config import RecastConfig, Recipe
+from recast.run.schedule import Schedule
 from recast.surgery.plan import Plan
-from recast.surgery.schedule import Schedule
 
 SCALES = ("", "_gpu", "_small")
 

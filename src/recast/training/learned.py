@@ -30,9 +30,9 @@ from recast.data import Data, loader
 from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.run.config import RecastConfig, Recipe
+from recast.run.schedule import Schedule
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.plan import Plan
-from recast.surgery.schedule import Schedule
 from recast.tracing.hooks import in_eval
 from recast.training.metrics import normalise
 from recast.training.switches import Probe, Switches

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from recast.errors import RecastError
 from recast.run.config import Recipe, ScheduleConfig
-from recast.surgery.schedule import parse_dates
+from recast.run.schedule import parse_dates
 from recast.training.distributed import process_count
 
 

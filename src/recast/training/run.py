@@ -21,12 +21,12 @@ from recast.models.build import constructor
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import write_text
 from recast.run.recipe import save_recipe
+from recast.run.schedule import Schedule
 from recast.surgery.apply import applied_plan, put_pool_, recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.plan import Left, Plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pools
-from recast.surgery.schedule import Schedule
 from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
 from recast.run.config import Recipe
+from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
-from recast.surgery.schedule import Schedule
 
 VERSION = 1
 MEASURED = ("val_loss", "val_top1")

@@ -1,34 +1,29 @@
+"""Dates of a schedule: Eq. 7 of PRS in whole numbers, lists of one's own, dates that training decides."""
+
 from __future__ import annotations
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
-from torch import nn
 
-from recast import Plan, RecastConfig, RecastError, Schedule
-from recast.layers.geometry import Geometry
+from recast import RecastError, Schedule
 from recast.run.config import ScheduleConfig
-from recast.surgery.plan import Step
-from recast.surgery.schedule import parse_dates
-from recast.tracing.cost import Cost
+from recast.run.schedule import Planned, parse_dates
 
-# specs/tcnn_prs.md §5.1: T·(1 − l/(L+1)) for l = 1 … L
+# T·(1 − l/(L+1)) for l = 1 … L (Lee et al. 2022, Eq. 7)
 THRESHOLDS = {
     (400, 6): (342.86, 285.71, 228.57, 171.43, 114.29, 57.14),
-    (300, 6): (257.14, 214.29, 171.43, 128.57, 85.71, 42.86),
-    (200, 6): (171.43, 142.86, 114.29, 85.71, 57.14, 28.57),
     (50, 4): (40, 30, 20, 10),
 }
 
 
-def plan_of(*names: str) -> Plan:
-    geometry = Geometry.of(nn.Conv2d(4, 4, 3, padding=1))
-    cost = Cost(1, 1, 1)
-    steps = tuple(Step(name, "Conv2d", geometry, geometry, 1, (4, 8, 8), (4, 8, 8), cost, cost, True) for name in names)
-    return Plan("Net", RecastConfig(), steps, (), (), cost, cost)
+def plan_of(*names: str) -> Planned:
+    """All that a schedule reads of a plan."""
+    return SimpleNamespace(steps=[SimpleNamespace(name=name) for name in names])
 
 
-def blocks(count: int) -> Plan:
+def blocks(count: int) -> Planned:
     return plan_of(*(f"blocks.{i}.mixer" for i in range(count)))
 
 
@@ -41,14 +36,6 @@ def test_progressive_dates_follow_equation_7(epochs: int, layers: int) -> None:
         assert schedule.dates[layer] == is_conv[-1] + 1
         exact = epochs * (1 - Fraction(number, layers + 1))
         assert is_conv[-1] <= exact < is_conv[-1] + 1
-
-
-def test_the_last_layer_of_400_epochs_is_attention_from_58_and_the_first_from_343() -> None:
-    schedule = Schedule.progressive(blocks(6), 400)
-    assert (schedule.dates["blocks.5.mixer"], schedule.dates["blocks.0.mixer"]) == (58, 343)
-    assert schedule.due(57) == ()
-    assert schedule.due(58) == ("blocks.5.mixer",)
-    assert schedule.due(58) == ("blocks.5.mixer",), "reading changes nothing"
 
 
 def test_dates_are_whole_number_arithmetic() -> None:
@@ -102,11 +89,6 @@ def test_slots_wait_for_their_layers() -> None:
     assert Schedule.from_dict(schedule.to_dict()) == schedule
 
 
-def test_a_schedule_survives_its_dictionary() -> None:
-    schedule = Schedule.learned(blocks(2)).decided("blocks.1.mixer", 4)
-    assert Schedule.from_dict(schedule.to_dict()) == schedule
-
-
 def test_it_is_printed_in_the_order_of_its_dates() -> None:
     text = str(Schedule.listed(blocks(3), {7: ["blocks.0.mixer"], 1: ["blocks.2.mixer"]}))
     lines = text.splitlines()
@@ -121,9 +103,9 @@ def test_it_is_printed_in_the_order_of_its_dates() -> None:
 @pytest.mark.parametrize(
     ("dates", "message"),
     [
-        ({0: ["blocks.0.mixer"]}, "epochs count from 1, got 0"),
-        ({1: ["blocks.0.mixr"]}, "not among the layers to recast.*Did you mean blocks.0.mixer"),
-        ({1: ["blocks.*"], 2: ["blocks.1.mixer"]}, "two dates, epoch 1 and 2"),
+        ({0: ["blocks.0.mixer"]}, "got 0"),
+        ({1: ["blocks.0.mixr"]}, "Did you mean blocks.0.mixer"),
+        ({1: ["blocks.*"], 2: ["blocks.1.mixer"]}, "two dates"),
     ],
 )
 def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None:
