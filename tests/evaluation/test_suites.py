@@ -8,8 +8,14 @@ from torch import Tensor, nn
 
 from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation import evaluate
+from recast.evaluation import evaluate, suites
 from recast.evaluation.bench import Options
+from recast.run.suites import METRICS, SUITES
+
+
+def test_every_suite_is_told_of_and_can_be_measured() -> None:
+    assert list(suites.SUITES) == list(SUITES)
+    assert {metric for suite in SUITES.values() for metric in suite.metrics} == set(METRICS)
 
 
 class Spy(nn.Module):

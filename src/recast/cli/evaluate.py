@@ -14,33 +14,13 @@ from recast.cli.arms import arms_table
 from recast.cli.options import new_parser, parse, print_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Row
+from recast.run.suites import DEFAULTS, SUITES
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
-SUITE_HELP = {
-    "clean": "top-1, top-5, loss, expected calibration error",
-    "fgsm, pgd": "white-box L∞ attacks, ε in 1/255 of a [0, 1] pixel",
-    "autoattack": "the standard L∞ AutoAttack: slow, use --num-samples",
-    "basic": "five corruptions of our own × 5 severities, from 8×8 pixels on",
-    "corruptions": "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on",
-    "imagenet-c": "the released ImageNet-C: mean top-1 and mCE",
-    "imagenet-a": "and imagenet-r: 200 classes, found by themselves",
-    "imagenet-v2": "and imagenet-sketch, imagenet-real: all 1,000",
-    "resolution": "accuracy at other test sizes (--sizes)",
-    "frequency": "accuracy on low-passed and high-passed images",
-    "knn": "nearest training images by features",
-    "cost": "parameters, MACs, images/s (models take turns), peak memory",
-    "agreement": "table: every model's prediction for every image",
-    "heads": "table: gates, spans, attention distance, entropy; over epochs with --keep-every",
-    "fourier": "table: Δ log amplitude of the features by block and frequency",
-    "cka": "table: similarity of the layers of parent and recast model",
-}
-DEFAULT_SUITES = ["clean", "fgsm", "pgd", "basic", "cost", "agreement", "heads", "fourier"]
-
-
 LEGEND = "\n± half the 95 % interval of the paired difference over the images; × the ratio"
 
 
@@ -51,12 +31,12 @@ def run(argv: Sequence[str]) -> int:
         "RUN… [options]",
         "Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.\n"
         "What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it\n"
-        "stopped. Suites:\n\n" + "\n".join(f"  {name:16} {text}" for name, text in SUITE_HELP.items()),
+        "stopped. Suites:\n\n" + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items()),
         EXAMPLES,
     )
     parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
     parser.add_argument(
-        "--suite", type=list[str], default=[], help="which suites, with commas; None: " + ",".join(DEFAULT_SUITES)
+        "--suite", type=list[str], default=[], help="which suites, with commas; None: " + ",".join(DEFAULTS)
     )
     parser.add_argument("--num_samples", type=int | None, default=None, help="use this many images, class-balanced")
     parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
@@ -141,7 +121,7 @@ def _suites(asked: list[str], folder: Path) -> list[str]:
         return asked
     recipe = load_recipe(folder / "recipe.yaml")
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
-    return [name for name in DEFAULT_SUITES if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    return [name for name in DEFAULTS if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
 def _why_two_arms(folder: Path) -> str:

@@ -47,13 +47,13 @@ SUITES: dict[str, Suite] = {
     **{name: Suite(score_top, sources=set_sources(name)) for name in SETS},
     "imagenet-real": Suite(score_real, sources=sources_real),
     "resolution": Suite(score_resolution, sources=sources_resolution),
-    "frequency": Suite(score_frequency),
     "knn": Suite(score_knn, sources=sources_knn, uses=("neighbours",)),
+    "frequency": Suite(score_frequency),
     "cost": Suite(measure=measure_cost),
-    "agreement": Suite(tabulate=analyse_agreement),
-    "heads": Suite(tabulate=analyse_heads),
     "fourier": Suite(tabulate=analyse_fourier),
+    "heads": Suite(tabulate=analyse_heads),
     "cka": Suite(tabulate=analyse_cka),
+    "agreement": Suite(tabulate=analyse_agreement),
 }
 
 COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))

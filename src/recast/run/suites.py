@@ -1,0 +1,184 @@
+"""The suites of `recast evaluate`, in one table: command line, evaluation and report read names and metrics here.
+
+How a suite is measured is registered under its name in `recast.evaluation.suites`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured number: `top1` is also that of `top1@4` (a setting) and of `top1/fog/3` (a part)."""
+
+    label: str
+    unit: str = "%"
+    """"%", "" for a plain number, or what is counted."""
+    lower_is_better: bool = False
+    is_cost: bool = False
+    """Compared by its ratio, not by its difference."""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """A share of right answers, in percent."""
+        return self.unit == "%" and not self.lower_is_better
+
+
+METRICS = {
+    "top1": Metric("Top-1"),
+    "top5": Metric("Top-5"),
+    "mce": Metric("mCE", lower_is_better=True),
+    "loss": Metric("Loss", "", lower_is_better=True),
+    "ece": Metric("Calibration error (ECE)", lower_is_better=True),
+    "no_gradient": Metric("Images without a gradient", lower_is_better=True),
+    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True),
+    "macs": Metric("MACs per image", "", lower_is_better=True, is_cost=True),
+    "images_per_second": Metric("Images per second", "", is_cost=True),
+    "peak_memory": Metric("Peak memory", "bytes", lower_is_better=True, is_cost=True),
+    "low": Metric("Top-1 on low frequencies"),
+    "high": Metric("Top-1 on high frequencies"),
+}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is known of a suite without measuring it."""
+
+    label: str
+    help: str
+    """One line for the command line."""
+    kind: Kind
+    metrics: tuple[str, ...] = ("top1",)
+    setting: str = ""
+    """What a metric's setting says, NAME@SETTING: "ε = {}/255"."""
+    short: str = ""
+    """The label in a figure's title; empty: the label."""
+    missing: str = ""
+    """What a report lacks without the suite; empty: a report does not ask for it."""
+    needs: str = ""
+    """The data set it looks at and where that is from; empty: the run's own images."""
+    default: bool = False
+    """Measured where no suites are asked for."""
+
+    @property
+    def title(self) -> str:
+        """The label for figures."""
+        return self.short or self.label
+
+    @property
+    def uses_own_images(self) -> bool:
+        """It measures the run's own validation images."""
+        return not self.needs and self.kind != "table"
+
+
+TOP = ("top1", "top5")
+EPS = "ε = {}/255"
+SUITES = {
+    "clean": Suite(
+        "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
+        missing="accuracy, loss and calibration on clean images", default=True,
+    ),
+    "fgsm": Suite(
+        "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
+        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=True,
+    ),
+    "pgd": Suite(
+        "PGD, iterated in an L∞ ball", "the same in several steps, from several starts", "attack", setting=EPS,
+        short="PGD", missing="accuracy under PGD", default=True,
+    ),
+    "autoattack": Suite(
+        "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-samples", "attack", setting=EPS,
+    ),
+    "basic": Suite(
+        "Corruptions (basic)", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
+        missing="accuracy on corrupted images", default=True,
+    ),
+    "corruptions": Suite(
+        "Corruptions, made on the fly (not the released ImageNet-C)",
+        "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on", "corruption",
+        short="Corruptions (on the fly)",
+    ),
+    "imagenet-c": Suite(
+        "ImageNet-C", "the released ImageNet-C: mean top-1 and mCE", "corruption", ("top1", "mce"),
+        needs="noise.tar, blur.tar, weather.tar and digital.tar of ImageNet-C, linked at github.com/hendrycks/"
+        "robustness, together in one folder imagenet-c",
+    ),
+    "imagenet-a": Suite(
+        "ImageNet-A", "natural adversarial examples of 200 classes", "test set", TOP,
+        needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples",
+    ),
+    "imagenet-r": Suite(
+        "ImageNet-R", "paintings, toys, … of 200 classes", "test set", TOP,
+        needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r",
+    ),
+    "imagenet-v2": Suite(
+        "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
+        needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
+    ),
+    "imagenet-sketch": Suite(
+        "ImageNet-Sketch", "sketches of all 1,000 classes", "test set", TOP,
+        needs="ImageNet-Sketch.zip, linked at github.com/HaohanWang/ImageNet-Sketch",
+    ),
+    "imagenet-real": Suite(
+        "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
+        needs="ImageNet's validation images under their own names; the labels come with timm",
+    ),
+    "resolution": Suite(
+        "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
+        missing="accuracy by test resolution (T-CNN, Fig. 7)",
+    ),
+    "knn": Suite(
+        "Nearest neighbours of the features", "nearest training images by features", "sweep", setting="k = {}",
+        missing="nearest neighbours of the features",
+    ),
+    "frequency": Suite(
+        "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),
+        "{}π kept", missing="accuracy on low and high frequencies alone",
+    ),
+    "cost": Suite(
+        "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
+        missing="images per second, memory, MACs and parameters",
+    ),
+    "fourier": Suite(
+        "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (), default=True,
+        missing="Fourier curves of the blocks (PRS, Fig. 2)",
+    ),
+    "heads": Suite(
+        "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
+        missing="attention distance, non-locality and entropy of the heads", default=True,
+    ),
+    "cka": Suite(
+        "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
+        missing="similarity of the layers before and after (CKA)",
+    ),
+    "agreement": Suite(
+        "Agreement", "table: every model's prediction for every image", "table", (), default=True,
+        missing="images won and lost against the parent",
+    ),
+}  # fmt: skip
+
+DEFAULTS = [name for name, suite in SUITES.items() if suite.default]
+CATEGORIES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+"""The 15 corruptions of ImageNet-C."""
+PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
+
+
+def of_kind(*kinds: Kind) -> list[str]:
+    """The suites of some kinds, in order."""
+    return [name for name, suite in SUITES.items() if suite.kind in kinds]
+
+
+def base(metric: str) -> str:
+    """`top1` of `top1@4` and `top1/blur/3`."""
+    return metric.partition("@")[0].partition("/")[0]
