@@ -31,7 +31,8 @@ from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deepla
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.verify import enliven_, relative_error, swapped_taps, trace, verify
+from recast.surgery.scales import randomize_scales_
+from recast.surgery.verify import relative_error, swapped_heads, trace, verify
 from recast.tracing.observe import Example, run_example
 
 RESULT = Path(__file__).parents[1] / "results" / "dense_prediction.csv"
@@ -91,7 +92,7 @@ class UNet(nn.Module):
 def mask_rcnn(size: Size) -> MaskRCNN:
     """It takes images of `size` as they are."""
     model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, min_size=min(size), max_size=max(size))
-    return enliven_(model).eval()
+    return randomize_scales_(model).eval()
 
 
 def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
@@ -114,7 +115,7 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
     ):
         for size in ((240, 320), (480, 640)):
             # a batch of two, so that the norm of the pooled branch has statistics
-            model = enliven_(build(weights=None, weights_backbone=None), torch.randn(2, 3, *size)).eval()
+            model = randomize_scales_(build(weights=None, weights_backbone=None), torch.randn(2, 3, *size)).eval()
             x = torch.randn(1, 3, *size)
             small = size == (240, 320)
             if build is deeplabv3_resnet50:
@@ -127,7 +128,7 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
                 yield name, model, x, size, "all", "tokens=1024" if small else "tokens=1400"
                 yield name, model, x, size, "all", "tokens=12000"
     for size in ((240, 320), (480, 640)):
-        model, x = enliven_(UNet(), torch.randn(2, 3, *size)).eval(), torch.randn(1, 3, *size)
+        model, x = randomize_scales_(UNet(), torch.randn(2, 3, *size)).eval(), torch.randn(1, 3, *size)
         yield "U-Net", model, x, size, "last_stage", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=5100"
@@ -155,7 +156,7 @@ def row(
     child = recast_(copy.deepcopy(model), planned)
     before = trace(model, planned, example)
     split = verify(before, child, example)
-    with swapped_taps(child):
+    with swapped_heads(child):
         control = verify(before, child, example).max_relative_error
     dense, reason = "", ""
     if name.endswith("(boxes)"):

@@ -29,7 +29,8 @@ from recast.models.build import build
 from recast.run.config import Backend, DataConfig, ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.planning import plan
-from recast.surgery.verify import Exactness, enliven_, swapped_taps, verify
+from recast.surgery.scales import randomize_scales_
+from recast.surgery.verify import Exactness, swapped_heads, verify
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.csv"
 HEADER = (
@@ -56,7 +57,7 @@ def compare(
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:
         refresh_gates_(child.eval())
-    with swapped_taps(child):
+    with swapped_heads(child):
         control = verify(parent, child, batches[0][:8]).max_relative_error
     for form, count in forms.items():
         found = [verify(parent, child, batch, backend=form) for batch in batches[:count]]
@@ -71,7 +72,7 @@ def rows() -> Iterator[tuple[object, ...]]:
     torch.manual_seed(0)
     for name in RANDOM:
         for height, width in ((224, 224), (224, 160)):
-            parent = enliven_(build(ModelConfig(name))).eval()
+            parent = randomize_scales_(build(ModelConfig(name))).eval()
             batches = [torch.randn(8, 3, height, width)]
             for found in compare(parent, batches, "last_stage", {"split": 1, "dense": 1}):
                 yield _row(name, "random", f"{height}x{width}", "last stage", *found)

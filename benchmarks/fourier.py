@@ -29,7 +29,7 @@ from recast.data import load_data, loader
 from recast.data.sources import IMAGENET
 from recast.models.build import build, input_defaults
 from recast.run.config import DataConfig, ModelConfig
-from recast.surgery.verify import enliven_
+from recast.surgery.scales import randomize_scales_
 
 RESULTS = Path(__file__).parents[1] / "results"
 CIFAR = {
@@ -60,7 +60,7 @@ def smooth_images(n: int, size: int) -> Tensor:
 def random_network(config: ModelConfig, images: Tensor) -> nn.Module:
     """Random weights that tell: a fresh ResNet's blocks are identities, and its norms know nothing of its maps."""
     torch.manual_seed(0)
-    return enliven_(build(config), images)
+    return randomize_scales_(build(config), images)
 
 
 def networks(data: str | None) -> Iterator[Found]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from recast import RecastError, Schedule
 from recast.run.config import ScheduleConfig
-from recast.run.schedule import Planned, parse_dates
+from recast.run.schedule import parse_dates
 
 # T·(1 − l/(L+1)) for l = 1 … L (Lee et al. 2022, Eq. 7)
 THRESHOLDS = {
@@ -18,12 +19,12 @@ THRESHOLDS = {
 }
 
 
-def plan_of(*names: str) -> Planned:
+def plan_of(*names: str) -> Any:
     """All that a schedule reads of a plan."""
     return SimpleNamespace(steps=[SimpleNamespace(name=name) for name in names])
 
 
-def blocks(count: int) -> Planned:
+def blocks(count: int) -> Any:
     return plan_of(*(f"blocks.{i}.mixer" for i in range(count)))
 
 

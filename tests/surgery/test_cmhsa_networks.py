@@ -22,7 +22,8 @@ from recast.models.build import build, constructor
 from recast.models.cmhsa_vit import CMHSAViT
 from recast.run.config import DataConfig, ModelConfig, RecastConfig, Recipe
 from recast.surgery.apply import gpsa_layers, recast_layers
-from recast.surgery.verify import enliven_, swapped_taps
+from recast.surgery.scales import randomize_scales_
+from recast.surgery.verify import swapped_heads
 
 BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)
@@ -74,7 +75,7 @@ def test_the_vision_transformer(options: dict[str, Any]) -> None:
     assert result.ok()
     assert set(result.layers) == {"blocks.0.mixer", "blocks.1.mixer"}
     assert str(result).endswith("same prediction on 2 of 2 images (biased)")
-    with swapped_taps(child):
+    with swapped_heads(child):
         assert recast.verify(parent, child, images()).max_relative_error > 1e-3
     closer = RecastConfig(gate="bias", bias_init=40.0)
     parent, child, _ = recast_vit(closer, **options)
@@ -96,7 +97,7 @@ NETWORKS: list[tuple[str, tuple[int, int], Any, RecastConfig]] = [
 def test_any_convolution(name: str, size: tuple[int, int], where: Any, config: RecastConfig) -> None:
     torch.manual_seed(0)
     x = images(*size)
-    parent = enliven_(timm.create_model(name, num_classes=5).eval(), x)
+    parent = randomize_scales_(timm.create_model(name, num_classes=5).eval(), x)
     plan = recast.plan(parent, x, config, where=where)
     child = recast.recast_(copy.deepcopy(parent), plan)
     assert all(isinstance(child.get_submodule(step.name), CMHSA) for step in plan.steps)

@@ -21,7 +21,8 @@ from recast.run.config import RecastConfig
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.verify import TOLERANCE, enliven_, relative_error, swapped_taps, trace, verify
+from recast.surgery.scales import randomize_scales_
+from recast.surgery.verify import TOLERANCE, relative_error, swapped_heads, trace, verify
 from recast.tracing.observe import Example, run_example
 
 SLOW = bool(os.environ.get("RECAST_SLOW"))
@@ -45,7 +46,7 @@ def mask_rcnn(size: Size, **options: Any) -> MaskRCNN:
     model = maskrcnn_resnet50_fpn(
         weights=None, weights_backbone=None, min_size=min(size), max_size=max(size), **options
     )
-    return enliven_(model).eval()
+    return randomize_scales_(model).eval()
 
 
 class Heads(nn.Module):
@@ -103,13 +104,13 @@ class UNet(nn.Module):
 
 
 def u_net(**options: int) -> nn.Module:
-    return enliven_(UNet(**options), torch.randn(2, 3, 96, 160)).eval()
+    return randomize_scales_(UNet(**options), torch.randn(2, 3, 96, 160)).eval()
 
 
 def deeplab_mobilenet(size: Size = SIZE) -> nn.Module:
     model = deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
     # with running statistics of its own: a fresh MobileNet's activations fade to 1e-9, and any layer passes
-    return enliven_(model, torch.randn(2, 3, *size)).eval()
+    return randomize_scales_(model, torch.randn(2, 3, *size)).eval()
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def names_of(planned: Plan) -> list[str]:
 
 @contextmanager
 def swapped_in(child: nn.Module, name: str) -> Iterator[None]:
-    """`swapped_taps` for a layer by name."""
+    """`swapped_heads` for a layer by name."""
     weight = gpsa_layers(child)[name].weight
     kept = weight.detach().clone()
     with torch.no_grad():
@@ -144,7 +145,7 @@ def check(parent: nn.Module, example: Example, planned: Plan, *, dense: bool = T
         assert rounded.backend == "dense"
         assert rounded.max_relative_error <= TOLERANCE, rounded
         assert 0 < max(rounded.layers.values()) <= TOLERANCE, rounded.layers
-    for control in (swapped_taps(child), swapped_in(child, planned.steps[-1].name)):
+    for control in (swapped_heads(child), swapped_in(child, planned.steps[-1].name)):
         with control:
             moved = verify(before, child, example)
         assert moved.max_relative_error > 100 * TOLERANCE, "a recast layer does not reach the output"
@@ -216,7 +217,7 @@ def test_a_whole_detection_model() -> None:
     assert planned.after.parameters == sum(p.numel() for p in child.parameters())
     before = trace(model, planned, example)
     assert verify(before, child, example).bitwise  # after NMS and pasting too
-    with swapped_taps(child):
+    with swapped_heads(child):
         assert verify(before, child, example).max_relative_error > 100 * TOLERANCE
 
 
@@ -344,7 +345,7 @@ def test_selections_of_a_dilated_network(where: str, budget: int) -> None:
     ],
 )
 def test_deeplab_on_a_resnet(size: Size, where: str | None, budget: int | None, dense: bool) -> None:
-    parent = enliven_(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)).eval()
+    parent = randomize_scales_(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)).eval()
     x = torch.randn(1, 3, *size)
     planned = plan(parent, x, where=where, budget=budget)
     assert {"backbone.layer3.5.conv2", *(f"backbone.{name[5:]}" for name in LAYER4)} <= set(names_of(planned))

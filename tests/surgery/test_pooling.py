@@ -20,7 +20,7 @@ from recast.run.config import PoolConfig
 from recast.surgery.pooling.adapters import PooledLayer, PoolsBeforeHead
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
-from recast.surgery.verify import enliven_
+from recast.surgery.scales import randomize_scales_
 
 
 class Own(nn.Module):
@@ -77,7 +77,7 @@ def error(a: Tensor, b: Tensor) -> float:
 @torch.no_grad()
 def test_the_network_computes_what_it_did(kind: str) -> None:
     x = images()
-    parent = enliven_(small(kind).eval(), x).double()
+    parent = randomize_scales_(small(kind).eval(), x).double()
     x = x.double()
     expected = parent(x)
     features = parent.forward_features(x) if hasattr(parent, "forward_features") else None
@@ -100,7 +100,7 @@ def test_the_network_computes_what_it_did(kind: str) -> None:
 def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
     """Class 2's token moves class 2's logit alone."""
     x = images()
-    model = attention_pool_(enliven_(small(kind).eval(), x), True, example=x).eval()
+    model = attention_pool_(randomize_scales_(small(kind).eval(), x), True, example=x).eval()
     (pool,) = attention_pools(model).values()
     nn.init.normal_(pool.attn.q.weight)
     taken: list[Tensor] = []

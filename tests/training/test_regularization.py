@@ -20,12 +20,11 @@ from recast.models.small import cifar_resnet
 from recast.run.config import RecastConfig, Recipe, RegularizationConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
+from recast.surgery.scales import layer_scales, recalibrate_batch_norm_
 from recast.training.regularization import (
     drop_path_places,
     freeze_batch_norm,
-    layer_scales,
     prepare_,
-    recalibrate_batch_norm_,
     set_drop_path_,
     set_layer_scale_,
 )

@@ -52,7 +52,8 @@ def run(argv: Sequence[str]) -> int:
     from recast.device import choose_device
     from recast.models.build import build, input_defaults
     from recast.surgery.apply import recast_
-    from recast.surgery.verify import TOLERANCE, enliven_, moved_queries, swapped_taps, verify
+    from recast.surgery.scales import randomize_scales_
+    from recast.surgery.verify import TOLERANCE, shifted_queries, swapped_heads, verify
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)
@@ -65,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         batch = torch.randn(options.num_images, *example_shape(model, options.img_size))
     if not (options.pretrained or options.checkpoint):
         # the statistics of a map of one pixel need two images
-        enliven_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch)
+        randomize_scales_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch)
     model, batch = model.to(device), batch.to(device)
     planned = make_plan(model, batch[:1], options)
     child = recast_(copy.deepcopy(model), planned)
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     one_form = planned.config.gate == "bias" or not planned.steps
     forms: tuple[Backend, ...] = ("auto",) if one_form else FORMS
     results = {form: verify(model, child, batch, backend=form) for form in forms}
-    with swapped_taps(child) if planned.steps else moved_queries(child):
+    with swapped_heads(child) if planned.steps else shifted_queries(child):
         control = verify(model, child, batch)
     telling = control.max_relative_error > 100 * TOLERANCE
     same = all(result.ok() for result in results.values())

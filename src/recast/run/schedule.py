@@ -9,26 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recast.errors import RecastError, suggest
 from recast.run.config import ScheduleConfig
 
+if TYPE_CHECKING:
+    from recast.surgery.plan import Plan
+
 Order = Literal["last_first", "first_first", "learned"]
-
-
-class Named(Protocol):
-    """A step of a plan: here only its layer's name matters."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Planned(Protocol):
-    """A plan (`recast.Plan`), of which a schedule reads the names of the layers alone."""
-
-    @property
-    def steps(self) -> Sequence[Named]: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Schedule:
     """Dates that have no layer yet, ascending: training decides which (`order="learned"`)."""
 
     @classmethod
-    def at_once(cls, plan: Planned, epoch: int) -> Schedule:
+    def at_once(cls, plan: Plan, epoch: int) -> Schedule:
         """Every layer becomes attention before `epoch`; 1: before any training.
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
@@ -55,7 +44,7 @@ class Schedule:
         return cls.listed(plan, {epoch: ["*"]}, name="at_once")
 
     @classmethod
-    def progressive(cls, plan: Planned, epochs: int, order: Order = "last_first") -> Schedule:
+    def progressive(cls, plan: Plan, epochs: int, order: Order = "last_first") -> Schedule:
         """One layer after the other at equal distances: PRS (Lee et al. 2022, Eq. 7), for any network.
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
@@ -77,7 +66,7 @@ class Schedule:
         )
 
     @classmethod
-    def listed(cls, plan: Planned, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
+    def listed(cls, plan: Plan, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
         """Dates of one's own: epoch → names or globs of layers. Layers that are not named stay convolutions.
 
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
@@ -99,12 +88,12 @@ class Schedule:
         return cls(name, layers, found)
 
     @classmethod
-    def learned(cls, plan: Planned) -> Schedule:
+    def learned(cls, plan: Plan) -> Schedule:
         """No dates yet: training adds them (`decided`) as its measurements say (`recast.training.learned`)."""
         return cls("learned", _layers(plan))
 
     @classmethod
-    def of(cls, config: ScheduleConfig, plan: Planned, epochs: int) -> Schedule | None:
+    def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
         """The schedule that a recipe describes; None where layers are recast before training."""
         if config.name == "before":
             return None
@@ -176,7 +165,7 @@ def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
     return dates
 
 
-def _layers(plan: Planned) -> tuple[str, ...]:
+def _layers(plan: Plan) -> tuple[str, ...]:
     layers = tuple(step.name for step in plan.steps)
     if "" in layers:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recast.errors import RecastError
-from recast.layers.cmhsa import RecastLayer
 from recast.run.config import Backend
 from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
 from recast.surgery.plan import Plan
@@ -24,8 +22,6 @@ from recast.tracing.hooks import captured_outputs, in_eval, named
 from recast.tracing.observe import Example, batch_of, run_example
 
 TOLERANCE = 1e-5
-LAYER_SCALE = re.compile(r"(layer_scale|gamma)_?\d*")
-"""How torchvision and timm call the parameters of LayerScale."""
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
 TIES = 10_000
@@ -194,47 +190,8 @@ def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
     return child[:, :, ::s0, ::s1]
 
 
-@torch.no_grad()
-def enliven_(model: nn.Module, example: Example | None = None) -> nn.Module:
-    """Make random weights telling, in place: norms in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn.
-
-    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer. With
-    an `example` batch, BatchNorm's running statistics become its own: without, the signal of a deep network fades.
-    """
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if isinstance(module, RecastLayer):
-                continue
-            if name == "weight" and parameter.dim() == 1:
-                parameter.uniform_(0.5, 1.5)
-            elif LAYER_SCALE.fullmatch(name):
-                parameter.uniform_(0.5, 1.0)
-            elif parameter.dim() > 1 and not parameter.any():
-                nn.init.trunc_normal_(parameter, std=0.02)
-            elif parameter.dim() == 0 and not parameter.any():  # SkipInit's gain
-                parameter.uniform_(0.5, 1.0)
-    if example is not None:
-        _settle_norms_(model, example)
-    return model
-
-
-def _settle_norms_(model: nn.Module, example: Example) -> None:
-    """Running mean and variance of every BatchNorm := those of one batch."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    momenta = [norm.momentum for norm in norms]
-    try:
-        with in_eval(model):
-            for norm in norms:
-                norm.train()
-                norm.momentum = 1.0
-            run_example(model, example)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-
-
 @contextmanager
-def moved_queries(model: nn.Module) -> Iterator[None]:
+def shifted_queries(model: nn.Module) -> Iterator[None]:
     """The control of a proof for attention pooling: inside the block its queries are others; the output must move."""
     biases = [pool.attn.q.bias for pool in attention_pools(model).values()]
     if not biases:
@@ -252,7 +209,7 @@ def moved_queries(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def swapped_taps(model: nn.Module) -> Iterator[None]:
+def swapped_heads(model: nn.Module) -> Iterator[None]:
     """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move.
 
     The middle tap is one of the two: on a small map the outer ones may see nothing but padding.

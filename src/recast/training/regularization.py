@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,19 +15,16 @@ from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.vision_transformer import ParallelThingsBlock
 from timm.models.volo import ClassBlock
 from timm.models.xcit import ClassAttentionBlock
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torchvision.ops import StochasticDepth
 
 from recast.errors import RecastError
-from recast.layers.cmhsa import RecastLayer
 from recast.run.config import Recipe
+from recast.surgery.scales import batch_norms, layer_scales
 from recast.training.freezing import freeze_trunk_
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
-LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
-"""Parameters that are a LayerScale, or modules whose only parameter is one."""
 CLASS_ATTENTION = (LayerScaleBlockClassAttn, ClassAttentionBlock, ClassBlock)
 """Blocks that only update class tokens; CaiT, XCiT and VOLO are trained without stochastic depth in them."""
 
@@ -96,21 +92,6 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-def layer_scales(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name → LayerScale of every residual branch, whichever way the network writes it; GPSA's gate γ is none."""
-    found: dict[str, nn.Parameter] = {}
-    for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if isinstance(module, RecastLayer):
-            continue
-        is_scale = "Scale" in type(module).__name__ and LAYER_SCALE.fullmatch(name.rpartition(".")[2])
-        for key, parameter in own.items():
-            one_axis = parameter.numel() == max(parameter.shape, default=0)
-            if one_axis and (LAYER_SCALE.fullmatch(key) or (is_scale and len(own) == 1)):
-                found[f"{name}.{key}" if name else key] = parameter
-    return found
-
-
 @torch.no_grad()
 def set_layer_scale_(model: nn.Module, value: float) -> nn.Module:
     """Every LayerScale, y = x + γ·F(x) with γ one number a channel, becomes `value` (Touvron et al. 2021, CaiT).
@@ -165,11 +146,6 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Every BatchNorm that keeps statistics, timm's with activation and SyncBatchNorm included."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-
-
 def freeze_batch_norm(model: nn.Module) -> None:
     """Let every BatchNorm use its stored statistics and not update them; its weight and bias are trained as before.
 
@@ -177,50 +153,3 @@ def freeze_batch_norm(model: nn.Module) -> None:
     """
     for norm in batch_norms(model):
         norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout
-
-
-@torch.no_grad()
-def recalibrate_batch_norm_(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """Measure BatchNorm's statistics again: mean and variance become their average over `batches`, by images.
-
-    `batches` holds normalised images (B, C, H, W) on the model's device. Only BatchNorm is in training mode meanwhile:
-    torch.optim.swa_utils.update_bn, which has the whole model in it, would drop paths, draw random numbers and let
-    spectral norms take a step. Momentum, counters and training flags are as before. A network without BatchNorm is left
-    alone.
-
-    Raises RecastError without any batch, or for one with a single value per channel; the statistics are as before then.
-    """
-    norms = batch_norms(model)
-    if not norms:
-        return model
-    flags = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in norms]
-    before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
-    seen, finished = 0, False
-    try:
-        model.eval()
-        for norm in norms:
-            norm.training = True
-        for images in batches:
-            seen += len(images)
-            for norm in norms:  # the k-th batch has a share of B_k / (B_1 + … + B_k) in the average
-                norm.momentum = len(images) / seen
-            model(images)
-        finished = seen > 0
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise RecastError(
-            "BatchNorm's statistics need more than one value per channel: use batches of more images"
-        ) from None
-    finally:
-        for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
-            norm.momentum = momentum
-            for name, buffer in buffers.items():
-                if not finished or name == "num_batches_tracked":
-                    getattr(norm, name).copy_(buffer)
-        for module, training in flags:
-            module.training = training
-    if not finished:
-        raise RecastError("BatchNorm's statistics need at least one batch of images to be measured on, got none")
-    return model

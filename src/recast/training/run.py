@@ -27,6 +27,7 @@ from recast.surgery.calibrate import calibrate_
 from recast.surgery.plan import Left, Plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pools
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
@@ -35,7 +36,6 @@ from recast.training.fit import fit
 from recast.training.metrics import normalise
 from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_used
 from recast.training.ranges import check_shares
-from recast.training.regularization import recalibrate_batch_norm_
 from recast.training.signals import Interrupted
 
 VERIFIED = 500

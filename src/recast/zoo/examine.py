@@ -21,7 +21,7 @@ from recast.layers.gpsa import GPSA
 from recast.surgery.apply import gpsa_layers, recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.verify import Trace, full_precision, relative_error, swapped_taps, trace, use_backend, verify
+from recast.surgery.verify import Trace, full_precision, relative_error, swapped_heads, trace, use_backend, verify
 from recast.tracing.hooks import captured_inputs
 from recast.tracing.observe import Example, batch_of, run_example
 from recast.zoo.subjects import Subject, skeleton, spatial_convolutions, subject
@@ -135,7 +135,7 @@ def _last_stage_then_everything(found: Subject, row: ZooRow) -> None:
         model, last, parent_last, batch
     )
     if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
-        with swapped_taps(refresh_gates_(model)):  # closed heads add nothing, with other weights either
+        with swapped_heads(refresh_gates_(model)):  # closed heads add nothing, with other weights either
             row.control = verify(parent_last, model, batch, backend="split").max_relative_error
     row.open_layers, row.open_error = _open_error(model, one)
     del parent_last

@@ -17,8 +17,8 @@ from torchvision import models as torchvision_models
 
 from recast.errors import RecastError, suggest
 from recast.surgery.rules import is_convolution
+from recast.surgery.scales import randomize_scales_
 from recast.surgery.select import is_spatial
-from recast.surgery.verify import enliven_
 
 SIZES = ((96, 128), (128, 160), (160, 192), (224, 224))
 BATCH = 2
@@ -95,7 +95,7 @@ def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
                 model = _create_quietly(name, kwargs).eval()
             inputs = _inputs(name, model, size)
             torch.manual_seed(SEED + 1)
-            enliven_(model, inputs)
+            randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images
             return Subject(model.to(dtype), tuple(image.to(dtype) for image in inputs), size)
         except Exception as error:  # whatever a network says to a size that it does not take

@@ -1,0 +1,107 @@
+"""What scales a network's branches: LayerScale, norms and BatchNorm's statistics; found, drawn, measured again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import RecastLayer
+from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.observe import Example, batch_of, run_example
+
+LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
+"""Parameters that are a LayerScale, or modules whose only parameter is one, in timm and torchvision."""
+
+
+def layer_scales(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → LayerScale of every residual branch, whichever way the network writes it; GPSA's gate γ is none."""
+    found: dict[str, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if isinstance(module, RecastLayer):
+            continue
+        is_scale = "Scale" in type(module).__name__ and LAYER_SCALE.fullmatch(name.rpartition(".")[2])
+        for key, parameter in own.items():
+            one_axis = parameter.numel() == max(parameter.shape, default=0)
+            if one_axis and (LAYER_SCALE.fullmatch(key) or (is_scale and len(own) == 1)):
+                found[f"{name}.{key}" if name else key] = parameter
+    return found
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm that keeps statistics, timm's with activation and SyncBatchNorm included."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
+@torch.no_grad()
+def randomize_scales_(model: nn.Module, example: Example | None = None) -> nn.Module:
+    """Give random weights scales that show every layer, in place: norms in U(0.5, 1.5), LayerScale in U(0.5, 1), zero
+    weights redrawn.
+
+    Fresh networks end their blocks in zero or tiny scales, and a comparison on them would not see a broken layer. With
+    an `example` batch, BatchNorm's running statistics become its own: without, the signal of a deep network fades.
+    """
+    scales = {id(scale) for scale in layer_scales(model).values()}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, RecastLayer):
+                continue
+            if name == "weight" and parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+            elif id(parameter) in scales:
+                parameter.uniform_(0.5, 1.0)
+            elif parameter.dim() > 1 and not parameter.any():
+                nn.init.trunc_normal_(parameter, std=0.02)
+            elif parameter.dim() == 0 and not parameter.any():  # SkipInit's gain
+                parameter.uniform_(0.5, 1.0)
+    return model if example is None else recalibrate_batch_norm_(model, [example])
+
+
+@torch.no_grad()
+def recalibrate_batch_norm_(model: nn.Module, batches: Iterable[Example]) -> nn.Module:
+    """Measure BatchNorm's statistics again: mean and variance become their average over `batches`, by images.
+
+    `batches` holds normalised images (B, C, H, W) on the model's device, or whatever else the model takes. Only
+    BatchNorm is in training mode meanwhile: torch.optim.swa_utils.update_bn, which has the whole model in it, would
+    drop paths, draw random numbers and let spectral norms take a step. Momentum, counters and training flags are as
+    before. A network without BatchNorm is left alone.
+
+    Raises RecastError without any batch, or for one with a single value per channel; the statistics are as before then.
+    """
+    norms = batch_norms(model)
+    if not norms:
+        return model
+    momenta = [norm.momentum for norm in norms]
+    before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
+    seen, finished = 0, False
+    try:
+        with in_eval(model), hooked([("", norm) for norm in norms], before=_check_has_variance):
+            for norm in norms:
+                norm.training = True  # not train(): timm's BatchNormAct2d holds an activation and a dropout
+            for batch in batches:
+                seen += batch_of(batch)
+                for norm in norms:  # the k-th batch has a share of B_k / (B_1 + … + B_k) in the average
+                    norm.momentum = batch_of(batch) / seen
+                run_example(model, batch)
+        finished = seen > 0
+    finally:
+        for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
+            norm.momentum = momentum
+            for name, buffer in buffers.items():
+                if not finished or name == "num_batches_tracked":
+                    getattr(norm, name).copy_(buffer)
+    if not finished:
+        raise RecastError("BatchNorm's statistics need at least one batch of images to be measured on, got none")
+    return model
+
+
+def _check_has_variance(_name: str, _norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+    x = inputs[0]
+    if x.numel() <= x.shape[1]:
+        raise RecastError("BatchNorm's statistics need more than one value per channel: use batches of more images")
