@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.agreement import Agreement, Predictions, agreement, predict, tabulate_agreement
-from recast.analysis.tables import Table, read_table, write_table
 from recast.errors import RecastError
+from recast.run.records import Table, read_table, write_table
 
 
 class Says(nn.Module):
@@ -71,9 +71,9 @@ def test_cells_are_written_plainly(tmp_path: Path) -> None:
 
 def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1\n")
-    with pytest.raises(RecastError, match="no table"):
+    with pytest.raises(RecastError, match="line 2: expected 2 cells"):
         read_table(tmp_path / "t.csv")
-    with pytest.raises(RecastError, match="no such table"):
+    with pytest.raises(RecastError, match="no such file of results"):
         read_table(tmp_path / "u.csv")
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import recast.models  # noqa: F401  (registers the small networks with timm)
 from recast.analysis.blocks import find_blocks, unwrapped
 from recast.analysis.fourier import FREQUENCIES, Spectra, diagonal_log_amplitude, fourier, tabulate_fourier
-from recast.analysis.tables import read_table, write_table
 from recast.errors import RecastError
+from recast.run.records import read_table, write_table
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

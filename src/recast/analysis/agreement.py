@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from recast.analysis.batches import Batches
 from recast.analysis.blocks import device_of
-from recast.analysis.tables import Table
 from recast.errors import RecastError
+from recast.run.records import Table
 from recast.tracing.hooks import in_eval
 
 

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from recast.analysis.batches import Batches, Images, each_batch
 from recast.analysis.blocks import BlockSequence, device_of
-from recast.analysis.tables import Table
 from recast.errors import RecastError
+from recast.run.records import FourierLine, Table
 from recast.tracing.hooks import in_eval
 
 Mode = Literal["true", "notebook"]
 FREQUENCIES = tuple(i / 30 for i in range(31))
 """Where "true" curves are read, in units of π; 1/3, 2/3 and 1 are among them."""
 EPSILON = 1e-6
-COLUMNS = ("model", "block", "index", "depth", "frequency", "delta_log_amplitude", "mode", "n")
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,13 @@ def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches, mode: Mo
         for one in spectra.values():
             one.add(batch)
     rows = (row for name, one in spectra.items() for row in _rows(name, one.curves(mode)))
-    return Table("fourier", COLUMNS, tuple(rows))
+    return Table.of("fourier", FourierLine, rows)
 
 
-def _rows(name: str, found: FourierCurves) -> Iterable[tuple[str, str, int, float, float, float, str, int]]:
+def _rows(name: str, found: FourierCurves) -> Iterable[FourierLine]:
     for curve in found.curves:
         for frequency, delta in zip(curve.frequency, curve.delta, strict=True):
-            yield name, curve.block, curve.index, curve.depth, frequency, delta, found.mode, found.n
+            yield FourierLine(name, curve.block, curve.index, curve.depth, frequency, delta, found.mode, found.n)
 
 
 class Spectra:

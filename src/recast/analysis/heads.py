@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from recast.analysis.batches import Batches, Images, each_batch
 from recast.analysis.blocks import device_of, unwrapped
 from recast.analysis.rows_of_maps import pieces, positions
-from recast.analysis.tables import Cell, Table
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.functional import expand_heads
+from recast.run.records import HeadLine, Table
 from recast.surgery.apply import recast_layers
 from recast.tracing.hooks import in_eval
 
@@ -25,10 +25,6 @@ TOLERANCE = 1e-3
 MAX_QUERIES = 128
 TINY = 1e-30
 """Stands for 0 in a logarithm whose value is multiplied by 0."""
-COLUMNS = (
-    "model", "epoch", "layer", "head", "tap_row", "tap_column", "gate", "span", "distance", "nonlocality", "entropy",
-    "is_convolution", "n",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def tabulate_heads(
     before its layers were recast has no rows. Raises `RecastError` if nothing has recast layers.
     """
     found = {name: HeadStatistics(model) for name, model in models.items() if recast_layers(model)}
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[HeadLine] = []
     if found:
         for batch in each_batch(batches()):
             for one in found.values():
@@ -111,12 +107,12 @@ def tabulate_heads(
         rows += _rows(name, None, one.heads())
     if not rows:
         raise RecastError(f"none of {', '.join(models)} has a layer that was recast: there are no heads to measure")
-    return Table("heads", COLUMNS, tuple(rows))
+    return Table.of("heads", HeadLine, rows)
 
 
-def _rows(model: str, epoch: int | None, heads: Iterable[Head]) -> list[tuple[Cell, ...]]:
+def _rows(model: str, epoch: int | None, heads: Iterable[Head]) -> list[HeadLine]:
     return [
-        (
+        HeadLine(
             model, epoch, h.layer, h.head, *h.tap, h.gate, h.span, h.distance, h.nonlocality, h.entropy,
             h.is_convolution, h.images,
         )

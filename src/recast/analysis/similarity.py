@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from recast.analysis.batches import Batches, Images, each_batch
 from recast.analysis.blocks import BlockSequence, device_of
-from recast.analysis.tables import Cell, Table
 from recast.errors import RecastError
+from recast.run.records import SimilarityLine, Table
 from recast.tracing.hooks import in_eval
 
 MIN_IMAGES = 4
 """The unbiased estimate needs so many in a batch."""
-COLUMNS = ("model_a", "layer_a", "model_b", "layer_b", "cka", "n")
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,13 @@ def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     one_pass = _Pass(models, dict.fromkeys(models), pairs)
     for batch in each_batch(batches()):
         one_pass.add(batch)
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[SimilarityLine] = []
     for a, b in pairs:
         found = one_pass.similarity(a, b)
         for layer_a, values in zip(found.layers_a, found.cka.tolist(), strict=True):
             for layer_b, value in zip(found.layers_b, values, strict=True):
-                rows.append((a, layer_a, b, layer_b, value if value == value else None, found.n))
-    return Table("cka", COLUMNS, tuple(rows))
+                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, found.n))
+    return Table.of("cka", SimilarityLine, rows)
 
 
 class _Pass:

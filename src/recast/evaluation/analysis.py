@@ -10,10 +10,10 @@ from recast.analysis.agreement import tabulate_agreement
 from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.heads import tabulate_heads
 from recast.analysis.similarity import tabulate_cka
-from recast.analysis.tables import Table
 from recast.data.splits import choose_balanced
 from recast.data.streaming import ImageStream
 from recast.evaluation.bench import Bench, NotMeasured, Source
+from recast.run.records import Table
 from recast.surgery.apply import recast_layers
 
 IMAGES, HEAD_IMAGES = 500, 200

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.analysis.tables import Table
 from recast.data import Data, loader
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
+from recast.run.records import Table
 
 
 class PixelModel(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import warnings
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.record import write_attention
-from recast.analysis.tables import write_table
 from recast.data import Data, load_data, loader
 from recast.device import choose_device, surroundings
 from recast.errors import RecastError
@@ -27,10 +25,9 @@ from recast.evaluation.suites import SUITES, Results, check, groups, measure
 from recast.io import load
 from recast.models.build import build
 from recast.run.config import Recipe
-from recast.run.files import write_text
-from recast.run.json_files import read_json, read_names, require
+from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
-from recast.run.records import Row, read_rows, write_differences, write_rows
+from recast.run.records import Provenance, Row, read_rows, write_differences, write_rows, write_table
 from recast.surgery.apply import gpsa_layers
 
 NUM_PICTURES = 4
@@ -163,7 +160,7 @@ def evaluate_run(
 def _made(folder: Path) -> dict[str, Any]:
     """evaluation.json as it stands, {"suites": {...}}."""
     path = folder / "evaluation.json"
-    known = require(str(path), read_json(path), ["suites"]) if path.is_file() else {"suites": {}}
+    known = read_json(path, "suites") if path.is_file() else {"suites": {}}
     require(f"suites of {path}", known["suites"], ())
     return known
 
@@ -204,24 +201,25 @@ def write_results(
         if rows and name in made["suites"] and _stand_there(run.folder, rows):
             continue  # read from RUN/scores: they were made as it says
         uses = (*SUITES[name].uses, "num_samples", "seed")
-        made["suites"][name] = {
-            "command": command,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(seconds, 1),
-            "together_with": [other for other in suites if other != name],
-            "dataset": rows[0].dataset if rows else run.data.name,
-            "images": images,
-            "options": {field: value for field, value in asdict(options).items() if field in uses},
-            "device": facts["device"],
-            "machine": f"{facts['platform']}, {facts['cpu_count']} CPUs",
-            "versions": {what: facts[what] for what in ("recast", "torch", "timm", "python")},
-        }
+        provenance = Provenance(
+            command=command,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(seconds, 1),
+            together_with=[other for other in suites if other != name],
+            dataset=rows[0].dataset if rows else run.data.name,
+            images=images,
+            options={field: value for field, value in asdict(options).items() if field in uses},
+            device=str(facts["device"]),
+            machine=f"{facts['platform']}, {facts['cpu_count']} CPUs",
+            versions={what: str(facts[what]) for what in ("recast", "torch", "timm", "python")},
+        )
+        made["suites"][name] = asdict(provenance)
     write_rows(run.folder / "rows.csv", [row for row in found.rows if row.suite in written])
     write_differences(run.folder / "differences.csv", [line for line in found.differences if line.suite in written])
     for name, table in found.tables.items():
         if name in written:
             write_table(run.folder / "analysis", table)
-    write_text(run.folder / "evaluation.json", json.dumps(made, indent=1, ensure_ascii=False, default=str) + "\n")
+    write_json(run.folder / "evaluation.json", made)
 
 
 def _stand_there(folder: Path, rows: Sequence[Row]) -> bool:

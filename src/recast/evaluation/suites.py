@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from recast.analysis.tables import Table
 from recast.data import Data
 from recast.data.splits import choose_balanced
 from recast.device import choose_device
@@ -34,7 +33,7 @@ from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.measuring import Scored, score_suites
 from recast.evaluation.resolution import parse_size, score_resolution, sources_resolution
 from recast.evaluation.scores import Resampled, plain_mean
-from recast.run.records import Difference, Row
+from recast.run.records import Difference, Row, Table
 
 SUITES: dict[str, Suite] = {
     "clean": Suite(score_clean, statistics={"loss": plain_mean, "ece": expected_calibration_error}),

@@ -10,7 +10,7 @@ from recast.report.tables import plan
 from recast.report.tables.names import CORRUPTIONS
 from recast.report.text import formats, verdict
 from recast.report.text.words import words
-from recast.run.json_files import number
+from recast.run.files import number
 
 
 def tiles(run: Run) -> list[dict[str, str]]:

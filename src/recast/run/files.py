@@ -1,11 +1,20 @@
-"""Files that are either the old ones or whole new ones, whatever happens while they are written."""
+"""Files of a run folder: atomic writes, and reading that names the file in every error. Imports no torch."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from recast.errors import RecastError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -27,7 +36,13 @@ def replaced(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    if os.name == "nt":  # cannot open a folder, and need not
+        return
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself is only safe once the folder is on the disk
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -36,12 +51,90 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _flush_folder(folder: Path) -> None:
-    """The new name itself is only safe once the folder is on the disk; Windows cannot open a folder and needs not."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
+def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:
+    """Replace the JSON file `path`."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def read_text(path: Path) -> str:
+    """Raises RecastError for a file that is missing or no text."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecastError(f"{path} is missing: {path.parent} is not a complete run folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecastError(f"cannot read {path}: {error}") from None
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in a file, which has these keys."""
+    return require(str(path), _parsed(path), keys)
+
+
+def read_names(path: Path) -> list[str]:
+    """The JSON list of texts in a file."""
+    found = _parsed(path)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RecastError(f"{path} must be a JSON list of names")
+    return found
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise RecastError(f"{path} is truncated or not JSON: line {error.lineno}, {error.msg}") from None
+
+
+def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """`found` as an object that holds `keys`; `where` names it in the error."""
+    if not isinstance(found, dict):
+        raise RecastError(f"{where} must be a JSON object, got {type(found).__name__}")
+    if missing := [key for key in keys if key not in found]:
+        raise RecastError(f"{where} lacks {', '.join(missing)}")
+    return found
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """`value`, or an empty mapping in the place of something else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: object) -> float:
+    """A float, NaN for what is not a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def as_record(kind: type[T], found: object, where: str) -> T:
+    """`found`, as JSON gives it, as the dataclass `kind`; keys that it does not know are passed over.
+
+    Raises RecastError naming `where` and the field for one that is missing or of another type.
+    """
+    hints = get_type_hints(kind)
+    known = fields(kind)  # type: ignore[arg-type]
+    needed = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
+    values = require(where, found, needed)
+    return kind(
+        **{one.name: _as(hints[one.name], values[one.name], where, one.name) for one in known if one.name in values}
+    )
+
+
+def _as(hint: Any, value: Any, where: str, field: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _as(args[0], value, where, field)
+    if is_dataclass(hint):
+        return as_record(hint, value, f"{field} of {where}")  # type: ignore[arg-type]
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if origin in (list, tuple) and isinstance(value, list):
+        return origin(_as(args[0], item, where, f"one of {field}") for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _as(args[1], item, where, f"{key} in {field}") for key, item in value.items()}
+    plain = origin or hint
+    if plain is not Any and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a JSON object"}
+        raise RecastError(f"{field} of {where} must be {names.get(plain, 'a list')}, got {value!r}")
+    return value

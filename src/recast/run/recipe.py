@@ -21,6 +21,13 @@ T = TypeVar("T")
 
 PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
+HOW_IT_RUNS = (
+    "device", "control", "data.workers", "accumulate", "grad_checkpointing", "save_steps", "keep", "keep_every",
+    "trackers",
+)  # fmt: skip
+"""The fields that say how a run is carried out, not what it computes."""
+MAY_CHANGE = (*HOW_IT_RUNS, *(f"{section}.{field}" for section, field in PATHS))
+"""What may differ when a run goes on: how it runs and where things lie, not what it computes."""
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:

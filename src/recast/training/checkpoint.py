@@ -24,17 +24,11 @@ from recast.errors import RecastError
 from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
 from recast.run.files import replaced
-from recast.run.recipe import changes, recipe_from_dict, recipe_to_dict
+from recast.run.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
 from recast.training.optim import make_optimizer
 from recast.training.switches import Switches
 
 VERSION = 3
-
-MAY_CHANGE = (
-    "device", "control", "data.workers", "data.data_dir", "model.checkpoint", "distill.teacher_checkpoint",
-    "accumulate", "grad_checkpointing", "save_steps", "keep", "keep_every", "trackers",
-)  # fmt: skip
-"""What may differ when a run goes on: where it runs and where things lie, not what it computes."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recast.device import surroundings
-from recast.run.files import write_text
+from recast.run.files import write_json
 from recast.training.distributed import is_first, process_count
 
 
@@ -39,8 +39,3 @@ def recorded(out: Path, device: torch.device, command: str) -> Iterator[None]:
         environment["seconds"] = round(environment["seconds"] + time.time() - started, 1)
         with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
             write_json(path, environment)
-
-
-def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Replace a JSON file."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

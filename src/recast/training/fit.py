@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from recast.io import read_header, save
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_weights
 from recast.run.config import Recipe
-from recast.run.files import write_text
+from recast.run.files import write_json
+from recast.run.records import Epoch, Measured
 from recast.surgery.apply import recast_, recast_layers, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
@@ -50,7 +51,7 @@ from recast.training.progress import Display, timed, waited
 from recast.training.ranges import check_shares
 from recast.training.regularization import freeze_batch_norm, prepare_
 from recast.training.signals import Interrupted, Stop, Stopped, stop_signals
-from recast.training.switches import MEASURED, Switches
+from recast.training.switches import Switches
 from recast.training.trackers import Tracker, check_trackers, open_trackers, track
 from recast.training.update import Update
 
@@ -228,13 +229,13 @@ class _Fit:
             return
         if due := switches.due(position.epoch):
             row = on_first(lambda: self.log.rows()[-1])
-            before = {key: row[key] for key in MEASURED}
+            before = Measured(row["val_loss"], row["val_top1"])
             switches.take_(position.epoch, before, state.model, state.optimizer, state.ema, self.recipe)
             self._wrap_again()
             self.display.note(f"epoch {position.epoch}: {', '.join(due)} → attention")
         last = switches.done[-1] if switches.done else None
         if last is not None and last.epoch == position.epoch and last.after is None:
-            last.after = dict(zip(MEASURED, self._measure([]), strict=True))
+            last.after = Measured(*self._measure([]))
         self._write_schedule()
 
     def _wrap_again(self) -> None:
@@ -244,7 +245,7 @@ class _Fit:
     def _write_schedule(self) -> None:
         switches = self.state.switches
         if switches is not None and is_first():
-            write_text(self.out / "schedule.json", json.dumps(switches.to_dict(), indent=1))
+            write_json(self.out / "schedule.json", switches.to_dict())
 
     def _measure(self, left_out: list[str]) -> tuple[float, float]:
         """Validation loss and top-1 of the weights that count."""
@@ -292,20 +293,22 @@ class _Fit:
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
         seen = self.batches * recipe.data.batch_size
-        row = {
-            "epoch": position.epoch,
-            "train_loss": position.loss_sum / self.batches if trained else None,
-            "val_loss": loss,
-            "val_top1": top1,
-            "lr": lr if trained else None,
-            "gate_lr": gate_lr if trained else None,
-            "seconds": position.seconds + time.perf_counter() - started,
-            "images_per_second": seen / position.seconds if trained else None,
-            "data_wait": waited(position) if trained else None,
-            "bad_images": len(union_over_processes(position.bad_images)),
-            "bad_val_images": len(union_over_processes(left_out)),
-            "layers": gates_and_spans(evaluated),
-        }
+        row = asdict(
+            Epoch(
+                epoch=position.epoch,
+                train_loss=position.loss_sum / self.batches if trained else None,
+                val_loss=loss,
+                val_top1=top1,
+                lr=lr if trained else None,
+                gate_lr=gate_lr if trained else None,
+                seconds=position.seconds + time.perf_counter() - started,
+                images_per_second=seen / position.seconds if trained else None,
+                data_wait=waited(position) if trained else None,
+                bad_images=len(union_over_processes(position.bad_images)),
+                bad_val_images=len(union_over_processes(left_out)),
+                layers=gates_and_spans(evaluated),
+            )
+        )
         if is_first():
             self.log.append(row)
             track(self.trackers, row)

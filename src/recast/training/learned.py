@@ -30,12 +30,13 @@ from recast.data import Data, loader
 from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.run.config import RecastConfig, Recipe
+from recast.run.records import Probe
 from recast.run.schedule import Schedule
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.plan import Plan
 from recast.tracing.hooks import in_eval
 from recast.training.metrics import normalise
-from recast.training.switches import Probe, Switches
+from recast.training.switches import Switches
 
 PART = 64
 """Images of one pass: content maps of every head are held for the gradient."""

@@ -15,9 +15,8 @@ from recast.device import choose_device
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.run.config import Recipe
-from recast.run.recipe import changes, load_recipe
+from recast.run.recipe import MAY_CHANGE, changes, load_recipe
 from recast.tracing.hooks import in_eval
-from recast.training.checkpoint import MAY_CHANGE
 from recast.training.metrics import check_logits
 from recast.training.optim import check_trainable
 

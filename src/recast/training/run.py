@@ -19,7 +19,7 @@ from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import constructor
 from recast.run.config import Recipe, ScheduleConfig
-from recast.run.files import write_text
+from recast.run.files import write_json, write_text
 from recast.run.recipe import save_recipe
 from recast.run.schedule import Schedule
 from recast.surgery.apply import applied_plan, put_pool_, recast_
@@ -31,7 +31,7 @@ from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states
 from recast.training.distributed import first_then_all, is_first, on_first, process_group
-from recast.training.environment import recorded, write_json
+from recast.training.environment import recorded
 from recast.training.fit import fit
 from recast.training.metrics import normalise
 from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_used

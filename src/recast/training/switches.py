@@ -6,7 +6,7 @@ network and the optimiser that it had.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from timm.utils import ModelEmaV3
@@ -16,39 +16,14 @@ from torch.optim import Optimizer
 from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
 from recast.run.config import Recipe
+from recast.run.files import as_record
+from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
 
 VERSION = 1
-MEASURED = ("val_loss", "val_top1")
-"""What is measured around a switch, as metrics.jsonl calls it."""
-
-
-@dataclass
-class Switch:
-    """Layers that became attention before `epoch`; validation right before and right after it, before any training."""
-
-    epoch: int
-    layers: tuple[str, ...]
-    before: dict[str, float]
-    after: dict[str, float] | None = None
-    """None: not measured yet."""
-
-
-@dataclass
-class Probe:
-    """What a learned schedule measured after an epoch (`recast.training.learned`)."""
-
-    epoch: int
-    train_loss: float | None
-    delivered: float | None
-    """By how much the training loss fell in this epoch; None where the one before was not measured."""
-    promised: dict[str, float]
-    """Layer that is a convolution → fall of the loss that its gates promise for an epoch."""
-    chosen: list[str]
-    """The layers that become attention next."""
 
 
 @dataclass
@@ -83,7 +58,7 @@ class Switches:
         return tuple(layer for layer in self.schedule.due(epoch) if layer not in taken)
 
     def take_(
-        self, epoch: int, before: dict[str, float], model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
+        self, epoch: int, before: Measured, model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
         recipe: Recipe,
     ) -> Switch:  # fmt: skip
         """Swap what is due before `epoch`; what is random in the new layers follows from (seed, epoch)."""
@@ -102,15 +77,18 @@ class Switches:
         if tuple(saved["layers"]) != self.schedule.layers:
             raise RecastError("the state belongs to another plan: its layers are " + ", ".join(saved["layers"]))
         self.schedule = Schedule.from_dict(saved)
-        self.done = [Switch(**{**found, "layers": tuple(found["layers"])}) for found in saved["switches"]]
-        self.probes = [Probe(**found) for found in saved["probes"]]
+        record = as_record(Switching, saved, "the state")
+        self.done, self.probes = record.switches, record.probes
         for switch in self.done:
             for network in [model] if ema is None else [model, ema.module]:
                 recast_(network, self.plan, steps=switch.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """schedule.json: the schedule, and every switch and measurement so far."""
-        switches = [{**vars(switch), "layers": list(switch.layers)} for switch in self.done]
-        probes = [vars(probe) for probe in self.probes]
-        return {"version": VERSION, **self.schedule.to_dict(), "epochs": self.epochs, "switches": switches,
-                "probes": probes}  # fmt: skip
+        record = Switching(
+            version=VERSION, **self.schedule.to_dict(), epochs=self.epochs, switches=self.done, probes=self.probes
+        )
+        found = asdict(record)
+        for switch in found["switches"]:
+            switch["layers"] = list(switch["layers"])
+        return found

@@ -11,7 +11,7 @@ from recast.report.read.run import ARMS, Run
 from recast.report.tables.names import PER_CORRUPTION, SHORT
 from recast.report.text import formats, verdict
 from recast.report.text.words import words
-from recast.run.json_files import number
+from recast.run.files import number
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""

@@ -17,7 +17,7 @@ from recast.report.read.run import ARMS, Run
 from recast.report.tables.names import CORRUPTIONS, COSTS, SHORT
 from recast.report.text import formats
 from recast.report.text.words import words
-from recast.run.json_files import mapping, number
+from recast.run.files import mapping, number
 
 AXES = {
     "macs": "MACs per image",

@@ -14,7 +14,7 @@ from recast.report.figures.lines import head_chart
 from recast.report.figures.maps import head_labels
 from recast.report.read.run import Run
 from recast.report.text import formats
-from recast.run.json_files import number
+from recast.run.files import number
 
 QUANTITIES = {
     "gamma": ("γ", "share of content attention", 0.0),

@@ -12,7 +12,7 @@ from recast.report.figures.lines import Curve, curve_data, line_chart
 from recast.report.read.run import ARMS, Run
 from recast.report.text import formats
 from recast.report.text.words import words
-from recast.run.json_files import mapping
+from recast.run.files import mapping
 
 SIZE = re.compile(r"(\d+)x(\d+)")
 

@@ -14,7 +14,7 @@ from recast.report.read.run import Run
 from recast.report.read.schedule import Measured, Probe, Schedule, Switch
 from recast.report.text import formats
 from recast.report.text.words import words
-from recast.run.json_files import number
+from recast.run.files import number
 
 RULES = {
     "at_once": "All layers at one date (at once).",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recast.run.json_files import mapping, number, read_json, require
+from recast.run.files import mapping, number, read_json, require
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from recast.report.read.analysis import Analysis, read_analysis
 from recast.report.read.attention import Attention, read_attention
 from recast.report.read.made import Made, read_made
 from recast.report.read.schedule import Schedule, parse_schedule
-from recast.run.json_files import mapping, read_json, read_names, read_text, require
+from recast.run.files import mapping, read_json, read_names, read_text, require
 from recast.run.records import Difference, Row, read_differences, read_rows
 
 T = TypeVar("T")

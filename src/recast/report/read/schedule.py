@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recast.errors import RecastError
-from recast.run.json_files import number, require
+from recast.run.files import number, require
 
 VERSION = 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from recast.report.read.run import Run
 from recast.report.text import formats
-from recast.run.json_files import number
+from recast.run.files import number
 
 
 def plan_lines(run: Run) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from recast.report.read.run import Run
 from recast.report.tables.seeds import mean_interval, seeds_apart
 from recast.report.text import formats
 from recast.report.text.words import FROM_START, joint_words, words
-from recast.run.json_files import number
+from recast.run.files import number
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recast.report.read.run import Run
-from recast.run.json_files import mapping
+from recast.run.files import mapping
 
 
 @dataclass(frozen=True)
