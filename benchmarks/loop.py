@@ -23,14 +23,14 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, load_data
 from recast.models.build import build
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.surgery.apply import param_groups, recast_
 from recast.surgery.planning import plan
-from recast.training.fit import fit
-from recast.training.metrics import normalise
+from recast.training.loop import fit
 
 RESULT = Path(__file__).parents[1] / "results" / "loop.csv"
 BATCH = 128
@@ -40,7 +40,7 @@ AUGMENTS = {"none": AugmentConfig(crop="none", flip=False), "crop and flip": Aug
 def bare(model: nn.Module, data: Data) -> float:
     """Images per second of one epoch by hand."""
     pixels = torch.stack([data.train[i][0] for i in range(len(data.train))])
-    images, labels = normalise(pixels, data), data.train.labels
+    images, labels = normalize(pixels, list(data.mean), list(data.std)), data.train.labels
     optimizer = torch.optim.AdamW(param_groups(model.train(), lr=1e-4))
     order = torch.randperm(len(images))
     started = time.perf_counter()

@@ -24,7 +24,7 @@ from recast.models.build import build
 from recast.run.config import DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.training.fit import fit
+from recast.training.loop import fit
 
 DTYPES = ("float32", "float64")
 RESULT = Path(__file__).parents[1] / "results" / "processes.csv"

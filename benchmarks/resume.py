@@ -30,11 +30,12 @@ from recast.data import load_data
 from recast.models.build import build
 from recast.run import files
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.run.records import Epoch
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.training.checkpoint import states
-from recast.training.fit import fit
-from recast.training.metrics import MetricsLog
+from recast.training.loop import fit
+from recast.training.metrics import Journal
 
 RESULT = Path(__file__).parents[1] / "results" / "resume.csv"
 WAYS = ("between steps", "at a random moment", "while a state is written", "before it is renamed", "after the row")
@@ -98,14 +99,14 @@ def arm(way: str, chance: random.Random) -> Callable[[int, int, float], object] 
         replace = os.replace
         files.os.replace = lambda one, other: die() if last() else replace(one, other)
     elif way == "after the row":
-        append = MetricsLog.append
+        write = Journal.write
 
-        def appended(self: MetricsLog, row: dict[str, Any]) -> None:
-            append(self, row)
+        def written(self: Journal, row: Epoch) -> None:
+            write(self, row)
             if last():
                 die()
 
-        MetricsLog.append = appended  # type: ignore[method-assign]
+        Journal.write = written  # type: ignore[method-assign]
     return None
 
 

@@ -12,7 +12,7 @@ of 50. They differ in when, and as what, the mixers leave the convolution:
     start              before training, exactly (linear gate): attention from the start
     two-stage          all at once after half of the epochs, exactly
     prs                PRS, last layer first, exactly
-    prs-learned        PRS's dates, at each the layer whose gates promise most (`recast.training.learned`), exactly
+    prs-learned        PRS's dates, at each the layer whose gates promise most (`recast.training.switches`), exactly
     learned            order and moments from the gates' gradients, at most one layer an epoch, exactly
     two-stage-cmhsa    as two-stage, with the papers' layer: softmax(QKᵀ/√D + B), M = 10
     prs-cmhsa          as prs, with the papers' layer

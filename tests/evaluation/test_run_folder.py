@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, load_data
 from recast.errors import RecastError
@@ -14,7 +15,6 @@ from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.records import read_rows
-from recast.training.metrics import normalise
 from recast.training.run import train
 
 
@@ -88,7 +88,7 @@ def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
     assert arrays["labels"].tolist() == [labels[index] for index in chosen]
     pixels, _ = opened.data.val.batch(chosen)
     with torch.no_grad():
-        expected = opened.models["recast"](normalise(pixels, opened.data)).argmax(1)
+        expected = opened.models["recast"](normalize(pixels, list(opened.data.mean), list(opened.data.std))).argmax(1)
     assert arrays["predictions"].tolist() == expected.tolist()
 
 

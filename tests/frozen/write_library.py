@@ -47,8 +47,8 @@ def inside() -> SimpleNamespace:
         "recast.models": [],  # registers the networks of our own
         "recast.run.recipe": ["recipe_to_dict"],
         "recast.recipes": ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "recipes_by_paper"],
-        "recast.training.fit": ["fit"],
-        "recast.training.signals": ["Interrupted"],
+        "recast.training.loop": ["fit"],
+        "recast.training.distributed": ["Interrupted"],
     }  # fmt: skip
     return SimpleNamespace(
         **{name: getattr(importlib.import_module(home), name) for home, names in homes.items() for name in names}

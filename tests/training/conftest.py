@@ -13,7 +13,7 @@ from torch import nn
 
 from recast.data import Data
 from recast.run.config import Recipe
-from recast.training import fit as fit_module
+from recast.training import loop as fit_module
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from small import small_child, small_data, small_recipe
 
 from recast.run.config import AugmentConfig, RegularizationConfig
-from recast.training.fit import fit
+from recast.training.loop import fit
 
 FILE = Path(__file__).with_name("golden_losses.json")
 

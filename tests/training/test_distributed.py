@@ -17,11 +17,10 @@ from two_processes import recipe, run, run_scheduled
 
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig, ScheduleConfig
-from recast.training import distributed, ranges
-from recast.training import fit as fit_module
+from recast.training import distributed
+from recast.training import loop as fit_module
 from recast.training.checkpoint import states
-from recast.training.ranges import check_shares
-from recast.training.signals import Interrupted
+from recast.training.distributed import Interrupted, check_shares
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
@@ -161,7 +160,7 @@ def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
 def test_batches_that_cannot_be_shared(
     batch_size: int, augment: AugmentConfig, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match=message):
         check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small import small_recipe
 from torch import nn
 
 from recast.data import Data
@@ -18,11 +19,11 @@ from recast.errors import RecastError
 from recast.io import load
 from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.apply import gpsa_layers
-from recast.training import fit as fit_module
+from recast.training import loop as fit_module
 from recast.training.checkpoint import states
-from recast.training.fit import fit
-from recast.training.inputs import Inputs
+from recast.training.loop import fit
 from recast.training.metrics import measure
+from recast.training.step import Inputs
 
 MakeChild = Callable[..., nn.Module]
 MakeRecipe = Callable[..., Recipe]
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 def test_a_recast_arm_has_every_row_and_every_file(
     make_child: MakeChild, parent: nn.Module, data: Data, make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
-    before = measure(parent, data, 8, CPU)
+    before = measure(parent, data, small_recipe(), CPU)
     child = make_child()
     rows = fit(child, data, make_recipe(), tmp_path / "run", progress=False)
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
@@ -61,7 +62,7 @@ def test_saved_weights_give_the_last_row(
 ) -> None:
     untouched = copy.deepcopy(parent)
     rows = fit(make_child(), data, make_recipe(), tmp_path, progress=False)
-    again = measure(load(tmp_path / "weights.safetensors", parent=untouched), data, 8, CPU)
+    again = measure(load(tmp_path / "weights.safetensors", parent=untouched), data, small_recipe(), CPU)
     assert again == pytest.approx((rows[-1]["val_loss"], rows[-1]["val_top1"]), rel=1e-6)
 
 
@@ -106,7 +107,7 @@ def test_the_average_is_what_is_measured_and_saved(
     assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
     assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
     assert rows[-1]["layers"]["4"]["gamma"] == saved["4.gamma"].tolist()
-    assert measure(child, data, 8, CPU)[0] == pytest.approx(rows[-1]["val_loss"])
+    assert measure(child, data, small_recipe(), CPU)[0] == pytest.approx(rows[-1]["val_loss"])
 
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), RegularizationConfig(ema_decay=0.5)])

@@ -19,10 +19,10 @@ from recast.io import load
 from recast.run.config import Recipe, RegularizationConfig, ScheduleConfig
 from recast.surgery.apply import gpsa_layers
 from recast.surgery.planning import plan
-from recast.training.fit import fit
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
 from recast.training.metrics import measure
 from recast.training.ranges import check_ranges
-from recast.training.signals import Interrupted
 
 CPU = torch.device("cpu")
 MakeRecipe = Callable[..., Recipe]
@@ -45,7 +45,7 @@ def test_weights_are_kept_every_so_many_epochs_and_before_training(
     assert kept(tmp_path) == [f"epoch-{epoch:04d}.safetensors" for epoch in (0, 2, 4)]
     for epoch in (0, 2, 4):
         model = load(tmp_path / "checkpoints" / f"epoch-{epoch:04d}.safetensors", parent=small_parent())
-        assert measure(model, data, 8, CPU)[0] == pytest.approx(rows[epoch]["val_loss"], rel=1e-6)
+        assert measure(model, data, small_recipe(), CPU)[0] == pytest.approx(rows[epoch]["val_loss"], rel=1e-6)
     first, last = (load(tmp_path / "checkpoints" / kept(tmp_path)[i], parent=small_parent()) for i in (0, -1))
     start = small_child().state_dict()
     assert all(torch.equal(value, start[name]) for name, value in first.state_dict().items())
@@ -68,7 +68,7 @@ def test_the_average_is_what_is_kept(data: Data, make_recipe: MakeRecipe, tmp_pa
     recipe = make_recipe(keep_every=1, regularization=RegularizationConfig(ema_decay=0.9))
     rows = fit(small_child(), data, recipe, tmp_path, progress=False)
     model = load(tmp_path / "checkpoints" / "epoch-0002.safetensors", parent=small_parent())
-    assert measure(model, data, 8, CPU)[0] == pytest.approx(rows[2]["val_loss"], rel=1e-6)
+    assert measure(model, data, small_recipe(), CPU)[0] == pytest.approx(rows[2]["val_loss"], rel=1e-6)
 
 
 def test_a_scheduled_network_is_kept_as_it_was_then(data: Data, make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +13,14 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.run.config import RegularizationConfig
-from recast.training.losses import LabelLoss, label_loss
+from recast.training.objective import label_loss
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
 LABELS = torch.tensor([0, 2])
 MIXED = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
 
 
-def make(classes: int = 4, **fields: Any) -> LabelLoss:
+def make(classes: int = 4, **fields: Any) -> Callable[[Tensor, Tensor], Tensor]:
     return label_loss(RegularizationConfig(**fields), classes)
 
 
@@ -97,12 +98,9 @@ def test_double_logits_stay_double() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"label_smoothing": 1.0}, r"label_smoothing must be at least 0 and below 1, got 1\.0"),
-        ({"label_smoothing": -0.1}, "label_smoothing must be"),
         ({"bce_threshold": 0.0}, r"bce_threshold=0\.0 belongs to loss='bce'"),
         ({"loss": "bce", "bce_threshold": 0.0, "label_smoothing": 0.1}, r"every class into 1: label_smoothing=0\.1"),
         ({"loss": "bce", "bce_threshold": 0.025, "label_smoothing": 0.1}, r"every class into 1.* 0\.025"),
-        ({"loss": "bce", "bce_threshold": -0.1}, "every class into 1"),
         ({"loss": "bce", "bce_threshold": 1.0}, "every class into 0"),
         ({"loss": "bce", "bce_threshold": 0.95, "label_smoothing": 0.1}, "every class into 0"),
     ],

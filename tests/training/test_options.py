@@ -34,8 +34,8 @@ from recast.run.config import (
 )
 from recast.run.recipe import load_recipe
 from recast.surgery.apply import gpsa_layers
-from recast.training import fit as fit_module
-from recast.training.fit import fit
+from recast.training import loop as fit_module
+from recast.training.loop import fit
 from recast.training.metrics import measure
 from recast.training.run import train
 
@@ -169,7 +169,7 @@ def test_the_row_says_how_long_was_waited_for_data(
         return batch(self, *args)
 
     monkeypatch.setattr(type(data.train), "batch", slow)
-    monkeypatch.setattr("recast.training.progress.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("recast.training.metrics.WORTH_SECONDS", 0.0)
     rows = fit(parent, data, make_recipe(epochs=1), tmp_path, progress=True)
     assert rows[0]["data_wait"] is None
     assert rows[1]["data_wait"] > 0.5

@@ -20,13 +20,13 @@ from recast.io import load
 from recast.run.config import OptimConfig, PoolConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.surgery.apply import applied_plan, gpsa_layers
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
-from recast.training.fit import fit
-from recast.training.freezing import freeze_trunk_, rest_trunk
-from recast.training.metrics import MetricsLog
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
+from recast.training.metrics import read_metrics
 from recast.training.optim import learning_rates, make_optimizer
 from recast.training.ranges import check_ranges
+from recast.training.regularization import prepare_, train_mode
 from recast.training.run import train
-from recast.training.signals import Interrupted
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}
@@ -63,12 +63,12 @@ def test_a_frozen_trunk_keeps_every_bit(kind: Any, tmp_path: Path) -> None:
 
 
 def test_the_trunk_rests_and_the_optimiser_is_not_given_it() -> None:
-    model = freeze_trunk_(pooled(), 3)
+    recipe = small_recipe(**FROZEN)
+    model = prepare_(pooled(), recipe)
     held = [p for group in make_optimizer(model, OptimConfig(), 8).param_groups for p in group["params"]]
     heads = [*next(iter(attention_pools(model).values())).parameters(), *model[-1].parameters()]
     assert {id(p) for p in held} == {id(p) for p in heads}
-    model.train()
-    rest_trunk(model, 3)
+    train_mode(model, recipe)
     assert [type(m).__name__ for m in model if m.training] == ["PooledLayer", "Linear"]
     x = torch.randn(4, 3, 8, 8)
     assert torch.equal(model(x), model(x)), "dropout is at rest"
@@ -132,8 +132,8 @@ def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) 
     assert applied_plan(child).pool == recipe.pool
     assert len(gpsa_layers(child)) == len(plan_file["steps"]) == recipe.has_layers
     assert (len(attention_pools(child)), len(attention_pools(control))) == (1, 0)
-    begun, ended = (MetricsLog(run / "metrics.jsonl").rows()[i] for i in (0, -1))
-    assert begun["val_loss"] == pytest.approx(MetricsLog(run / "finetuned" / "metrics.jsonl").rows()[0]["val_loss"])
+    begun, ended = (read_metrics(run / "metrics.jsonl")[i] for i in (0, -1))
+    assert begun["val_loss"] == pytest.approx(read_metrics(run / "finetuned" / "metrics.jsonl")[0]["val_loss"])
     assert begun["val_loss"] != ended["val_loss"]
     assert train(recipe, run, resume=True, progress=False) == run  # finished: left alone, and read back
     if recipe.regularization.freeze == "trunk":

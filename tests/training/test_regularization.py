@@ -23,10 +23,10 @@ from recast.surgery.planning import plan
 from recast.surgery.scales import layer_scales, recalibrate_batch_norm_
 from recast.training.regularization import (
     drop_path_places,
-    freeze_batch_norm,
     prepare_,
     set_drop_path_,
     set_layer_scale_,
+    train_mode,
 )
 
 
@@ -243,8 +243,8 @@ class Noisy(nn.Module):
 
 
 def test_frozen_statistics_stay_while_the_rest_trains() -> None:
-    model = Noisy().train()
-    freeze_batch_norm(model)
+    model = Noisy()
+    train_mode(model, Recipe(regularization=RegularizationConfig(freeze_bn=True)))
     before = {name: buffer.clone() for name, buffer in model.norm.named_buffers()}
     model(3 + torch.randn(4, 3, 8, 8)).sum().backward()
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.norm.named_buffers())

@@ -21,11 +21,11 @@ from torch import nn
 from recast.data import Data
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, Recipe, RegularizationConfig
-from recast.training import fit as fit_module
+from recast.training import loop as fit_module
 from recast.training.checkpoint import states
-from recast.training.fit import fit
-from recast.training.metrics import MetricsLog
-from recast.training.signals import Interrupted, stop_signals
+from recast.training.distributed import Interrupted, stop_signals
+from recast.training.loop import fit
+from recast.training.metrics import read_metrics
 
 MakeChild = Callable[..., nn.Module]
 MakeRecipe = Callable[..., Recipe]
@@ -76,7 +76,7 @@ def test_resumed_equals_uninterrupted(
     rows = fit(second, data, recipe, tmp_path / "run", resume=True, progress=False)
     assert_same(straight, second)
     assert without_seconds(rows) == without_seconds(expected)
-    assert without_seconds(MetricsLog(tmp_path / "run" / "metrics.jsonl").rows()) == without_seconds(expected)
+    assert without_seconds(read_metrics(tmp_path / "run" / "metrics.jsonl")) == without_seconds(expected)
 
 
 def test_interrupted_twice_in_one_epoch(
@@ -111,9 +111,9 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(
         monkeypatch.setattr(fit_module, "save_state", full_disk)
         with pytest.raises(OSError, match="no space"):
             fit(first, data, make_recipe(), tmp_path / "run", progress=False)
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    assert [row["epoch"] for row in log.rows()] == [0, 1, 2]
-    with log.path.open("a", encoding="utf-8") as file:
+    log = tmp_path / "run" / "metrics.jsonl"
+    assert [row["epoch"] for row in read_metrics(log)] == [0, 1, 2]
+    with log.open("a", encoding="utf-8") as file:
         file.write('{"epoch": 3, "train_')  # and a line that was cut off
     rows = fit(second, data, make_recipe(), tmp_path / "run", resume=True, progress=False)
     assert without_seconds(rows) == without_seconds(expected)
@@ -342,8 +342,8 @@ def test_a_queue_s_sigterm_reaches_loader_processes_too_and_the_state_is_saved(t
         "from dataclasses import replace\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from small import small_data, small_parent, small_recipe\n"
-        "from recast.training.fit import fit\n"
-        "from recast.training.signals import Interrupted\n"
+        "from recast.training.loop import fit\n"
+        "from recast.training.distributed import Interrupted\n"
         "os.setsid()\n"
         "recipe = small_recipe()\n"
         "recipe.data.workers = 2\n"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small import digits_recipe
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import load_data
 from recast.errors import RecastError
@@ -23,9 +24,9 @@ from recast.run.config import DataConfig, ModelConfig, OptimConfig, RecastConfig
 from recast.run.recipe import load_recipe
 from recast.surgery.apply import applied_plan
 from recast.training import run as run_module
-from recast.training.metrics import MetricsLog, measure
+from recast.training.distributed import Interrupted
+from recast.training.metrics import measure, read_metrics
 from recast.training.run import train
-from recast.training.signals import Interrupted
 
 pytest.importorskip("sklearn")
 
@@ -57,7 +58,7 @@ def test_the_recast_network_starts_as_its_parent_and_both_arms_train(run: Path) 
     verified = json.loads((run / "verify.json").read_text(encoding="utf-8"))
     assert verified["bitwise"]
     assert (verified["images"], verified["argmax_agreement"], verified["max_relative_error"]) == (30, 1.0, 0.0)
-    recast, control = (MetricsLog(folder / "metrics.jsonl").rows() for folder in (run, run / "finetuned"))
+    recast, control = (read_metrics(folder / "metrics.jsonl") for folder in (run, run / "finetuned"))
     assert len(recast) == len(control) == 3
     assert recast[0]["val_loss"] == control[0]["val_loss"]
     assert recast[2]["val_loss"] != recast[0]["val_loss"]
@@ -79,9 +80,10 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     assert recipe.data.mean == (0.5, 0.5, 0.5)  # the network's own, not that of the digits
     data = load_data(recipe.data)
     assert data.mean == (0.5, 0.5, 0.5)
-    first, last = (MetricsLog(moved / "metrics.jsonl").rows()[i] for i in (0, -1))
-    assert measure(build(recipe.model), data, 20, CPU)[0] == pytest.approx(first["val_loss"], rel=1e-6)
-    assert measure(load(moved / "weights.safetensors"), data, 20, CPU)[0] == pytest.approx(last["val_loss"], rel=1e-6)
+    first, last = (read_metrics(moved / "metrics.jsonl")[i] for i in (0, -1))
+    assert measure(build(recipe.model), data, recipe, CPU)[0] == pytest.approx(first["val_loss"], rel=1e-6)
+    trained = load(moved / "weights.safetensors")
+    assert measure(trained, data, recipe, CPU)[0] == pytest.approx(last["val_loss"], rel=1e-6)
     finetuned = load(moved / "finetuned" / "weights.safetensors")
     assert not hasattr(finetuned, "recast_plan")
     train(recipe, tmp_path / "again", progress=False)
@@ -206,15 +208,17 @@ def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, ru
     assert all(child.get_submodule(step.name).bias is not None for step in applied_plan(child).steps)
 
 
-def test_calibration_uses_as_many_plain_training_images_as_asked(run: Path) -> None:
-    recipe = replace(load_recipe(run / "recipe.yaml"), recast=RecastConfig(gate="sigmoid"), calibrate=30)
+def test_calibration_uses_as_many_plain_training_images_as_asked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(load_recipe(run / "recipe.yaml"), recast=RecastConfig(gate="sigmoid"), calibrate=30, epochs=0)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(run_module, "calibrate_", lambda _child, _parent, batches: seen.extend(batches))
+    train(replace(recipe, control=False), tmp_path / "run", progress=False)
+    assert [len(batch) for batch in seen] == [20, 10]
     data = load_data(recipe.data)
-    batches = run_module._plain_batches(data, recipe, CPU, recipe.calibrate)
-    assert [len(batch) for batch in batches] == [20, 10]
-    known = {
-        tuple(image.flatten().tolist()) for image in run_module.normalise(data.train.plain().batch(range(60))[0], data)
-    }
-    assert all(tuple(image.flatten().tolist()) in known for batch in batches for image in batch)
+    known = normalize(data.train.plain().batch(range(60))[0], list(data.mean), list(data.std))
+    assert all(any(torch.equal(image, one) for one in known) for image in torch.cat(seen))
 
 
 def test_a_checkpoint_with_another_head_is_refused(run: Path, tmp_path: Path) -> None:

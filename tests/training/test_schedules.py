@@ -21,12 +21,12 @@ from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
 from recast.run.config import DistillConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.surgery.planning import plan
-from recast.training import learned
+from recast.training import switches
 from recast.training.checkpoint import states
-from recast.training.fit import fit
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
 from recast.training.ranges import check_schedule
 from recast.training.run import train
-from recast.training.signals import Interrupted
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 PROGRESSIVE = ScheduleConfig("progressive")
@@ -158,7 +158,7 @@ def test_gate_slopes_are_the_gradients_of_the_recast_network() -> None:
     todo, loss = planned(parent), nn.functional.cross_entropy
     parent.double()
     halves = list(zip(images.split(3), labels.split(3), strict=True))
-    slopes = learned.gate_slopes(parent, todo, ["4"], halves, loss)
+    slopes = switches.gate_slopes(parent, todo, ["4"], halves, loss)
     assert list(slopes) == ["4"]
     step, base = 1e-6, float(loss(parent(images), labels).detach())
     for gate, head in (("gamma", 0), ("spread", 4)):
@@ -175,9 +175,9 @@ def test_gate_slopes_are_the_gradients_of_the_recast_network() -> None:
 
 def test_what_a_layer_promises() -> None:
     one, other = torch.tensor([0.3, -0.2, 0.5]), torch.tensor([0.1, -0.4, -0.5])
-    assert learned.agreement(one, other) == pytest.approx(0.3)
+    assert switches.agreement(one, other) == pytest.approx(0.3)
     promised, cost = {"small": 0.01, "dear": 0.3, "cheap": 0.2}, {"cheap": 10, "dear": 100, "small": 1}
-    assert learned.ranked(promised, cost) == ["cheap", "small", "dear"]
+    assert switches.ranked(promised, cost) == ["cheap", "small", "dear"]
 
 
 def test_an_order_is_learned_at_the_dates_of_prs(data: Data, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_an_order_is_learned_at_the_dates_of_prs(data: Data, tmp_path: Path) -> 
     found = schedule_of(tmp_path)
     assert (sorted(found["dates"].values()), found["slots"]) == ([1, 2], [])
     first, second = found["probes"]
-    cost = learned.added_macs(todo)
+    cost = {step.name: step.after.macs - step.before.macs for step in todo.steps}
     assert (first["epoch"], first["train_loss"], second["epoch"]) == (0, None, 1)
-    assert found["dates"][learned.ranked(first["promised"], cost)[0]] == 1
+    assert found["dates"][switches.ranked(first["promised"], cost)[0]] == 1
     assert list(second["promised"]) == second["chosen"]
 
 

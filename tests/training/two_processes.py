@@ -15,11 +15,10 @@ from torch import nn
 
 from recast.run.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.surgery.planning import plan
-from recast.training import fit as fit_module
-from recast.training.distributed import is_first, process_group
-from recast.training.fit import fit
+from recast.training import loop as fit_module
+from recast.training.distributed import Interrupted, is_first, process_group
+from recast.training.loop import fit
 from recast.training.metrics import measure
-from recast.training.signals import Interrupted
 
 BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
 ODD = 19
@@ -71,7 +70,7 @@ def _count_images() -> float:
     nn.init.zeros_(always[1].weight)
     with torch.no_grad():
         always[1].bias.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    return measure(always, small_data(ODD), 8, torch.device("cpu"))[1]
+    return measure(always, small_data(ODD), small_recipe(), torch.device("cpu"))[1]
 
 
 def _stop_in_the_second_process(folder: Path) -> None:

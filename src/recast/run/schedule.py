@@ -89,7 +89,7 @@ class Schedule:
 
     @classmethod
     def learned(cls, plan: Plan) -> Schedule:
-        """No dates yet: training adds them (`decided`) as its measurements say (`recast.training.learned`)."""
+        """No dates yet: training adds them (`decided`) as its measurements say (`recast.training.switches`)."""
         return cls("learned", _layers(plan))
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Training: `recast.training.fit.fit` trains one model into a folder, `recast.training.run.train` makes a whole run."""
+"""Training: `loop.fit` trains one model into a folder, `run.train` makes a whole run of both arms."""

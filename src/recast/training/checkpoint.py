@@ -2,9 +2,9 @@
 and as far as its kernels are deterministic on an accelerator.
 
 `resume/` holds the newest states, one file each: `state-EPOCH-STEP.pt`, tensors, numbers and text only, read with
-torch's `weights_only` reader: no pickled object. A state is written under another name, flushed to the disk, then
-renamed: there is always a whole one. Order, augmentation, mixing and dropout are drawn from (seed, epoch, step): the
-position is the whole state of chance, on any number of processes.
+torch's `weights_only` reader: no pickled object. Writes are atomic: there is always a whole state. Order, augmentation,
+mixing and dropout are drawn from (seed, epoch, step): the position is the whole state of chance, on any number of
+processes.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class Position:
     waited: float = 0.0
     """Seconds of them that were spent waiting for data."""
 
+    @property
+    def wait(self) -> float:
+        """Share of the epoch's time so far that was spent waiting for data."""
+        return self.waited / self.seconds if self.seconds else 0.0
+
 
 @dataclass
 class State:
@@ -85,20 +90,21 @@ def newest_state(folder: Path) -> str:
     return f"the newest state is {found[-1]}" if found else "there is no state yet"
 
 
-def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> Path:
-    """Add this state to those on disk, then drop the oldest above `recipe.keep`; returns its path.
+def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
+    """Add this state to those on disk, then drop the oldest above `recipe.keep`.
 
-    `images` is the size of the training set, which a run that goes on must have too. Raises RecastError for weights
-    that are not finite, and when the disk refuses (full, no permission): the states before it are as they were.
+    `images` is the size of the training set, which a resumed run must have too. Raises RecastError for weights that are
+    not finite, and when the disk refuses (full, no permission): the states before it are as they were.
     """
     position = state.position
-    modules = [state.model] if state.ema is None else [state.model, state.ema.module]
-    if bad := next(filter(None, (first_nonfinite(module, module.state_dict()) for module in modules)), None):
-        raise RecastError(
-            f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or optim.gate_lr, "
-            f"or set optim.clip_grad; {newest_state(folder)}"
-        )
+    for module in dict.fromkeys((state.model, state.evaluated)):
+        if bad := first_nonfinite(module, module.state_dict()):
+            raise RecastError(
+                f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or "
+                f"optim.gate_lr, or set optim.clip_grad; {newest_state(folder)}"
+            )
     path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
+    names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
         "recipe": recipe_to_dict(recipe),
@@ -107,7 +113,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> P
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
-        "groups": _names_by_group(state),
+        "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
         "switches": None if state.switches is None else state.switches.to_dict(),
         "scaler": state.scaler.state_dict(),
     }
@@ -128,10 +134,9 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int = 0) -> P
         old.unlink(missing_ok=True)
     for left in path.parent.glob(".state-*.tmp"):  # by processes that were killed while they wrote
         left.unlink(missing_ok=True)
-    return path
 
 
-def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: Path | None = None) -> Path:
+def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path | None = None) -> Path:
     """Load the newest whole state on disk into `state` (or `path`, where it was chosen before); returns its path.
 
     A damaged one is passed over with a warning. Raises RecastError if none is whole, or if it belongs to another recipe
@@ -146,7 +151,11 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: 
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
     if state.switches is not None and content["switches"] is not None:
         state.switches.replay_(content["switches"], state.model, state.ema)
-        _regroup_(state, content["groups"])
+        if state.switches.done:  # the groups that the switches left; their settings and state are loaded below
+            parameters, defaults = dict(state.model.named_parameters()), state.optimizer.defaults
+            state.optimizer.param_groups[:] = [
+                {**defaults, "params": [parameters[name] for name in names]} for names in content["groups"]
+            ]
     if reason := mismatch(state.model, content["model"]):
         raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
     try:
@@ -161,19 +170,6 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int = 0, path: 
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
     return path
-
-
-def _names_by_group(state: State) -> list[list[str]]:
-    names = {id(p): name for name, p in state.model.named_parameters()}
-    return [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups]
-
-
-def _regroup_(state: State, groups: list[list[str]]) -> None:
-    """Give the optimiser the groups that the switches left it with; their settings and state are loaded after this."""
-    if state.switches is None or not state.switches.done:
-        return
-    parameters, defaults = dict(state.model.named_parameters()), state.optimizer.defaults
-    state.optimizer.param_groups[:] = [{**defaults, "params": [parameters[name] for name in names]} for names in groups]
 
 
 def _newest_whole(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:

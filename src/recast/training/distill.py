@@ -8,7 +8,8 @@ Source: Touvron et al. 2021, Training data-efficient image transformers (DeiT), 
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,8 +20,6 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.run.config import DistillConfig, ModelConfig
-from recast.tracing.hooks import in_eval
-from recast.training.losses import LabelLoss, widened
 
 PARENT = "parent"
 """The teacher that is the network which was recast."""
@@ -34,6 +33,11 @@ class Normalisation(NamedTuple):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+def widened(values: Tensor) -> Tensor:
+    """`values` in float32 where they are narrower (autocast's logits): exponentials and sums need the digits."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Teacher:
@@ -57,8 +61,6 @@ class Teacher:
             raise RecastError(
                 f"the teacher takes {len(own.mean)} channels, the student's images have {len(student.mean)}"
             )
-        if size is not None and size < 1:
-            raise RecastError(f"distill.teacher_size must be at least 1 pixel, got {size}")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.size, self.amp, self.channels = size, amp, len(student.mean)
         self._map: tuple[Tensor, Tensor] | None = None
@@ -79,11 +81,8 @@ class Teacher:
             images = images * self._map[0] + self._map[1]
         if self.size is not None and images.shape[-2:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bicubic", antialias=True)
-        with self._autocast(images.device.type):
+        with nullcontext() if self.amp is None else torch.autocast(images.device.type, self.amp):
             return widened(self.model(images))
-
-    def _autocast(self, device: str) -> AbstractContextManager[object]:
-        return nullcontext() if self.amp is None else torch.autocast(device, self.amp)
 
 
 def build_teacher(
@@ -176,14 +175,10 @@ class Distillation:
     (`train_token_`), for any other both are its logits. `images` are what the student saw, mixed and erased. The terms
     are computed in float32 at least. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3, reduction numel.
 
-    Raises RecastError for numbers out of range, and for a teacher with another number of classes.
+    Raises RecastError for a teacher with another number of classes.
     """
 
-    def __init__(self, config: DistillConfig, teacher: Teacher, label_loss: LabelLoss) -> None:
-        if not 0 <= config.teacher_weight <= 1:
-            raise RecastError(f"distill.teacher_weight must be between 0 and 1, got {config.teacher_weight}")
-        if not 0 < config.temperature < float("inf"):
-            raise RecastError(f"distill.temperature must be a positive number, got {config.temperature}")
+    def __init__(self, config: DistillConfig, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.config, self.teacher, self.label_loss = config, teacher, label_loss
 
     def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
@@ -209,41 +204,3 @@ def train_token_(model: nn.Module) -> bool:
         return False
     switch(True)
     return True
-
-
-def head_outputs(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Class and distillation logits (B, C) in eval mode, where timm's networks give their average. Modes are kept.
-
-    Raises RecastError for a network without two heads.
-    """
-    get_classifier = getattr(model, "get_classifier", None)
-    heads = get_classifier() if callable(get_classifier) else None
-    if not (isinstance(heads, tuple) and len(heads) == 2):
-        raise RecastError(f"{type(model).__name__} has no distillation token: it has one head, not two")
-    kept: dict[int, Tensor] = {}
-    handles = [
-        head.register_forward_hook(lambda _m, _i, output, number=number: kept.update({number: output}))
-        for number, head in enumerate(heads)
-    ]
-    try:
-        with in_eval(model):
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return kept[0], kept[1]
-
-
-def fuse(outputs: Outputs, how: Literal["class", "dist", "both"] = "both") -> Tensor:
-    """One head's logits (B, C), or for "both" the average (z_cls + z_dist)/2.
-
-    DeiT's text adds the softmax outputs; its code, whose numbers are the published ones, averages logits. Raises
-    RecastError if one head is asked of a single tensor: it may hold the average already (`head_outputs` has both).
-    """
-    if isinstance(outputs, Tensor):
-        if how != "both":
-            raise RecastError(f"fuse(how={how!r}) needs the logits of both heads, got one tensor: see head_outputs")
-        return outputs
-    if how not in ("class", "dist", "both"):
-        raise RecastError(f"how must be class, dist or both, got {how!r}")
-    return (outputs[0] + outputs[1]) / 2 if how == "both" else outputs[0 if how == "class" else 1]

@@ -3,16 +3,20 @@
     torchrun --nproc_per_node 8 -m recast train ...
 
 Every process builds the same network from the same recipe and takes its share of every batch; the first one writes the
-files. Without torchrun there is one process, and everything here does nothing.
+files. Without torchrun there is one process, and everything here does nothing but listen to what ends a run: Ctrl-C and
+SIGTERM, which may reach any of the processes.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -23,14 +27,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recast.device import choose_device
 from recast.errors import RecastError
+from recast.run.config import Recipe
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
 """A process that hears nothing from the others for so long stops: no run hangs for ever on a dead one."""
 
+LOST = re.compile("gloo|NCCL|TCPStore|Connection (closed|reset|refused)|Broken pipe|Timed? ?out|closed by peer")
+"""What torch says when another process is gone: gloo raises plain RuntimeErrors, only their text can tell."""
 
-class EchoError(RecastError):
+
+class ToldByFirst(RecastError):
     """What the first process has already reported: the others stop too, in silence."""
 
     already_told = True
@@ -56,18 +64,26 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Join the processes that torchrun started, for the block; yields this process's device.
 
     `device` is the recipe's: on CUDA each process takes the GPU of its LOCAL_RANK (NCCL), else they share the CPU
-    (gloo).
-    Raises RecastError where there are fewer GPUs than processes on a machine.
+    (gloo). Raises RecastError where there are fewer GPUs than processes on a machine, and where the others are lost.
     """
     chosen = choose_device(device)
-    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield _own_gpu(chosen) if dist.is_initialized() else chosen
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield chosen
         return
     chosen = _own_gpu(chosen)
+    if dist.is_initialized():
+        yield chosen
+        return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        with _contact():
-            yield chosen
+        yield chosen
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or LOST.search(str(error))):
+            raise
+        raise RecastError(
+            f"process {process_number()} of {process_count()} lost the others: one of them stopped (torchrun names it "
+            "below) or the network failed; continue with the same command and --resume auto"
+        ) from None
     finally:
         with suppress(RuntimeError):  # the others may be gone already
             dist.destroy_process_group()
@@ -84,6 +100,17 @@ def _own_gpu(device: torch.device) -> torch.device:
     return torch.device("cuda", number)
 
 
+def check_shares(recipe: Recipe) -> None:
+    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
+    parts = process_count() * recipe.accumulate
+    size, left = divmod(recipe.data.batch_size, parts)
+    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
+    if left or not size:
+        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
+    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
+        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
+
+
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """BatchNorm statistics over all processes. Raises RecastError on a CPU, where torch has no such layer."""
     if device.type != "cuda":
@@ -92,27 +119,23 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     return synced
 
 
-def wrapped(model: nn.Module, device: torch.device) -> nn.Module:
+def wrapped(model: nn.Module, device: torch.device, before: nn.Module | None = None) -> nn.Module:
     """The network whose backward pass averages gradients over the processes; the network itself where there is one.
 
     Weights and buffers of the first process go to all. BatchNorm's statistics are the first process's, sent to the
-    others before every forward pass, so that they are what is saved and measured.
+    others before every forward pass, so that they are what is saved and measured. `before` is what this gave for the
+    same network while it had other parameters.
     """
+    if isinstance(before, DistributedDataParallel):
+        before.reducer._remove_autograd_hooks()  # of parameters that stay: they must not report to two reducers
     if process_count() == 1:
         return model
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
 
-def wrapped_again(before: nn.Module, model: nn.Module, device: torch.device) -> nn.Module:
-    """What `wrapped` gives for a network whose parameters changed; `before` is what it gave for the old ones."""
-    if isinstance(before, DistributedDataParallel):
-        before.reducer._remove_autograd_hooks()  # of parameters that stay: they must not report to two reducers
-    return wrapped(model, device)
-
-
-def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[object]:
     """Gradients of the block stay in this process: for all parts of an accumulated batch but the last."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def mean_over_processes_(values: Tensor) -> Tensor:
@@ -147,20 +170,11 @@ def union_over_processes(names: Iterable[str]) -> list[str]:
 
 
 @torch.no_grad()
-def share_weights_(model: nn.Module) -> None:
-    """Give every process the first one's weights and buffers."""
+def share_(model: nn.Module, weights: bool = True) -> None:
+    """Give every process the first one's buffers (BatchNorm's statistics) and weights, so that all have one network."""
     if process_count() > 1:
-        for parameter in model.parameters():
-            dist.broadcast(parameter.data, src=0)
-    share_buffers_(model)
-
-
-@torch.no_grad()
-def share_buffers_(model: nn.Module) -> None:
-    """Give every process the first one's buffers (BatchNorm's statistics), so that all measure the same network."""
-    if process_count() > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+        for tensor in (*(model.parameters() if weights else ()), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
 
 
 def on_first(function: Callable[[], T]) -> T:
@@ -178,30 +192,58 @@ def on_first(function: Callable[[], T]) -> T:
     if error is not None:
         raise error
     if outcome[1] is not None:
-        raise EchoError(str(outcome[1]))
+        raise ToldByFirst(str(outcome[1]))
     return outcome[0]  # type: ignore[return-value]
 
 
 def first_then_all(function: Callable[[], T]) -> T:
     """What `function` returns, called in the first process before the others: what it downloads is there for them."""
-    made: list[T] = []
-    on_first(lambda: made.append(function()))
-    return made[0] if made else function()
+    found: list[T] = []
+    on_first(lambda: found.append(function()))
+    return found[0] if found else function()
 
 
-LOST = re.compile("gloo|NCCL|TCPStore|Connection (closed|reset|refused)|Broken pipe|Timed? ?out|closed by peer")
-"""What torch's errors say when another process is gone."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after the state was saved. The message says how to go on; the command line prints it.
+
+    A KeyboardInterrupt, so that an `except Exception` around a study does not go on with the next run. `saved`: whether
+    what was trained so far is on the disk.
+    """
+
+    def __init__(self, message: str, saved: bool = False) -> None:
+        super().__init__(message)
+        self.saved = saved
+
+
+class Stopped(KeyboardInterrupt):
+    """The wish was heard between two steps: the state is whole and may be saved."""
+
+
+class Stop:
+    """Whether somebody asked the run to stop. A second Ctrl-C does not wait: it raises KeyboardInterrupt at once."""
+
+    requested = False
+
+    def hear(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 @contextmanager
-def _contact() -> Iterator[None]:
-    """Say in one line that another process is gone, where torch raises a page about sockets."""
+def stop_signals() -> Iterator[Stop]:
+    """Listen to SIGINT and SIGTERM for the block: heard at the next step, so that no state is ever half a step.
+
+    Signals reach the main thread only: elsewhere nobody can ask.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or LOST.search(str(error))):
-            raise
-        raise RecastError(
-            f"process {process_number()} of {process_count()} lost the others: one of them stopped (torchrun names it "
-            "below) or the network failed; continue with the same command and --resume auto"
-        ) from None
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

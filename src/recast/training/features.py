@@ -19,8 +19,9 @@ every recast layer as a hint; the relative error, so that all layers count the s
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,14 +29,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import applied_plan, gpsa_layers
 from recast.surgery.rules import is_convolution
-from recast.tracing.hooks import captured_outputs, named
-from recast.training.losses import widened
+from recast.tracing.hooks import captured_outputs, hooked, named
+from recast.training.distill import widened
 
 
 class FeatureDistillation:
@@ -55,31 +55,28 @@ class FeatureDistillation:
     """
 
     def __init__(self, student: nn.Module, parent: nn.Module) -> None:
-        layers = gpsa_layers(student)
-        _check(student, parent, layers)
+        self._layers = gpsa_layers(student)
+        _check(student, parent, self._layers)
         self.student, self.errors = student, dict[str, Tensor]()
         self.parent = copy.deepcopy(parent).requires_grad_(False).to(next(student.parameters()).device)
-        self._names = tuple(layers)
-        self._given, self._wanted = _no_features(()), _no_features(())
-        self._watching = False
-        self._handles: list[RemovableHandle] = []
+        self._given, self._wanted = defaultdict[str, list[Tensor]](list), dict[str, list[Tensor]]()
+        self._watching, self.attached = False, False
+        self._hooks = ExitStack()
 
     def attach(self) -> Self:
         """Watch the student's forward passes from now on."""
-        if not self._handles:
-            student = self.student
-            self._handles = [student.register_forward_pre_hook(self._ask_parent, with_kwargs=True)]
-            for name, layer in gpsa_layers(student).items():
-                self._handles.append(layer.register_forward_hook(lambda _m, _i, y, name=name: self._keep(name, y)))
-            self._handles.append(student.register_forward_hook(self._end_of_pass))
+        if not self.attached:
+            self._hooks.enter_context(hooked(self._layers.items(), after=self._keep))
+            student = [("", self.student)]
+            self._hooks.enter_context(hooked(student, before=self._ask_parent, after=self._end_of_pass))
+            self.attached = True
         return self
 
     def detach(self) -> None:
         """Leave the student alone."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._watching = [], False
-        self._given, self._wanted = _no_features(()), _no_features(())
+        self._hooks.close()
+        self._forget()
+        self._watching, self.attached = False, False
 
     def __enter__(self) -> Self:
         return self.attach()
@@ -92,51 +89,47 @@ class FeatureDistillation:
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
         """The loss of the pass that gave `outputs`; each pass is good for one. Labels have no part in it."""
         given, wanted = self._given, self._wanted
-        self._given, self._wanted = _no_features(()), _no_features(())
-        if not any(given.values()):
+        self._forget()
+        if not given:
             raise RecastError(
                 "no forward pass of the student was seen: attach() first, then call it with gradients, not compiled"
             )
-        self.errors = {name: _mean_error(name, given[name], wanted[name]) for name in self._names if wanted[name]}
-        loss = torch.stack(list(self.errors.values())).mean()
-        self.errors = {name: error.detach() for name, error in self.errors.items()}
+        errors = {name: _mean_error(name, given[name], wanted[name]) for name in self._layers if name in wanted}
+        self.errors = {name: error.detach() for name, error in errors.items()}
         # DistributedDataParallel waits for a gradient of every parameter, also of those behind the last recast layer
         # (the classifier), which the errors do not depend on: zero times the outputs gives them one, of zeros.
         touched = [widened(leaf).sum() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        return loss + 0.0 * torch.stack(touched).sum()
+        return torch.stack(list(errors.values())).mean() + 0.0 * torch.stack(touched).sum()
 
-    def _ask_parent(self, _student: nn.Module, inputs: tuple[Any, ...], by_name: dict[str, Any]) -> None:
+    def _forget(self) -> None:
+        self._given, self._wanted = defaultdict(list), {}
+
+    def _ask_parent(self, _name: str, _student: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled():  # an evaluation in between
             return
-        self._given, self._wanted = _no_features(self._names), _no_features(self._names)
+        self._forget()
         modes = {name: module.training for name, module in self.student.named_modules()}
         for name, module in self.parent.named_modules():
             module.training = modes.get(name, self.student.training)
         # clones take what a training pass writes: BatchNorm's running statistics, the vectors of spectral norm
         buffers = {name: buffer.clone() for name, buffer in self.parent.named_buffers()}
+        device = next(self.parent.parameters()).device
         with (
             torch.no_grad(),
-            _draws_given_back(next(self.parent.parameters()).device),
-            captured_outputs(named(self.parent, self._names)) as outputs,
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),  # the student draws the same
+            captured_outputs(named(self.parent, self._layers)) as self._wanted,
         ):
-            functional_call(self.parent, buffers, inputs, by_name)
-        self._wanted |= outputs
+            functional_call(self.parent, buffers, inputs)
         self._watching = True
 
-    def _keep(self, name: str, output: Tensor) -> None:
+    def _keep(self, name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> None:
         # Not while checkpointed activations are recomputed in the backward pass. A clone, because an in-place ReLU may
         # follow; and no more than that here: what autograd saves must be the same when the layer is recomputed.
         if self._watching:
             self._given[name].append(output.clone())
 
-    def _end_of_pass(self, _student: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _end_of_pass(self, *_: Any) -> None:
         self._watching = False
-
-
-def recast_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the GPSA layers of a model, each once."""
-    found = {id(p): p for layer in gpsa_layers(model).values() for p in layer.parameters()}
-    return list(found.values())
 
 
 def keep_recast_gradients_(model: nn.Module) -> None:
@@ -145,14 +138,10 @@ def keep_recast_gradients_(model: nn.Module) -> None:
     After the last backward pass of an update, before gradients are clipped. Freezing them instead would not do: they
     train later, and DistributedDataParallel looks once, when it is made, at what requires a gradient.
     """
-    recast = {id(p) for p in recast_parameters(model)}
+    recast = {id(p) for layer in gpsa_layers(model).values() for p in layer.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in recast:
             parameter.grad = None
-
-
-def _no_features(names: tuple[str, ...]) -> dict[str, list[Tensor]]:
-    return {name: [] for name in names}
 
 
 def _mean_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Tensor:
@@ -175,11 +164,6 @@ def _relative_error(name: str, given: Tensor, wanted: Tensor) -> Tensor:
     given, wanted = widened(given), widened(wanted)
     scale = wanted.square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)  # of a convolution that is dead
     return (given - wanted).square().sum() / scale
-
-
-def _draws_given_back(device: torch.device) -> AbstractContextManager[None]:
-    """Random generators as they were after the block, so that the student draws what the parent drew."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) -> None:

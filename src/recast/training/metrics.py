@@ -1,71 +1,81 @@
-"""What is written down every epoch: loss and accuracy on the validation images, and where the gates are."""
+"""What a training measures and tells: validation, metrics.jsonl, the terminal, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, loader
 from recast.errors import RecastError
+from recast.run.config import Recipe
 from recast.run.files import write_text
+from recast.run.recipe import recipe_to_dict
+from recast.run.records import Epoch
 from recast.surgery.apply import gpsa_layers
-from recast.training.distributed import process_count, process_number, sum_over_processes
-from recast.training.signals import Stop, Stopped
+from recast.training.checkpoint import Position
+from recast.training.distributed import is_first, process_count, process_number, sum_over_processes
 
-BadImage = Literal["stop", "skip"]
+MUCH_WAITING = 0.2
+"""Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
+WORTH_SECONDS = 5.0
+"""Epochs shorter than this are not worth it."""
+SCALARS = (
+    "train_loss", "val_loss", "val_top1", "lr", "gate_lr", "seconds", "images_per_second", "data_wait", "bad_images",
+)  # fmt: skip
+"""What of a row trackers are sent."""
 
-
-def normalise(pixels: Tensor, data: Data) -> Tensor:
-    """(x − mean) / std for pixels (B, C, H, W) in [0, 1]."""
-    mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
-    return (pixels - mean) / std
+Tracker = Callable[[int, dict[str, float]], object]
+"""(epoch, numbers of that epoch)."""
 
 
 @torch.no_grad()
 def measure(
-    model: nn.Module,
-    data: Data,
-    batch_size: int,
-    device: torch.device,
-    workers: int = 0,
-    bad_image: BadImage = "stop",
-    stop: Stop | None = None,
-    left_out: list[str] | None = None,
-) -> tuple[float, float]:
+    model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> tuple[float, float]:  # fmt: skip
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
 
-    Several processes share the images, each is counted once. `stop` ends a measurement of one process early;
-    `left_out` is given the names of images that cannot be read (`bad_image="skip"`).
-    Raises RecastError if the model does not give one number per class, or there is nothing to measure on;
-    Stopped when it was asked to stop.
+    `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
+    names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
+    `between` is called before every batch: what it raises ends the measurement.
+    Raises RecastError if the model does not give one number per class, or there is nothing to measure on.
     """
     model.eval()
-    classes, totals = len(data.classes), torch.zeros(3, dtype=torch.float64)  # loss, correct, images
+    config, classes = recipe.data, len(data.classes)
+    totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
     source = loader(
-        data.val, batch_size, workers=workers, part=process_number(), parts=process_count(), bad_image=bad_image
-    )
-    for images, labels in source:
-        if stop is not None and stop.requested and process_count() == 1:
-            raise Stopped
-        logits = model(normalise(images.to(device), data))
-        check_logits(logits, len(images), classes, data.name)
+        data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
+        bad_image=config.bad_image,
+    )  # fmt: skip
+    for pixels, labels in source:
+        between()
+        logits = model(normalize(pixels.to(device), list(data.mean), list(data.std)))
+        check_logits(logits, len(labels), classes, data.name)
         loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
         totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
     for name in source.bad_images:
         warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
     if left_out is not None:
         left_out += source.bad_images
-    loss, correct, images_seen = sum_over_processes(totals, device).tolist()
-    if images_seen == 0:
+    loss, correct, images = sum_over_processes(totals, device).tolist()
+    if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
-    return loss / images_seen, 100 * correct / images_seen
+    return loss / images, 100 * correct / images
 
 
 def check_logits(logits: Any, images: int, classes: int, dataset: str) -> None:
@@ -92,33 +102,136 @@ def gates_and_spans(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
-class MetricsLog:
-    """metrics.jsonl: one JSON object per epoch, epoch 0 measured before any training. On disk as soon as it is
-    known."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a metrics.jsonl; a line that a crash cut off is left out."""
+    rows: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def append(self, row: dict[str, Any]) -> None:
+class Journal:
+    """What the first process writes and shows: metrics.jsonl with a row per epoch, the same rows to trackers, and on
+    stderr a line per epoch, on a terminal a bar too. The other processes do nothing here.
+
+    `shown=False` shows nothing. `with journal:` closes what `open` opened.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
+        for kind in recipe.trackers:
+            try:
+                importlib.import_module("torch.utils.tensorboard" if kind == "tensorboard" else kind)
+            except ImportError:
+                raise RecastError(f'trackers={kind} needs it: pip install "recast-vision[{kind}]"') from None
+        self.recipe, self.out, self.name, self.path = recipe, out, name, out / "metrics.jsonl"
+        self.shown, self.warned = shown and is_first(), False
+        self.trackers: list[Tracker] = []
+        self.console, self.closing = Console(stderr=True), ExitStack()
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        disable = not (self.shown and self.console.is_terminal)
+        self.bar = Progress(
+            *columns, TextColumn("{task.fields[note]}"), console=self.console, transient=True, disable=disable
+        )
+        self.task = self.bar.add_task(name, total=batches, note="", visible=False)
+
+    def open(self, epoch: int) -> ExitStack:
+        """Begin with `epoch`: drop its row and later ones, which a resumed run writes again; close with the result."""
+        if is_first():
+            self.out.mkdir(parents=True, exist_ok=True)
+            rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+            opening = (TRACKERS[kind] for kind in self.recipe.trackers)
+            self.trackers = [open_tracker(self.out, self.recipe, epoch, self.closing) for open_tracker in opening]
+        self.closing.enter_context(self.bar)
+        return self.closing
+
+    def start_epoch(self, position: Position) -> None:
+        """Empty the bar for a new epoch, some batches of which may have been trained before."""
+        description = f"{self.name} epoch {position.epoch}/{self.recipe.epochs}"
+        self.bar.reset(self.task, description=description, completed=position.step, visible=True)
+
+    def step(self, loss: float, lr: float, position: Position) -> None:
+        """One more batch."""
+        speed = position.step * self.recipe.data.batch_size / max(position.seconds, 1e-9)
+        waiting = f"  waiting for data {position.wait:.0%}" if position.wait >= MUCH_WAITING else ""
+        self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
+
+    def write(self, row: Epoch) -> None:
+        """Append the row of an epoch, on the disk when this returns, and send its numbers on."""
+        if not is_first():
+            return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(asdict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        values = {name: float(value) for name in SCALARS if (value := getattr(row, name)) is not None}
+        for layer, gates in row.layers.items():
+            for gate, per_head in gates.items():
+                if isinstance(per_head, list) and per_head:
+                    values[f"gates/{layer}/{gate}"] = fmean(per_head)
+        for tracker in self.trackers:
+            tracker(row.epoch, values)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All whole rows; a line that a crash cut off is left out."""
-        if not self.path.is_file():
-            return []
-        rows = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+    def show(self, row: Epoch) -> None:
+        """A line for a finished epoch."""
+        if not self.shown:
+            return
+        train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
+        text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
+        text += f"val loss {row.val_loss:.3f}  top-1 {row.val_top1:.2f} %  {row.seconds:.1f} s"
+        if row.train_loss is not None:
+            text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
+        self.console.print(text, highlight=False, soft_wrap=True)
+        if row.bad_images or row.bad_val_images:
+            self.note(
+                f"{row.bad_images} training images could not be read, others took their places; "
+                f"{row.bad_val_images} of validation are left out"
+            )
+        waiting = row.data_wait or 0.0
+        if waiting >= MUCH_WAITING and (row.seconds or 0.0) > WORTH_SECONDS and not self.warned:
+            self.warned = True
+            self.note(
+                f"{waiting:.0%} of the time went into waiting for data: set data.workers (now "
+                f"{self.recipe.data.workers}; this machine has {os.cpu_count()} cores), or store the images smaller"
+            )
 
-    def keep_before(self, epoch: int) -> list[dict[str, Any]]:
-        """Drop the rows of `epoch` and later, which a resumed run writes again; returns those that stay."""
-        rows = [row for row in self.rows() if row["epoch"] < epoch]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-        return rows
+    def note(self, text: str) -> None:
+        """One line beside the bar."""
+        if self.shown:
+            self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+
+
+def _tensorboard(out: Path, _recipe: Recipe, start: int, closing: ExitStack) -> Tracker:
+    """Event files in `out/tensorboard`: tensorboard --logdir RUN."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=start)  # what a crash left is not shown twice
+    closing.callback(writer.close)
+
+    def add(epoch: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, epoch)
+        writer.flush()
+
+    return add
+
+
+def _wandb(out: Path, recipe: Recipe, _start: int, closing: ExitStack) -> Tracker:
+    """A run of wandb named as the folder, the same for every start of it; WANDB_MODE=offline keeps it here."""
+    import wandb
+
+    path = out / "wandb.id"
+    if not path.is_file():
+        path.write_text(wandb.util.generate_id(), encoding="utf-8")
+    run = wandb.init(
+        project="recast", name=out.resolve().name, dir=str(out), config=recipe_to_dict(recipe), resume="allow",
+        id=path.read_text(encoding="utf-8").strip(),
+    )  # fmt: skip
+    closing.callback(run.finish)
+    return lambda epoch, values: run.log(values, step=epoch)
+
+
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb}

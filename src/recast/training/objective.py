@@ -3,22 +3,89 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
+from timm.loss import BinaryCrossEntropy
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from recast.data import Data
 from recast.errors import RecastError
-from recast.run.config import Recipe
+from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.apply import gpsa_layers
-from recast.training.distill import Distillation, Normalisation, Outputs, build_teacher, train_token_
+from recast.training.distill import Distillation, Normalisation, Outputs, build_teacher, train_token_, widened
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
-from recast.training.losses import label_loss
 from recast.training.regularization import set_drop_path_
-from recast.training.update import AMP_DTYPES
+
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Objectives:
+def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss that `config` names: logits z (B, C), targets → a scalar, computed in float32 at least.
+
+        ce   −1/B Σ_b Σ_c t_bc · log softmax(z_b)_c
+        bce  −1/(B·C) Σ_b Σ_c [t_bc · log σ(z_bc) + (1 − t_bc) · log(1 − σ(z_bc))]
+
+    Labels (B,) become t = 1 − s + s/C for their class and s/C for the others, s the label smoothing. Targets (B, C) are
+    taken as they are: timm's Mixup has smoothed them. With a threshold θ, bce's t are then 1 where t > θ, else 0.
+    Sources: Szegedy et al. 2016 (smoothing); Wightman et al. 2021, RSB (bce over mixed labels); DeiT III (θ = 0).
+
+    Raises RecastError for a threshold that all classes pass or none, and, when called, for logits or targets of another
+    shape.
+    """
+    smoothing, threshold = config.label_smoothing, config.bce_threshold
+    if threshold is not None:
+        _check_threshold(config, threshold, num_classes)
+    binary = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        are_labels = _check_shapes(logits, targets, num_classes)
+        logits = widened(logits)
+        targets = targets if are_labels else targets.to(logits.dtype)
+        if config.loss == "bce":
+            result: Tensor = binary(logits, targets)
+            return result
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
+
+    return loss
+
+
+def _check_threshold(config: RegularizationConfig, threshold: float, num_classes: int) -> None:
+    if config.loss == "ce":
+        raise RecastError(
+            f"regularization.bce_threshold={threshold} belongs to loss='bce', got loss='ce': leave it out"
+        )
+    smoothing = config.label_smoothing
+    others, own = smoothing / num_classes, 1 - smoothing + smoothing / num_classes
+    # equal counts as passed: mixing λ·t + (1 − λ)·t of equal targets may round up
+    if smoothing > 0 and threshold <= others:
+        raise RecastError(
+            f"regularization.bce_threshold={threshold} turns every class into 1: label_smoothing={smoothing} gives "
+            f"each of the {num_classes} classes {others:.3g}; set label_smoothing=0 (DeiT III), or a higher threshold"
+        )
+    if threshold >= own:
+        raise RecastError(
+            f"regularization.bce_threshold={threshold} turns every class into 0: a label is at most {own:.3g}; "
+            "set a lower threshold"
+        )
+
+
+def _check_shapes(logits: Tensor, targets: Tensor, num_classes: int) -> bool:
+    """Whether the targets are labels; raises for logits or targets that are neither (B, C) nor (B,)."""
+    if logits.dim() != 2 or logits.shape[1] != num_classes:
+        raise RecastError(f"expected logits (images, {num_classes} classes), got {tuple(logits.shape)}")
+    if targets.shape == logits.shape[:1] and not targets.is_floating_point():
+        return True
+    if targets.shape == logits.shape and targets.is_floating_point():
+        return False
+    raise RecastError(
+        f"expected {len(logits)} labels (whole numbers), or targets of shape {tuple(logits.shape)}, "
+        f"got {tuple(targets.shape)} of {targets.dtype}"
+    )
+
+
+class Objective:
     """The loss of a recipe at each of its steps: `at(step)` chooses it, a call computes it.
 
     For `distill.feature_epochs` epochs a recast network learns its parent's features with its recast layers alone; a
@@ -35,38 +102,34 @@ class Objectives:
         self.labels = label_loss(recipe.regularization, classes)
         self.distillation: Distillation | None = None
         if config.name is not None:
-            normalisation = Normalisation(data.mean, data.std)
             teacher = build_teacher(
-                config, parent, classes, student=normalisation, img_size=data.img_size, device=device,
-                amp=AMP_DTYPES.get(recipe.amp),
+                config, parent, classes, student=Normalisation(data.mean, data.std), img_size=data.img_size,
+                device=device, amp=AMP_DTYPES.get(recipe.amp),
             )  # fmt: skip
             train_token_(student)
             self.distillation = Distillation(config, teacher, self.labels)
-        self.feature_steps = 0
+        self.feature_steps = round(config.feature_epochs * batches)
         self.features: FeatureDistillation | None = None
-        if config.feature_epochs and parent is None:
+        if not config.feature_epochs:
+            return
+        if parent is None:
             raise RecastError(
                 "distill.feature_epochs needs the parent whose features are learned: pass fit(parent=...)"
             )
-        if config.feature_epochs and recipe.compile:
+        if recipe.compile:
             raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
-        if config.feature_epochs and parent is not None and gpsa_layers(student):
-            self.feature_steps = round(config.feature_epochs * batches)
+        if gpsa_layers(student):
             watched = copy.deepcopy(parent)
             if recipe.regularization.drop_path is not None:  # it leaves out the branches that the student leaves out
                 set_drop_path_(watched, recipe.regularization.drop_path, recipe.regularization.drop_path_mode)
             self.features = FeatureDistillation(student, watched)
-        self.in_features = False
 
     def at(self, step: int) -> None:
         """Step number `step` of the whole run (from 0) comes next."""
-        if self.features is None:
-            return
-        self.in_features = step < self.feature_steps
-        if self.in_features:
+        if self.features is not None and step < self.feature_steps:
             self.features.attach()
         else:
-            self.features.detach()
+            self.close()
 
     def close(self) -> None:
         """Leave the student as it was found."""
@@ -75,13 +138,13 @@ class Objectives:
 
     def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over the images of a part."""
-        if self.in_features and self.features is not None:
+        if self.features is not None and self.features.attached:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
             return self.distillation(outputs, images, targets)
         return self.labels(outputs if isinstance(outputs, Tensor) else outputs[0], targets)
 
     def after_backward(self, model: nn.Module) -> None:
-        """While features are learned, only the recast layers move."""
-        if self.in_features:
+        """When all gradients of a batch are there: while features are learned, only the recast layers move."""
+        if self.features is not None and self.features.attached:
             keep_recast_gradients_(model)

@@ -38,8 +38,8 @@ from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
 from recast.training.ranges import check_ranges
 
 LINEAR_GATES = "gates"
-GATE_GROUPS = (LINEAR_GATES, "sigmoid_gates")
-POOL_GROUPS = ("pool_decay", "pool_no_decay")
+RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
+"""Which of a run's rates a kind of group follows; the others follow that of the weights."""
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -150,8 +150,7 @@ def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
     layers have rates of their own. Where no weights train besides, the pooling's or the gates' stands for theirs."""
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
-        kind = _kind(group)
-        of = "gates" if kind in GATE_GROUPS else "pool" if kind in POOL_GROUPS else "weights"
+        of = RATES.get(_kind(group), "weights")
         rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
     return next(rates[of] for of in ("weights", "pool", "gates") if of in rates), rates.get("gates")
 

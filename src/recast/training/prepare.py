@@ -16,6 +16,7 @@ from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.run.config import Recipe
 from recast.run.recipe import MAY_CHANGE, changes, load_recipe
+from recast.surgery.pooling.swap import attention_pools
 from recast.tracing.hooks import in_eval
 from recast.training.metrics import check_logits
 from recast.training.optim import check_trainable
@@ -32,7 +33,7 @@ class Prepared:
     """With what was left open filled in (classes, normalisation): it replays the run."""
     data: Data
     parent: nn.Module
-    homeless: bool
+    is_new: bool
     """The parent's weights are found nowhere else: random ones, or a new head."""
 
     @property
@@ -62,9 +63,9 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}"
         )
-    # what `recipe` leaves open is where it was; a parent that the run folder houses is the run's
-    housed = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
-    checkpoint = stored.model.checkpoint if housed else recipe.model.checkpoint or stored.model.checkpoint
+    # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
+    kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
+    checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
     teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
     return replace(
         recipe,
@@ -84,8 +85,8 @@ def with_size(recipe: Recipe) -> Recipe:
 def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     """Load data and parent. Raises RecastError for whatever is wrong with them, before anything is written."""
     check_trainable(recipe)
-    trained = recipe.model.checkpoint is not None or recipe.model.pretrained
-    if trained and recipe.regularization.layer_scale is not None and not resume:
+    config = recipe.model
+    if (config.checkpoint or config.pretrained) and recipe.regularization.layer_scale is not None and not resume:
         raise RecastError("regularization.layer_scale would wipe the trained LayerScale: it is for random weights")
     recipe = with_size(recipe)
     choose_device(recipe.device)
@@ -96,14 +97,15 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
     with seeded(mix_seed("parent", recipe.seed)):
-        parent = build(recipe.model, num_classes=len(data.classes))
+        parent = build(config, num_classes=len(data.classes))
     defaults = input_defaults(parent)
     if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
         data = replace(data, mean=recipe.data.mean or defaults.mean, std=recipe.data.std or defaults.std)
-    config = recipe.model
-    own_head = config.name.startswith("torchvision:") or _pretrained_classes(parent) == len(data.classes)
-    homeless = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
-    if recipe.distill.name == "parent" and homeless:
+    cfg = getattr(parent, "pretrained_cfg", None)
+    own_classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
+    own_head = config.name.startswith("torchvision:") or own_classes == len(data.classes)
+    is_new = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+    if recipe.distill.name == "parent" and is_new:
         raise RecastError(
             "distill.name=parent: the parent's classifier is a new one, which knows nothing of these classes. Train it "
             "on them first (--where none), then give its weights as --checkpoint"
@@ -113,8 +115,13 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
         model=replace(config, num_classes=config.num_classes or len(data.classes)),
         data=replace(recipe.data, mean=data.mean, std=data.std),
     )
-    prepared = Prepared(recipe, data, parent, homeless)
+    prepared = Prepared(recipe, data, parent, is_new)
     _check_output(prepared)
+    if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
+        raise RecastError(
+            f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
+            "pool.kind=single"
+        )
     return prepared
 
 
@@ -131,8 +138,3 @@ def _check_output(prepared: Prepared) -> None:
             f"set data.img_size, or model.input_size={size} for a network built for one size"
         ) from None
     check_logits(logits, 1, len(data.classes), data.name)
-
-
-def _pretrained_classes(model: nn.Module) -> int | None:
-    cfg = getattr(model, "pretrained_cfg", None)
-    return cfg.get("num_classes") if isinstance(cfg, Mapping) else None

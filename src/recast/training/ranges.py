@@ -10,7 +10,6 @@ from typing import NamedTuple
 from recast.errors import RecastError
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.schedule import parse_dates
-from recast.training.distributed import process_count
 
 
 class Range(NamedTuple):
@@ -120,14 +119,3 @@ def check_freeze(recipe: Recipe) -> None:
             "regularization.freeze=trunk trains attention pooling and the classifier alone, so the recast layers "
             f"(where {' '.join(recipe.where)}) would never train: add --where none, or leave freeze out"
         )
-
-
-def check_shares(recipe: Recipe) -> None:
-    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
-    parts = process_count() * recipe.accumulate
-    size, left = divmod(recipe.data.batch_size, parts)
-    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
-    if left or not size:
-        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
-    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
-        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")

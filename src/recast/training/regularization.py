@@ -1,4 +1,4 @@
-"""Regularisation that is a property of the network: stochastic depth, LayerScale, BatchNorm's statistics.
+"""Regularisation that is a property of the network: stochastic depth, LayerScale, what is frozen.
 
 Everything here works on a network that exists, recast or not, and leaves the names of its state_dict alone.
 """
@@ -19,9 +19,10 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from recast.errors import RecastError
+from recast.models.adapt import classifiers
 from recast.run.config import Recipe
+from recast.surgery.pooling.swap import attention_pools
 from recast.surgery.scales import batch_norms, layer_scales
-from recast.training.freezing import freeze_trunk_
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
@@ -115,7 +116,7 @@ def set_grad_checkpointing_(model: nn.Module) -> nn.Module:
     switch = getattr(model, "set_grad_checkpointing", None)
     try:
         if not callable(switch):
-            raise AssertionError
+            raise NotImplementedError
         switch(True)
     except (AssertionError, NotImplementedError):  # timm's way to say no
         raise RecastError(
@@ -125,12 +126,21 @@ def set_grad_checkpointing_(model: nn.Module) -> nn.Module:
     return model
 
 
+def heads(model: nn.Module, num_classes: int | None = None) -> list[nn.Module]:
+    """What trains where the trunk is frozen: attention pooling, where there is any, and the classifiers.
+
+    Raises RecastError where one cannot tell which layer is the classifier (`recast.models.adapt.classifiers`).
+    """
+    return [*attention_pools(model).values(), *map(model.get_submodule, classifiers(model, num_classes))]
+
+
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, what is
     frozen, memory format.
 
-    LayerScale is set whatever weights the network has: weights to go on from are loaded after this. Raises RecastError
-    for what the network has not.
+    LayerScale is set whatever weights the network has: weights to go on from are loaded after this. Where the trunk is
+    frozen, nothing but `heads` asks for a gradient, so that no optimiser is given it. Raises RecastError for what the
+    network has not.
     """
     config = recipe.regularization
     if config.drop_path is not None:
@@ -138,7 +148,9 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     if config.layer_scale is not None:
         set_layer_scale_(model, config.layer_scale)
     if config.freeze == "trunk":
-        freeze_trunk_(model, recipe.model.num_classes)
+        trained = {id(p) for head in heads(model, recipe.model.num_classes) for p in head.parameters()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained)
     if recipe.grad_checkpointing:
         set_grad_checkpointing_(model)
     if recipe.channels_last:
@@ -146,10 +158,17 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def freeze_batch_norm(model: nn.Module) -> None:
-    """Let every BatchNorm use its stored statistics and not update them; its weight and bias are trained as before.
+def train_mode(model: nn.Module, recipe: Recipe) -> None:
+    """Training mode, but for what the recipe freezes.
 
-    `model.train()` undoes it: call it after each.
+    A frozen trunk is in eval mode: BatchNorm uses its stored statistics and does not update them, dropout and
+    stochastic depth let everything through. Frozen BatchNorm does so too, and its weight and bias are trained.
     """
-    for norm in batch_norms(model):
-        norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout
+    frozen = recipe.regularization.freeze == "trunk"
+    model.train(not frozen)
+    if frozen:
+        for head in heads(model, recipe.model.num_classes):
+            head.train()
+    elif recipe.regularization.freeze_bn:
+        for norm in batch_norms(model):
+            norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

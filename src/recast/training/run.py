@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, loader
+from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
+from recast.device import surroundings
 from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import constructor
@@ -26,17 +33,20 @@ from recast.surgery.apply import applied_plan, put_pool_, recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.plan import Left, Plan
 from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pools
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states
-from recast.training.distributed import first_then_all, is_first, on_first, process_group
-from recast.training.environment import recorded
-from recast.training.fit import fit
-from recast.training.metrics import normalise
+from recast.training.distributed import (
+    Interrupted,
+    check_shares,
+    first_then_all,
+    is_first,
+    on_first,
+    process_count,
+    process_group,
+)
+from recast.training.loop import fit
 from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_used
-from recast.training.ranges import check_shares
-from recast.training.signals import Interrupted
 
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
@@ -47,7 +57,7 @@ ASLEEP = 16.0
 WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json", "schedule.json")
 """What a run folder holds before its first state."""
 
-Say = Callable[[str], object]
+PARENT_WEIGHTS = "parent.safetensors"
 
 
 def train(
@@ -57,7 +67,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     command: str = "",
-    say: Say | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> Path:
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
@@ -86,140 +96,179 @@ def train(
             on_first(lambda: refuse_used(out))
         on_first(lambda: check_shares(recipe))
         prepared = first_then_all(lambda: prepare(recipe, resume))
-        if is_first() and prepared.data.bad_images:
-            named = ", ".join(prepared.data.bad_images[:5]) + (" ..." if len(prepared.data.bad_images) > 5 else "")
-            warnings.warn(
-                f"{len(prepared.data.bad_images)} images cannot be read and are left out: {named}", stacklevel=2
+        recipe = prepared.recipe
+        planned = None
+        if not recipe.is_plain:
+            where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+            planned = plan(
+                prepared.parent, prepared.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool
             )
-        if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(prepared.parent):
-            raise RecastError(
-                f"optim.pool_lr is the rate of attention pooling, which {recipe.model.name} has not: leave it out, or "
-                "take pool.kind=single"
-            )
-        planned = None if recipe.is_plain else _plan(prepared)
-        if is_first() and recipe.recast.gate == "bias" and recipe.recast.bias_init > ASLEEP:
-            warnings.warn(
-                f"C-MHSA starts at a bias of {recipe.recast.bias_init:g}, where its attention hardly learns: "
-                "--bias-init 10 to 15 is for training",
-                stacklevel=2,
-            )
-        prepared = _open_folder(prepared, out, resume, house=prepared.homeless and planned is not None)
+        if is_first():
+            _warn(recipe, prepared.data)
+        if keeps_parent := prepared.is_new and planned is not None and not resume:
+            checkpoint = str((out / PARENT_WEIGHTS).resolve())
+            model = replace(recipe.model, checkpoint=checkpoint, pretrained=False, new_head=False)
+            prepared = replace(prepared, recipe=replace(recipe, model=model))
+        run = _Run(prepared, out, device, resume, progress, say)
+        on_first(lambda: run.open(keeps_parent))
         try:
-            with recorded(out, device, command):
-                _train_arms(prepared, planned, out, device, resume, progress, say or (lambda text: None))
+            with _environment(out, device, command):
+                run.train(planned)
         except RecastError:
             if is_first() and not resume:
                 _withdraw(out)
             raise
         except KeyboardInterrupt as stopped:
             folder = f'"{out}"' if " " in str(out) else str(out)
-            saved = str(stopped).startswith("interrupted: state saved")
+            saved = isinstance(stopped, Interrupted) and stopped.saved
             what = "interrupted: state saved" if saved else str(stopped) or "interrupted before training"
-            raise Interrupted(f"{what}; continue with: recast train --resume {folder}") from None
+            raise Interrupted(f"{what}; continue with: recast train --resume {folder}", saved) from None
     return out
 
 
-def _plan(prepared: Prepared) -> Plan:
-    recipe = prepared.recipe
-    where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-    return plan(prepared.parent, prepared.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
-
-
-def _open_folder(prepared: Prepared, out: Path, resume: bool, house: bool) -> Prepared:
-    """Write what is known before training. `house` keeps the parent in the folder, and the recipe names that file."""
-    recipe, data = prepared.recipe, prepared.data
-    path = out / "parent.safetensors"
-    if house and not resume:
-        recipe = replace(
-            recipe, model=replace(recipe.model, checkpoint=str(path.resolve()), pretrained=False, new_head=False)
+def _warn(recipe: Recipe, data: Data) -> None:
+    if data.bad_images:
+        named = ", ".join(data.bad_images[:5]) + (" ..." if len(data.bad_images) > 5 else "")
+        warnings.warn(f"{len(data.bad_images)} images cannot be read and are left out: {named}", stacklevel=3)
+    if recipe.recast.gate == "bias" and recipe.recast.bias_init > ASLEEP:
+        warnings.warn(
+            f"C-MHSA starts at a bias of {recipe.recast.bias_init:g}, where its attention hardly learns: "
+            "--bias-init 10 to 15 is for training",
+            stacklevel=3,
         )
 
-    def write() -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        if house and not resume:
-            save(prepared.parent, path, constructor=constructor(recipe.model, num_classes=len(data.classes)))
-        save_recipe(recipe, out / "recipe.yaml")  # also when a run goes on: where things lie may have changed
-        write_json(out / "classes.json", data.classes)
 
-    on_first(write)
-    return replace(prepared, recipe=recipe)
+@contextmanager
+def _environment(out: Path, device: torch.device, command: str) -> Iterator[None]:
+    """Keep environment.json while and after the block runs; a resumed run adds its seconds to those before."""
+    if not is_first():
+        yield
+        return
+    path, started = out / "environment.json", time.time()
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    environment = {
+        **surroundings(device),
+        "processes": process_count(),
+        "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": before.get("command") or command,
+        "seconds": before.get("seconds", 0.0),
+    }
+    write_json(path, environment)
+    try:
+        yield
+    finally:
+        environment["seconds"] = round(environment["seconds"] + time.time() - started, 1)
+        with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
+            write_json(path, environment)
 
 
 def _withdraw(out: Path) -> None:
     """Remove what a run wrote that never got to its first state: the mistake mended, the same command starts again."""
     if states(out):
         return
-    for name in (*WRITTEN, "parent.safetensors", "metrics.jsonl"):
+    for name in (*WRITTEN, PARENT_WEIGHTS, "metrics.jsonl"):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     with suppress(OSError):  # not empty: somebody else's files
         out.rmdir()
 
 
-def _train_arms(
-    prepared: Prepared, planned: Plan | None, out: Path, device: torch.device, resume: bool, progress: bool, say: Say
-) -> None:
-    recipe, data, parent = prepared.recipe, prepared.data, prepared.parent
-    learns = recipe.distill.name == "parent" or recipe.distill.feature_epochs > 0
-    teacher = copy.deepcopy(parent) if learns else None
-    if planned is None:
-        fit(parent, data, recipe, out, resume=resume, progress=progress, name="trained", parent=teacher)
-        return
-    if recipe.schedule.name == "before":
-        child = _child(parent, planned, data, recipe, out, device, say)
-        fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher)
-    else:
-        begun = _announced(parent, planned, data, recipe, out, device, say)
-        child = copy.deepcopy(parent)
-        if begun.pool is not None:
+class _Run:
+    """Both arms of a run, in its folder."""
+
+    def __init__(
+        self, prepared: Prepared, out: Path, device: torch.device, resume: bool, progress: bool,
+        say: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        self.recipe, self.data, self.parent = prepared.recipe, prepared.data, prepared.parent
+        self.out, self.device, self.resume, self.progress, self.say = out, device, resume, progress, say
+
+    def open(self, keep_parent: bool) -> None:
+        """Write what is known before training, the parent's weights too where nothing else holds them."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        if keep_parent:
+            made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
+            save(self.parent, self.out / PARENT_WEIGHTS, made_by)
+        save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
+        write_json(self.out / "classes.json", self.data.classes)
+
+    def train(self, planned: Plan | None) -> None:
+        """Train the recast arm and the control arm, or the parent alone where nothing is recast."""
+        recipe, distill = self.recipe, self.recipe.distill
+        teacher = copy.deepcopy(self.parent) if distill.name == "parent" or distill.feature_epochs > 0 else None
+
+        def arm(model: nn.Module, recipe: Recipe, out: Path, name: str, plan: Plan | None = None) -> None:
+            fit(
+                model, self.data, recipe, out, resume=self.resume, progress=self.progress, name=name, parent=teacher,
+                plan=plan,
+            )  # fmt: skip
+
+        if planned is None:
+            arm(self.parent, recipe, self.out, "trained")
+            return
+        child, planned = self._start(planned)
+        if recipe.schedule.name == "before":
+            arm(child, recipe, self.out, "recast")
+        else:
+            arm(child, recipe, self.out, "recast", planned)
+            on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
+        if recipe.control:  # the control arm stays the network that it is
+            arm(self.parent, replace(recipe, schedule=ScheduleConfig()), self.out / "finetuned", "finetuned")
+
+    def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
+        """The network that training starts with, and the plan of the run, in plan.json: recast, or, where layers leave
+        the convolution on their dates, with the plan's pooling alone. A resumed run has its own plan, and the network
+        has its shape only (`fit` loads the weights)."""
+        recipe, file = self.recipe, self.out / "plan.json"
+        later = recipe.schedule.name != "before"
+        if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
+            planned = Plan.from_json(file.read_text(encoding="utf-8"))
+            child = copy.deepcopy(self.parent)
+            child = child if later else recast_(child, planned)
+        else:
+            self.parent.to(self.device)
+            with seeded(mix_seed("recast", recipe.seed)):
+                child = recast_(copy.deepcopy(self.parent), planned)
+            schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
+            on_first(lambda: self._announce(planned, child, schedule))
+            if later:
+                child = copy.deepcopy(self.parent)
+            else:
+                if recipe.calibrate:
+                    calibrate_(child, self.parent, self._images(self.data.train.plain(), recipe.calibrate))
+                if recipe.recalibrate_bn:
+                    recalibrate_batch_norm_(child, self._images(self.data.train.plain(), recipe.recalibrate_bn))
+                planned = applied_plan(child)
+            on_first(lambda: write_text(file, planned.to_json()))
+        if later and planned.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
-                put_pool_(child, begun)
-        fit(child, data, recipe, out, resume=resume, progress=progress, name="recast", parent=teacher, plan=begun)
-        on_first(lambda: write_text(out / "plan.json", as_it_ended(begun, child).to_json()))
-        recipe = replace(recipe, schedule=ScheduleConfig())  # the control arm stays the network that it is
-    if recipe.control:
-        control = out / "finetuned"
-        fit(parent, data, recipe, control, resume=resume, progress=progress, name="finetuned", parent=teacher)
+                put_pool_(child, planned)
+        return child, planned
 
+    def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
+        """Compare parent and child on the first VERIFIED validation images; keep what is found, and say it."""
+        found: Exactness | None = None
+        for images in self._images(self.data.val, VERIFIED, whole=True):
+            batch = verify(self.parent, child, images)
+            found = batch if found is None else found + batch
+        assert found is not None  # `prepare` has seen images
+        write_json(self.out / "verify.json", found.to_dict())
+        if schedule is None:
+            self.say(f"{planned}\nagainst the parent on {found.images} validation images: {found}\n")
+        else:
+            how = f"recast as it is now, it would differ on {found.images} validation images by: {found}"
+            self.say(f"{planned}\n{how}\n{schedule}\n")
 
-def _child(
-    parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Path, device: torch.device, say: Say
-) -> nn.Module:
-    """The recast model as training starts with it; where the run goes on, its shape alone (`fit` loads the weights)."""
-    if on_first(lambda: bool(states(out)) or (out / "weights.safetensors").exists()):
-        return recast_(copy.deepcopy(parent), Plan.from_json((out / "plan.json").read_text(encoding="utf-8")))
-    parent.to(device)
-    with seeded(mix_seed("recast", recipe.seed)):
-        child = recast_(copy.deepcopy(parent), planned)
-    if is_first():
-        exactness = _verify(parent, child, data, recipe, device)
-        write_json(out / "verify.json", exactness.to_dict())
-        say(f"{planned}\nagainst the parent on {exactness.images} validation images: {exactness}\n")
-    if recipe.calibrate:
-        calibrate_(child, parent, _plain_batches(data, recipe, device, recipe.calibrate))
-    if recipe.recalibrate_bn:
-        recalibrate_batch_norm_(child, _plain_batches(data, recipe, device, recipe.recalibrate_bn))
-    on_first(lambda: write_text(out / "plan.json", applied_plan(child).to_json()))
-    return child
-
-
-def _announced(
-    parent: nn.Module, planned: Plan, data: Data, recipe: Recipe, out: Path, device: torch.device, say: Say
-) -> Plan:
-    """The plan of a run that recasts during training, with its dates told; the run's own where it goes on."""
-    if on_first(lambda: bool(states(out)) or (out / "weights.safetensors").exists()):
-        return Plan.from_json((out / "plan.json").read_text(encoding="utf-8"))
-    schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
-    parent.to(device)
-    if is_first():
-        with seeded(mix_seed("recast", recipe.seed)):
-            child = recast_(copy.deepcopy(parent), planned)
-        exactness = _verify(parent, child, data, recipe, device)
-        write_json(out / "verify.json", exactness.to_dict())
-        how = f"recast as it is now, it would differ on {exactness.images} validation images by: {exactness}"
-        say(f"{planned}\n{how}\n{schedule}\n")
-    on_first(lambda: write_text(out / "plan.json", planned.to_json()))
-    return planned
+    def _images(self, part: LabelledImages, count: int, whole: bool = False) -> Iterator[Tensor]:
+        """`count` images of a part in the order of the recipe's seed, normalised, in batches; `whole`: uncut ones."""
+        config, data = self.recipe.data, self.data
+        size, missing = min(config.batch_size, 128), count
+        for images, _ in loader(part, size, shuffle_seed=self.recipe.seed, bad_image=config.bad_image):
+            images = images if whole else images[:missing]
+            yield normalize(images.to(self.device), list(data.mean), list(data.std))
+            missing -= len(images)
+            if missing <= 0:
+                return
 
 
 def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
@@ -229,28 +278,3 @@ def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
     taken = {step.name for step in ended.steps}
     stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
     return replace(ended, left=planned.left + stayed)
-
-
-def _verify(parent: nn.Module, child: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> Exactness:
-    """Parent and child on the first VERIFIED validation images, in the order of the recipe's seed."""
-    total: Exactness | None = None
-    batch_size, bad_image = min(recipe.data.batch_size, 128), recipe.data.bad_image
-    for images, _ in loader(data.val, batch_size, shuffle_seed=recipe.seed, bad_image=bad_image):
-        found = verify(parent, child, normalise(images.to(device), data))
-        total = found if total is None else total + found
-        if total.images >= VERIFIED:
-            break
-    assert total is not None  # `prepare` has seen images
-    return total
-
-
-def _plain_batches(data: Data, recipe: Recipe, device: torch.device, count: int) -> list[Tensor]:
-    """`count` training images without augmentation, normalised, in batches."""
-    batches, missing = [], count
-    batch_size, bad_image = min(recipe.data.batch_size, 128), recipe.data.bad_image
-    for images, _ in loader(data.train.plain(), batch_size, shuffle_seed=recipe.seed, bad_image=bad_image):
-        batches.append(normalise(images[:missing].to(device), data))
-        missing -= len(batches[-1])
-        if missing <= 0:
-            break
-    return batches

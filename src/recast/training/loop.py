@@ -1,0 +1,312 @@
+"""`fit`: the training loop, for a recast model and for a plain one alike."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recast.data import Data, loader
+from recast.data.loading import Loader, worker_errors
+from recast.data.seeding import seeded
+from recast.errors import RecastError
+from recast.io import read_header, save
+from recast.models.build import constructor
+from recast.models.weights import load_weights_, read_weights
+from recast.run.config import Recipe
+from recast.run.files import write_json
+from recast.run.records import Epoch, Measured
+from recast.surgery.apply import recast_, recast_layers, refresh_gates_
+from recast.surgery.plan import Plan
+from recast.training import distributed
+from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
+from recast.training.distributed import Interrupted, Stop, Stopped, is_first, on_first, process_count, stop_signals
+from recast.training.metrics import Journal, gates_and_spans, measure, read_metrics
+from recast.training.objective import Objective
+from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
+from recast.training.regularization import prepare_, train_mode
+from recast.training.step import Inputs, Outcome, Unread, Update
+from recast.training.switches import Switches, probe_halves
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    name: str | None = None,
+    parent: nn.Module | None = None,
+    plan: Plan | None = None,
+    on_step: Callable[[int, int, float], object] | None = None,
+) -> list[dict[str, Any]]:
+    """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
+
+    Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
+    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
+    `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with
+    the weights that were saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that
+    is finished is left alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent`
+    (it is not changed). `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before
+    (on resume too), its layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it.
+    `on_step(epoch, step, loss)` is called for every finished update, in every process, with the
+    mean loss of its whole batch. Started by torchrun, the processes share every batch.
+
+    Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
+    finite (epoch and step named, and the newest state, which is from before it); Interrupted after Ctrl-C or SIGTERM.
+    """
+    out = Path(out)
+    check_trainable(recipe)
+    with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
+        if rows := on_first(lambda: _finished(out, resume)):
+            weights = out / "weights.safetensors"
+            if plan is not None and (saved := read_header(weights)["plan"]) is not None:
+                ended = Plan.from_json(saved)  # its pool is in the model that was given
+                recast_(model, ended, steps=[step.name for step in ended.steps])
+            load_weights_(model, read_weights(weights), weights)
+            refresh_gates_(model.eval())
+            return rows
+        return _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step).run(resume)
+
+
+def _finished(out: Path, resume: bool) -> list[dict[str, Any]]:
+    """The rows of a training that is finished, none of one that is not; raises where there should be nothing."""
+    log, weights = out / "metrics.jsonl", out / "weights.safetensors"
+    if not resume and (log.exists() or states(out) or weights.exists()):
+        raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
+    return read_metrics(log) if weights.exists() else []  # written last: the training is finished
+
+
+class _Loop:
+    """One training: what it needs, set up once; `run` is the loop."""
+
+    def __init__(
+        self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Stop,
+        progress: bool, name: str | None, parent: nn.Module | None, plan: Plan | None,
+        on_step: Callable[[int, int, float], object] | None,
+    ) -> None:  # fmt: skip
+        self.data, self.recipe, self.out, self.device = data, recipe, out, device
+        self.stop, self.on_step = stop, on_step
+        distributed.check_shares(recipe)
+        self.batches = len(self._loader(epoch=1, start=0))
+        switches = Switches.of(recipe, plan)
+        name = name or ("recast" if recast_layers(model) or switches else "parent")
+        self.journal = Journal(recipe, out, name, self.batches, progress)
+        prepare_(model.to(device), recipe)
+        distributed.share_(model)  # before anything is copied from it
+        if recipe.sync_bn and process_count() > 1:
+            model = distributed.synchronise_batch_norm(model, device)
+        self.model = model
+        self.rates = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
+        self.state = new_state(model, recipe, device, switches)
+        self.objective = Objective(recipe, data, model, parent, self.batches, device)
+        self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
+        network, inputs = distributed.wrapped(self.compiled, device), Inputs(data, recipe, device)
+        self.update, self.unread = Update(self.state, network, recipe, inputs, self.objective), Unread(device)
+
+    def run(self, resume: bool) -> list[dict[str, Any]]:
+        """Epoch 0 is measured, then every epoch is trained, measured and saved."""
+        state, recipe, out = self.state, self.recipe, self.out
+        if resume and on_first(lambda: bool(states(out))):
+            images = len(self.data.train)
+            newest = on_first(lambda: restore_(state, recipe, out, images))
+            if not is_first():
+                restore_(state, recipe, out, images, newest)
+            if state.switches is not None:
+                self._wrap_again()
+        try:
+            with self.journal.open(state.position.epoch), worker_errors():
+                self._note_start()
+                if state.position.epoch == 0:
+                    self._end_epoch()
+                while state.position.epoch <= recipe.epochs:
+                    self._train_epoch()
+                    self._end_epoch()
+        except Stopped:
+            with stop_signals():  # another Ctrl-C while it is saved
+                self._save()
+            what = f"interrupted: state saved in {out / 'resume'}; fit(..., resume=True) goes on"
+            raise Interrupted(what, saved=True) from None
+        except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
+            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
+        finally:
+            self.objective.close()
+        if state.ema is not None:
+            self.model.load_state_dict(state.ema.module.state_dict())
+        self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
+        if self._asked_to_stop():
+            raise Interrupted("interrupted: state saved; this training is finished", saved=True)
+        return on_first(lambda: read_metrics(self.journal.path))
+
+    def _note_start(self) -> None:
+        warmup, steps, position = self.rates.warmup, self.rates.steps, self.state.position
+        if steps and 2 * warmup > steps:
+            self.journal.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
+        if position.step or position.epoch:
+            self.journal.note(f"goes on at epoch {position.epoch}, step {position.step}")
+
+    def _asked_to_stop(self) -> bool:
+        return distributed.anybody(self.stop.requested, self.device)
+
+    def _train_epoch(self) -> None:
+        recipe, position = self.recipe, self.state.position
+        if position.step == 0:
+            self._switch()
+        train_mode(self.model, recipe)
+        self.journal.start_epoch(position)
+        source = self._loader(position.epoch, position.step)
+        asked = time.perf_counter()
+        for pixels, labels in source:
+            came = time.perf_counter()
+            number = (position.epoch - 1) * self.batches + position.step
+            self.objective.at(number)
+            loss = self.update(pixels, labels, self.rates.factor(number))
+            position.step += 1
+            self.unread.add(position.step, loss, self.stop.requested)
+            outcomes = self.unread.finished()
+            position.waited += came - asked
+            position.seconds += time.perf_counter() - asked
+            for name in set(source.bad_images).difference(position.bad_images):
+                warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
+                position.bad_images.append(name)
+            if self._look_at(outcomes):
+                raise Stopped
+            if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
+                self._save()
+            asked = time.perf_counter()
+        self._look_at(self.unread.finished(everything=True))
+        if self._asked_to_stop():
+            raise Stopped
+        if process_count() > 1:  # a shared validation is not broken off: what was trained is safe before it begins
+            self._save()
+        if position.step != self.batches:
+            raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
+
+    def _switch(self) -> None:
+        """Recast what is due before this epoch, and measure what it did to the network."""
+        state, switches, epoch = self.state, self.state.switches, self.state.position.epoch
+        if switches is None:
+            return
+        if due := switches.due(epoch):
+            row = on_first(lambda: read_metrics(self.journal.path)[-1])
+            before = Measured(row["val_loss"], row["val_top1"])
+            switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe)
+            self._wrap_again()
+            self.journal.note(f"epoch {epoch}: {', '.join(due)} → attention")
+        last = switches.done[-1] if switches.done else None
+        if last is not None and last.epoch == epoch and last.after is None:
+            last.after = Measured(*self._measure([]))
+        self._write_schedule()
+
+    def _wrap_again(self) -> None:
+        """Bind the averaging of gradients to the parameters there are now."""
+        self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
+
+    def _write_schedule(self) -> None:
+        switches = self.state.switches
+        if switches is not None and is_first():
+            write_json(self.out / "schedule.json", switches.to_dict())
+
+    def _measure(self, left_out: list[str]) -> tuple[float, float]:
+        """Validation loss and top-1 of the weights that count."""
+        refresh_gates_(self.state.evaluated.eval())
+        distributed.share_(self.state.evaluated, weights=False)
+        return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self._may_stop)
+
+    def _may_stop(self) -> None:
+        """Break a validation off; one that several processes share is not."""
+        if self.stop.requested and process_count() == 1:
+            raise Stopped
+
+    def _decide(self, train_loss: float | None) -> None:
+        """Let a learned schedule look at the epoch that is over."""
+        state, epoch, recipe = self.state, self.state.position.epoch, self.recipe
+        switches = state.switches
+        if switches is None or not switches.to_be_decided(epoch):
+            return
+        rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(epoch * self.batches)
+        state.switches = on_first(
+            lambda: switches.decided(
+                state.model, probe_halves(self.data, recipe, self.device), self.objective.labels, train_loss, epoch,
+                rate * self.batches,
+            )
+        )  # fmt: skip
+
+    def _look_at(self, outcomes: list[Outcome]) -> bool:
+        """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
+        position = self.state.position
+        for outcome in outcomes:
+            if not math.isfinite(outcome.loss):
+                self._diverged(f"loss is {outcome.loss} at epoch {position.epoch}, step {outcome.step}")
+            position.loss_sum += outcome.loss
+            if self.on_step is not None:
+                self.on_step(position.epoch, outcome.step, outcome.loss)
+            self.journal.step(outcome.loss, learning_rates(self.state.optimizer)[0], position)
+        return any(outcome.stop for outcome in outcomes)
+
+    def _end_epoch(self) -> None:
+        """Measure, write the row, move on to the next epoch and save the state, in this order."""
+        state, recipe, started = self.state, self.recipe, time.perf_counter()
+        position, trained = state.position, state.position.epoch > 0
+        left_out: list[str] = []
+        loss, top1 = self._measure(left_out)
+        if not math.isfinite(loss):
+            self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
+        lr, gate_lr = learning_rates(state.optimizer)
+        train_loss = position.loss_sum / self.batches if trained else None
+        row = Epoch(
+            epoch=position.epoch,
+            train_loss=train_loss,
+            val_loss=loss,
+            val_top1=top1,
+            lr=lr if trained else None,
+            gate_lr=gate_lr if trained else None,
+            seconds=position.seconds + time.perf_counter() - started,
+            images_per_second=self.batches * recipe.data.batch_size / position.seconds if trained else None,
+            data_wait=position.wait if trained else None,
+            bad_images=len(distributed.union_over_processes(position.bad_images)),
+            bad_val_images=len(distributed.union_over_processes(left_out)),
+            layers=gates_and_spans(state.evaluated),
+        )
+        self.journal.write(row)
+        if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
+            # before the state: a run that goes on from an earlier one writes the same file again
+            self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
+        self._decide(train_loss)
+        self._write_schedule()
+        state.position = Position(epoch=position.epoch + 1)
+        self._save()
+        self.journal.show(row)
+        if state.position.epoch <= recipe.epochs and self._asked_to_stop():
+            raise Stopped
+
+    def _save(self) -> None:
+        """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
+        self._look_at(self.unread.finished(everything=True))
+        on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
+
+    def _write_weights(self, model: nn.Module, name: str) -> None:
+        if is_first():
+            save(model, self.out / name, constructor(self.recipe.model, num_classes=len(self.data.classes)))
+
+    def _loader(self, epoch: int, start: int) -> Loader:
+        recipe, config = self.recipe, self.recipe.data
+        return loader(
+            self.data.train, config.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=start,
+            workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
+            part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",
+            bad_image=config.bad_image,
+        )  # fmt: skip
+
+    def _diverged(self, what: str) -> None:
+        raise (RecastError if is_first() else distributed.ToldByFirst)(
+            f"the {what}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
+        )

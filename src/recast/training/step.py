@@ -1,0 +1,149 @@
+"""One update of the weights: this process's share of a batch, in parts, averaged over the processes."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+from timm.utils import dispatch_clip_grad
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
+
+from recast.data import Data
+from recast.data.seeding import mix_seed
+from recast.run.config import Recipe
+from recast.training.checkpoint import State
+from recast.training.distributed import mean_over_processes_, process_count, process_number, without_sync
+from recast.training.objective import AMP_DTYPES, Objective
+from recast.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
+
+
+class Inputs:
+    """Pixels (B, 3, H, W) in [0, 1] and labels (B,) → normalised images and targets on the network's device.
+
+    Targets are labels (B,), or (B, classes) when mixed. Random erasing, Mixup and CutMix are timm's; they draw from the
+    global generators, which `seed_step` sets.
+    """
+
+    def __init__(self, data: Data, recipe: Recipe, device: torch.device) -> None:
+        self.device, augment = device, recipe.augment
+        # tensors on the device: copying them there at every step would make the processor wait for it
+        self.mean, self.std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+        self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.erase = RandomErasing(augment.erasing, mode="pixel", device=device) if augment.erasing else None
+        self.mix: Mixup | None = None
+        if augment.mixup or augment.cutmix:
+            self.mix = Mixup(
+                augment.mixup, augment.cutmix, prob=augment.mix_prob, switch_prob=augment.mix_switch_prob,
+                mode=augment.mix_mode, label_smoothing=recipe.regularization.label_smoothing,
+                num_classes=len(data.classes),
+            )  # fmt: skip
+
+    def __call__(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
+        images = normalize(pixels, self.mean, self.std)
+        labels = labels.to(self.device, non_blocking=True)
+        if self.erase is not None:
+            images = self.erase(images)
+        return (images, labels) if self.mix is None else self.mix(images, labels)
+
+
+def seed_step(seed: int, epoch: int, step: int, part: int) -> None:
+    """Seed the global generators (torch on every device, numpy, random) for one part of one batch.
+
+    Erasing, mixing, dropout and stochastic depth follow from (seed, epoch, step, part) alone: a resumed run draws what
+    it would have drawn, and no generator's state is ever saved.
+    """
+    number = mix_seed("step", seed, epoch, step, part)
+    torch.manual_seed(number)
+    # not the same bits: torch and numpy share mt19937 and would draw the same numbers
+    np.random.seed((number >> 31) % 2**32)
+    random.seed(number)
+
+
+class Update:
+    """Forward, backward and the optimiser's step for one batch.
+
+    Every part of every process holds the same number of images B / (w·n), its loss is a mean over them, and the
+    gradient is the mean over parts and processes: for any w processes and n parts it is that of the whole batch
+    (BatchNorm, which sees one part at a time, excepted).
+    """
+
+    def __init__(self, state: State, network: nn.Module, recipe: Recipe, inputs: Inputs, objective: Objective) -> None:
+        self.state, self.network, self.recipe, self.inputs, self.objective = state, network, recipe, inputs, objective
+
+    def __call__(self, pixels: Tensor, labels: Tensor, lr_factor: float) -> Tensor:
+        """One update on this process's share; returns its mean loss, a tensor that nobody has waited for."""
+        state, recipe, parts = self.state, self.recipe, self.recipe.accumulate
+        set_learning_rate(state.optimizer, lr_factor)
+        state.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.inputs.device)
+        for part in range(parts):
+            number = process_number() + process_count() * part
+            seed_step(recipe.seed, state.position.epoch, state.position.step, number)
+            images, targets = self.inputs(pixels[part::parts], labels[part::parts])
+            with without_sync(self.network, part < parts - 1):
+                total += self._backward(images, targets) / parts
+        self.objective.after_backward(state.model)
+        self._step()
+        return total
+
+    def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
+            outputs = self.network(images)
+        loss = self.objective(outputs, images, targets)
+        self.state.scaler.scale(loss / self.recipe.accumulate).backward()
+        return loss.detach()
+
+    def _step(self) -> None:
+        state, optim = self.state, self.recipe.optim
+        if optim.clip_grad is not None:
+            state.scaler.unscale_(state.optimizer)
+            dispatch_clip_grad(state.model.parameters(), optim.clip_grad)
+        scale = state.scaler.get_scale()
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        if optim.gate_l1 and state.scaler.get_scale() >= scale:  # smaller: fp16 overflowed and no step was made
+            shrink_gates_(state.optimizer, optim.gate_l1)
+        if state.ema is not None:
+            state.ema.update(state.model)
+            if optim.gate_l1:
+                close_averaged_gates_(state.ema.module, state.model)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished step gave, the same in every process."""
+
+    step: int
+    loss: float
+    """Mean over the images of the whole batch."""
+    stop: bool
+    """Some process was asked to stop."""
+
+
+class Unread:
+    """Losses of steps that were launched: on an accelerator read one step late, so that it never waits for us."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lag = 0 if device.type == "cpu" else 1
+        self.waiting: deque[tuple[int, Tensor]] = deque()
+
+    def add(self, step: int, loss: Tensor, stop: bool) -> None:
+        """Average a loss and the wish to stop over the processes, without waiting for the result."""
+        values = torch.stack([loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)])
+        self.waiting.append((step, mean_over_processes_(values)))
+
+    def finished(self, everything: bool = False) -> list[Outcome]:
+        """The steps to look at now, in order; `everything` waits for the last one too."""
+        outcomes = []
+        while len(self.waiting) > (0 if everything else self.lag):
+            step, values = self.waiting.popleft()
+            loss, stop = values.tolist()
+            outcomes.append(Outcome(step, loss, stop > 0))
+        return outcomes
