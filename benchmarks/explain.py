@@ -21,8 +21,8 @@ from playwright.sync_api import sync_playwright
 from timing import machine, write
 from torch import nn
 
+from recast.explain.inputs import Input
 from recast.explain.make import make_scene
-from recast.explain.pictures import Input
 from recast.explain.write import write_pages
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.planning import plan

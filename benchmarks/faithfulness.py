@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from deletion import deletion, insertion
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from timing import write
@@ -46,7 +47,6 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
-from recast.analysis.faithfulness import deletion, insertion
 from recast.data import load_data
 from recast.evaluation.scores import Resampled, plain_mean
 from recast.models.build import build
@@ -208,7 +208,7 @@ def areas_of(
         started = time.perf_counter()
         for curve, measure in CURVES.items():
             measured = measure(model, images, values, targets, steps=STEPS, batch_size=90, seed=seed)
-            areas[name, curve] = measured.areas.double().numpy()[:, None]
+            areas[name, curve] = measured.double().numpy()[:, None]
         print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
     return areas, uniform
 

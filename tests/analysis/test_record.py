@@ -1,100 +1,378 @@
-"""Recorded attention: maps of a pass, and the file that the report draws."""
+"""Recorded attention, against the same weights computed here from the modules' parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+import timm
 import torch
-from torch import nn
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from timm.models.vision_transformer import VisionTransformer as TimmTransformer
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer
 
-from recast.analysis.record import centre_query, record, write_attention
+from recast.analysis.record import Record, class_maps, record, token_names
+from recast.analysis.transformers import MLP, NO_GRID, NOT_WHOLE, Grids
 from recast.errors import RecastError
-from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
+from recast.models.patchconvnet import PatchConvNet
+from recast.run.config import RecastConfig
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.planning import plan
+from recast.surgery.pooling.swap import attention_pool_
+from recast.tracing.hooks import captured_inputs
+
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5}
+DEIT = "deit_tiny_patch16_224"
+VIT = "vit_tiny_patch16_224"
+
+
+def stirred(model: nn.Module) -> Any:
+    """In fp64, every parameter off its start: maps differ from pixel to pixel, and from class to class."""
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def transformer(name: str, **options: Any) -> Any:
+    return stirred(timm.create_model(name, **TINY | options))
+
+
+def resnet() -> nn.Module:
+    return timm.create_model("resnet10t", num_classes=7, channels=(8, 8, 8, 8), stem_width=8)
+
+
+def recorded(model: nn.Module, *shape: int) -> tuple[Record, dict[str, Tensor]]:
+    """Maps, and what every attention was given."""
+    attentions = [(name, module) for name, module in model.named_modules() if name.endswith("attn")]
+    with captured_inputs(attentions) as given, torch.no_grad(), record(model) as maps:
+        model(torch.randn(shape, dtype=next(model.parameters()).dtype))
+    return maps, {name: inputs[-1] for name, inputs in given.items()}
+
+
+def attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
+    """softmax(Q Kᵀ / √d) of q, k (B, N, heads·d): (B, heads, N_q, N_k)."""
+    q, k = (of.unflatten(-1, (heads, -1)).transpose(1, 2) for of in (q, k))
+    return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def assert_no_hooks(model: nn.Module) -> None:
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.fixture
-def model(open_gates: Callable[..., GPSA]) -> nn.Module:
-    torch.manual_seed(0)
-    network = nn.Sequential(
+def network(open_gates: Callable[..., GPSA]) -> nn.Module:
+    made = nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, (3, 5), padding=(1, 2)),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
-    recast_(network, plan(network, torch.randn(1, 3, 8, 10), where="all"))
-    for layer in gpsa_layers(network).values():
+    recast_(made, plan(made, torch.randn(1, 3, 8, 10), where="all"))
+    for layer in gpsa_layers(made).values():
         open_gates(layer)
-    return network
+    return made
 
 
-def test_the_maps_of_a_pass_make_its_output(model: nn.Module) -> None:
+def test_the_maps_of_a_pass_make_its_output(network: Any) -> None:
     x = torch.randn(2, 3, 8, 10)
-    seen = []
-    model[2].register_forward_hook(lambda _m, inputs, output: seen.append((inputs[0], output)))
-    with record(model) as maps:
-        model(x)
+    with record(network) as maps, captured_inputs([("in", network[2]), ("out", network[3])]) as seen:
+        network(x)
     assert list(maps) == ["0", "2"]
-    (inner, output) = seen[0]
-    layer = model[2]
-    values = layer.geometry.pad(inner) if layer.value is None else None
+    layer, (inner,), (output,) = network[2], seen["in"], seen["out"]
     padded = layer.geometry.pad(torch.nn.functional.conv2d(inner, layer.value[:, :, None, None])).flatten(2)
-    assert values is None
     gathered = torch.einsum("bhnm,bcm->bhnc", maps["2"].mix, padded)
     again = torch.einsum("bhnc,och->bon", gathered, layer.weight.flatten(2)) + layer.bias[:, None]
     assert torch.allclose(again, output.flatten(2), atol=1e-5)
     assert not maps["2"].mix.requires_grad
-    assert not model[0]._forward_hooks
-    for part in maps["2"][:3]:
+    assert maps["2"].patches.shape == (2, 15, 20, *maps["2"].grid)
+    for part in (maps["2"].shift, maps["2"].gaussian, maps["2"].content):
         assert torch.allclose(part.sum(-1), torch.ones(()), atol=1e-5)
+    assert_no_hooks(network)
 
 
-def test_hooks_go_when_the_pass_fails(model: nn.Module) -> None:
-    with pytest.raises(RecastError), record(model):
-        model(torch.randn(2, 5, 8, 8))
-    assert not any(m._forward_hooks for m in model.modules())
+def test_parts_of_cmhsa() -> None:
+    made = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+    recast_(made, plan(made, torch.randn(1, 3, 5, 6), RecastConfig(gate="bias"), where="all"))
+    with record(made) as maps:
+        made(torch.randn(2, 3, 5, 6))
+    assert maps["0"].position.shape == (1, 9, 30, 56)
+    assert maps["0"].content.shape == maps["0"].mix.shape == (2, 9, 30, 56)
+
+
+def test_hooks_go_when_the_pass_fails(network: nn.Module) -> None:
+    with pytest.raises(RecastError), record(network):
+        network(torch.randn(2, 5, 8, 8))
+    assert_no_hooks(network)
 
 
 def test_long_maps_warn() -> None:
-    network = nn.Sequential(nn.Conv2d(1, 1, 2))
-    recast_(network, plan(network, torch.randn(1, 1, 33, 33), budget=2000))
-    with pytest.warns(UserWarning, match="1089 tokens"), record(network):
-        network(torch.randn(1, 1, 33, 33))
+    made = nn.Sequential(nn.Conv2d(1, 1, 2))
+    recast_(made, plan(made, torch.randn(1, 1, 33, 33), budget=2000))
+    with pytest.warns(UserWarning, match="1089 tokens"), record(made):
+        made(torch.randn(1, 1, 33, 33))
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_the_centre_query_at_the_start_is_its_tap(stride: int) -> None:
-    """With closed gates head h looks at one pixel: the query moved by the tap's offset."""
-    geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
-    layer = GPSA(2, 2, geometry)
-    maps, (row, column) = centre_query(layer, layer.attention(torch.randn(1, 2, 7, 9)).mix, 7, 9)
-    assert maps.shape == (1, 9, 7, 9)
-    assert (row, column) == ((3, 4) if stride == 1 else (4, 4))
-    for h, (dr, dc) in enumerate(geometry.offsets()):
-        expected = torch.zeros(7, 9)
-        expected[row + dr, column + dc] = 1
-        assert torch.equal(maps[0, h], expected)
+@pytest.mark.parametrize("name", [DEIT, "deit_tiny_distilled_patch16_224"])
+def test_deit(name: str) -> None:
+    model = transformer(name, depth=2)
+    maps, given = recorded(model, 2, 3, 32, 32)
+    assert list(maps) == ["blocks.0.attn", "blocks.1.attn"]
+    before = 1 + ("distilled" in name)
+    for block, of in maps.items():
+        qkv = model.get_submodule(f"{block}.qkv")(given[block])
+        assert close(of.mix, attention(qkv[..., :12], qkv[..., 12:24], 3))
+        assert (of.grid, of.num_prefix, of.num_tokens) == ((4, 4), before, before)
+        assert torch.equal(of.tokens.flatten(-2), of.mix[..., :before, before:])
+        assert torch.equal(of.patches[:, :, 6, 2, 1], of.mix[..., before + 6, before + 2 * 4 + 1])
+    assert token_names(model, before) == ("class token", "distillation token")[:before]
 
 
-def test_the_file_for_the_report(model: nn.Module, tmp_path: Path) -> None:
-    pixels = torch.rand(3, 3, 8, 10)
-    path = write_attention(tmp_path / "attention.npz", model, pixels, [0, 1, 2], list("abcdef"), lambda x: 2 * x - 1)
-    with np.load(path, allow_pickle=False) as arrays:
-        assert arrays["layers"].tolist() == ["0", "2"]
-        assert arrays["images"].shape == (3, 8, 10, 3)
-        assert np.abs(arrays["images"] / 255 - pixels.permute(0, 2, 3, 1).numpy()).max() <= 0.5 / 255 + 1e-6
-        assert arrays["mix_0"].shape == (3, 9, 8, 10)
-        assert arrays["mix_1"].shape == (3, 15, 4, 5)
-        assert arrays["kernel_1"].tolist() == [3, 5]
-        assert np.allclose(arrays["gate_0"], model[0].gamma.detach().numpy())
-        with torch.no_grad():
-            assert arrays["predictions"].tolist() == model(2 * pixels - 1).argmax(1).tolist()
+def test_cait_gives_every_map_of_both_stages() -> None:
+    model = transformer("cait_xxs24_224", num_heads=2, embed_dim=8)
+    maps, given = recorded(model, 1, 3, 32, 32)
+    assert len(maps) == 26
+    talking, name = model.blocks[3].attn, "blocks.3.attn"
+    q, k, _ = talking.qkv(given[name]).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    scores = torch.einsum("bhnd,bhmd->bnmh", q, k) / 2
+    assert close(maps[name].mix, talking.proj_w(talking.proj_l(scores).softmax(2)).permute(0, 3, 1, 2))
+    assert (maps[name].num_prefix, maps[name].tokens.shape) == (0, (1, 2, 0, 4, 4))
+    assert (maps[name].mix < 0).any()
+    for name in ("blocks_token_only.0.attn", "blocks_token_only.1.attn"):
+        module, tokens = model.get_submodule(name), given[name]
+        wanted = attention(module.q(tokens[:, :1]), module.k(tokens), 2)
+        assert close(maps[name].mix, wanted)
+        assert maps[name].patches is None
+        assert torch.equal(maps[name].tokens.flatten(), wanted[:, :, 0, 1:].flatten())
 
 
-def test_a_model_without_attention_has_no_file(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="no GPSA layer"):
-        write_attention(tmp_path / "a.npz", nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8), [0], ["a"])
-    assert not (tmp_path / "a.npz").exists()
+def test_convit_gives_the_gated_mix() -> None:
+    model = transformer("convit_tiny", embed_dim=4, num_heads=4, depth=3, local_up_to_layer=2)
+    maps, given = recorded(model, 2, 3, 32, 32)
+    for name in ("blocks.0.attn", "blocks.1.attn"):
+        assert close(maps[name].mix, model.get_submodule(name).get_attention(given[name]))
+    width = model.embed_dim
+    qkv = model.blocks[2].attn.qkv(given["blocks.2.attn"])
+    assert close(maps["blocks.2.attn"].mix, attention(qkv[..., :width], qkv[..., width : 2 * width], 4))
+    assert [of.num_prefix for of in maps.values()] == [0, 0, 1]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = timm.create_model(DEIT, depth=2, attn_drop_rate=0.5, **TINY).train()
+    model.blocks[1].attn.fused_attn = False
+    model.blocks[0].attn.fused_attn = 1
+    before = [dict(vars(module)) for module in model.modules()]
+    x = torch.randn(1, 3, 32, 32)
+    with record(model) as maps:
+        assert not model.blocks[0].attn.fused_attn
+        model(x)
+    assert torch.allclose(maps["blocks.0.attn"].mix.sum(-1), torch.ones(()), atol=1e-6)  # before the dropout
+    assert not maps["blocks.0.attn"].mix.requires_grad
+    with pytest.raises(AssertionError), record(model):
+        model(torch.randn(1, 3, 30, 30))
+    for module, attributes in zip(model.modules(), before, strict=True):
+        assert vars(module) == attributes
+    outside = model.eval()(x)
+    with record(model):
+        assert torch.allclose(model(x), outside, atol=1e-5)
+
+
+def test_rectangles_and_registers() -> None:
+    model = transformer(VIT, depth=1, dynamic_img_size=True, reg_tokens=2, patch_size=16)
+    of = recorded(model, 2, 3, 96, 160)[0]["blocks.0.attn"]
+    assert (of.grid, of.num_prefix) == ((6, 10), 3)
+    assert of.patches.shape == (2, 3, 60, 6, 10)
+    assert token_names(model, 3) == ("class token", "register 1", "register 2")
+    assert token_names(nn.Linear(2, 2), 2) == ("token 1", "token 2")
+
+
+def test_attention_that_shows_nothing_is_never_a_silent_gap() -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn_drop = nn.Dropout()
+
+        def forward(self, x: Tensor, **_options: Any) -> Tensor:
+            return x
+
+    model = timm.create_model(DEIT, depth=3, **TINY)
+    model.blocks[1].attn = Silent()
+    with record(model) as maps:
+        model(torch.randn(1, 3, 32, 32))
+    assert list(maps) == ["blocks.0.attn", "blocks.2.attn"]
+    with pytest.raises(RecastError, match=r"blocks\.1\.attn .* gives no weights"):
+        maps["blocks.1.attn"]
+    with pytest.raises(KeyError):
+        maps["blocks.3.attn"]
+    with pytest.raises(RecastError, match="cannot be followed"):
+        class_maps(model, torch.randn(1, 3, 32, 32))
+
+
+def test_other_attention_is_named() -> None:
+    swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=32, embed_dim=6, depths=(2, 1), num_heads=(1, 2),
+                             window_size=4, num_classes=3)  # fmt: skip
+    maps, _ = recorded(swin, 1, 3, 32, 32)
+    assert maps == {}
+    assert maps.left_out == {
+        "layers.0.blocks.0.attn": NOT_WHOLE,
+        "layers.0.blocks.1.attn": NOT_WHOLE,
+        "layers.1.blocks.0.attn": NO_GRID,
+    }
+    # as many channels a head as there are patches: still no map over them
+    xcit = timm.create_model("xcit_nano_12_p16_224", img_size=64, embed_dim=32, num_heads=2, depth=1, num_classes=3)
+    maps, _ = recorded(xcit, 1, 3, 64, 64)
+    assert list(maps) == ["cls_attn_blocks.0.attn", "cls_attn_blocks.1.attn"]
+    assert maps.left_out == {"blocks.0.attn": NOT_WHOLE}
+
+
+def test_layers_that_mix_tokens_without_attention() -> None:
+    options: dict[str, Any] = {"img_size": (16, 24), "patch_size": 8, "num_blocks": 2, "embed_dim": 8, "num_classes": 3}
+    resmlp: Any = MlpMixer(block_layer=ResBlock, mlp_ratio=4, norm_layer=Affine, **options)
+    maps, _ = recorded(resmlp, 2, 3, 16, 24)
+    assert list(maps) == ["blocks.0.linear_tokens", "blocks.1.linear_tokens"]
+    of, layer = maps["blocks.1.linear_tokens"], resmlp.blocks[1].linear_tokens
+    assert (of.is_linear, of.grid, of.num_prefix) == (True, (2, 3), 0)
+    x = torch.randn(1, 8, 6)
+    applied = torch.einsum("qk,bck->bcq", of.patches[0, 0].flatten(1), x) + layer.bias
+    assert torch.allclose(applied, layer(x), atol=1e-6)
+    maps, _ = recorded(MlpMixer(**options), 1, 3, 16, 24)
+    assert (maps, maps.left_out) == ({}, {"blocks.0.mlp_tokens": MLP, "blocks.1.mlp_tokens": MLP})
+
+
+def test_torch_attention_gives_its_caller_what_it_asked_for() -> None:
+    vit = VisionTransformer(32, 8, 2, 3, 12, 24, num_classes=5).eval()
+    nn.init.normal_(vit.heads.head.weight)
+    x = torch.randn(2, 3, 32, 32)
+    outside = vit(x)
+    with record(vit) as maps:
+        assert torch.allclose(vit(x), outside, atol=1e-5)
+    name = "encoder.layers.encoder_layer_1.self_attention"
+    assert list(maps)[1] == name
+    assert (maps[name].grid, maps[name].mix.shape) == ((4, 4), (2, 3, 17, 17))
+    assert token_names(vit, 1) == ("class token",)
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.attn = nn.Conv2d(3, 6, 4, 4), nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x: Tensor, *options: Any) -> Any:
+            tokens = self.embed(x).flatten(2).transpose(1, 2)
+            return self.attn(tokens, tokens, tokens, *options)
+
+    caller, x = Caller(), torch.randn(1, 3, 8, 12)
+    for options in ((), (None, False), (None, True, None, False)):
+        wanted = caller(x, *options)
+        with record(caller) as maps:
+            given = caller(x, *options)
+        assert torch.allclose(given[0], wanted[0], atol=1e-6)
+        assert (given[1] is None) == (wanted[1] is None)
+        assert wanted[1] is None or torch.allclose(given[1], wanted[1], atol=1e-6)
+        assert (maps["attn"].mix.shape, maps["attn"].grid) == ((1, 2, 6, 6), (2, 3))
+
+
+def test_the_grid_is_that_of_the_latest_map_of_whole_images() -> None:
+    grids = Grids()
+    grids.begin(torch.zeros(2, 3, 8, 8))
+    for shape in ((2, 4, 3, 5), (2, 4, 5, 3), (18, 4, 4, 4), (2, 16)):
+        grids.see(torch.zeros(shape))
+    assert grids.of(2, 16) == grids.of(2, 15, max_prefix=0) == (5, 3)
+    assert grids.of(2, 16, max_prefix=0) is grids.of(18, 16) is grids.of(2, 14) is None
+    grids.begin(torch.zeros(2, 3, 8, 8))
+    assert grids.of(2, 16) is None
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("per_class", [False, True])
+def test_pools(per_class: bool, heads: int) -> None:
+    model = stirred(PatchConvNet(16, 1, 7, per_class=per_class, num_heads=heads))
+    x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    with record(model) as maps, captured_inputs([("pool", model.pool)]) as seen:
+        model(x)
+    pool, of = model.pool, maps["pool"]
+    tokens = pool.norm1(pool.cls_token).expand(2, -1, -1)
+    patches = pool.norm1(seen["pool"][0].flatten(2).mT)
+    keys = patches if per_class else torch.cat((tokens, patches), 1)
+    wanted = attention(pool.attn.q(tokens), pool.attn.k(keys), heads)
+    assert close(of.mix, wanted)
+    assert not of.mix.requires_grad
+    assert of.tokens.shape == (2, heads, 7 if per_class else 1, 4, 6)
+    assert (of.patches, of.num_prefix) == (None, 0 if per_class else 1)
+    assert close(of.kept + of.tokens.sum((-2, -1)), torch.ones((), dtype=torch.float64))
+    assert close(class_maps(model, x), of.tokens.mean(1))
+    assert_no_hooks(model)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_swapped_pools(per_class: bool) -> None:
+    model = attention_pool_(resnet(), per_class, example=torch.randn(1, 3, 64, 64))
+    assert class_maps(model, torch.randn(1, 3, 64, 96)).std() < 1e-6  # starts as the average
+    maps = class_maps(stirred(model), torch.rand(1, 3, 64, 96).double())
+    assert maps.shape == (1, 7 if per_class else 1, 2, 3)
+    assert maps.std() > 1e-3
+
+
+def test_pools_of_tokens_lie_on_their_grid() -> None:
+    vit = timm.create_model(VIT, depth=1, dynamic_img_size=True, **TINY | {"global_pool": "avg"})
+    stirred(attention_pool_(vit, example=torch.randn(1, 3, 32, 32)))
+    x = torch.randn(2, 3, 32, 48).double()
+    with record(vit) as maps:
+        vit(x)
+    of = list(maps.values())[-1]
+    assert of.tokens.shape == (2, 1, 1, 4, 6)
+    assert close(class_maps(vit, x), of.tokens[:, 0])
+
+
+@torch.no_grad()
+def test_tokens_without_maps_lie_on_the_grid_of_the_image() -> None:
+    """LeViT's later stages make no maps: 96 tokens of a 128×192 image are 8×12, and where nothing fits, an error."""
+
+    class Tokens(nn.Module):
+        def __init__(self, keep: int) -> None:
+            super().__init__()
+            self.stem, self.keep, self.head = nn.Conv2d(3, 6, 8, stride=8), keep, nn.Linear(6, 4)
+
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self.stem(x).flatten(2).transpose(1, 2)[:, :: self.keep]  # 16×24 patches, every keep-th
+
+        def forward_head(self, x: Tensor) -> Tensor:
+            return self.head(x.mean(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.forward_head(self.forward_features(x))
+
+    images = torch.rand(2, 3, 128, 192)
+    fits, odd = (attention_pool_(Tokens(keep), True, example=images).eval() for keep in (4, 5))
+    assert class_maps(fits, images).shape == (2, 4, 8, 12)
+    with pytest.raises(RecastError, match="grid is not known"):
+        class_maps(odd, images)
+    with record(odd) as maps:
+        odd(images)
+    with pytest.raises(RecastError, match="grid of these tokens is not known"):
+        _ = next(iter(maps.values())).tokens
+
+
+def test_class_tokens() -> None:
+    x = torch.randn(2, 3, 32, 32).double()
+    cait, deit = transformer("cait_xxs24_224", depth=2), transformer("deit_tiny_distilled_patch16_224", depth=2)
+    for model, name in ((cait, "blocks_token_only.1.attn"), (deit, "blocks.1.attn")):
+        with record(model) as maps:
+            model(x)
+        last = maps[name].mix[:, :, 0, -16:].mean(1)
+        model.train()
+        assert torch.equal(class_maps(model, x), last.unflatten(-1, (1, 4, 4)))
+        assert model.training
+
+
+def test_networks_without_class_maps() -> None:
+    options = TINY | {"depth": 1}
+    unread = TimmTransformer(**options, global_pool="avg")  # it has a class token, which nobody reads
+    registers = timm.create_model(VIT, class_token=False, reg_tokens=1, **options | {"global_pool": "avg"})
+    for model in (resnet(), unread, registers):
+        with pytest.raises(RecastError, match=r"has no class maps: .*attention_pool_"):
+            class_maps(model, torch.randn(1, 3, 32, 32))

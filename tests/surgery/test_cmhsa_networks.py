@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
-from recast.analysis.record import write_attention
+from recast.analysis.queries import write_attention
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
 from recast.layers.functional import BiasedMaps

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.batches import Batches
-from recast.analysis.blocks import device_of
+from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
 from recast.run.records import Table
 from recast.tracing.hooks import in_eval

@@ -1,11 +1,10 @@
-"""The sequence of blocks of a network, found by what it says of itself, and the maps between them as they are made."""
+"""What the analyses look at: batches of images, the blocks of a network, and the maps between them as they are made."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.ops.misc import ConvNormActivation
 
+from recast.analysis.transformers import MAX_PREFIX
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer
+from recast.tracing.hooks import hooked, in_eval
 
 STEM = "stem"
-MAX_PREFIX = 16
-"""Tokens before the grid (class, distillation, registers) that are taken for such; more of them are another layout."""
 _CONTAINERS = (
     "blocks", "stages", "layers", "features", "encoder", "trunk_output", "layer1", "layer2", "layer3", "layer4"
 )  # fmt: skip
@@ -26,6 +25,24 @@ _WRAPPED = (["model"], ["module"], ["_orig_mod"])
 _MIXERS = ("attn", "self_attention", "mixer", "token_mixer")
 
 Keep = Callable[[str, Tensor], None]
+Images = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
+"""(B, 3, H, W), or an iterable of such batches, labels beside them or not."""
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""Starts a pass over (images, labels)."""
+
+
+def each_batch(images: Images) -> Iterator[Tensor]:
+    """The batches of images. Raises `RecastError` if there is none, or one that is no batch of images."""
+    empty = True
+    for batch in (images,) if isinstance(images, Tensor) else images:
+        pixels = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+        if not isinstance(pixels, Tensor) or pixels.dim() != 4 or 0 in pixels.shape:
+            got = tuple(pixels.shape) if isinstance(pixels, Tensor) else type(pixels).__name__
+            raise RecastError(f"images are (batch, channels, height, width) tensors, got {got}")
+        empty = False
+        yield pixels
+    if empty:
+        raise RecastError("there are no images to look at: the iterable was empty")
 
 
 def unwrapped(model: nn.Module) -> tuple[str, nn.Module]:
@@ -53,7 +70,7 @@ def find_blocks(network: nn.Module) -> list[str]:
         if found:
             return [f"{name}.{block}" if name else block for block in found]
     if isinstance(network, nn.Sequential) and len(network) > 1:
-        return _leaves(network, "")
+        return _composed(network, _expand(network, ""))
     raise RecastError(
         f"no sequence of blocks was found in {type(network).__name__}: name them, blocks=[...] (see named_modules())"
     )
@@ -73,10 +90,6 @@ def _named_by_matcher(module: nn.Module) -> list[str]:
 def _named_by_structure(module: nn.Module) -> list[str]:
     found = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
     return _composed(module, found)
-
-
-def _leaves(sequence: nn.Sequential, name: str) -> list[str]:
-    return _composed(sequence, _expand(sequence, name))
 
 
 def _expand(module: object, name: str) -> list[str]:
@@ -130,57 +143,49 @@ class BlockSequence:
             self._channels_last = True
         self._widths: set[int] = set()
 
+    @torch.no_grad()
+    def run(self, images: Tensor, keep: Keep) -> None:
+        """A pass in eval mode: `keep(name, output)` is called at every point, in its order, once a pass."""
+        with in_eval(self.model), self.watched(keep):
+            self.model(images.to(device_of(self.model)))
+
     @contextmanager
     def watched(self, keep: Keep) -> Iterator[None]:
-        """Call `keep(name, output)` at every point of a forward pass, in its order, once a pass."""
-        with ExitStack() as stack:
-            seen: set[str] = set()
-            self._grid = None
+        """The same for passes inside the block, as the caller makes them."""
+        blocks = {name: self.network.get_submodule(name) for name in self.blocks}
+        widths = {name: _widths(block) for name, block in blocks.items()}
+        inside = tuple(f"{name}." for name in blocks)
+        stem = [
+            (name, module)
+            for name, module in self.network.named_modules()
+            if isinstance(module, nn.Conv2d | RecastLayer) and not f"{name}.".startswith(inside)
+        ]
+        middles = [] if self.is_given else [point for name in blocks for point in _middle(name, blocks[name])]
+        seen: set[str] = set()
+        self._grid = None
 
-            def once(name: str, output: Any) -> None:
-                tensor = output[0] if isinstance(output, tuple | list) and output else output
-                if name not in seen and isinstance(tensor, Tensor):
-                    seen.add(name)
-                    keep(name, tensor)
+        def once(name: str, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple | list) and output else output
+            if name not in seen and isinstance(tensor, Tensor):
+                seen.add(name)
+                keep(name, tensor)
 
-            def on_input(module: nn.Module, see: Callable[[Any], None]) -> None:
-                def hook(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-                    see(next(iter((*inputs, *named.values())), None))
+        def enter(name: str, _block: nn.Module, inputs: tuple[Any, ...]) -> None:
+            x = next(iter(inputs), None)
+            self._see_block(widths[name], x)
+            if name == self.blocks[0] and not self.is_given:
+                once(STEM, x)
 
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        def leave(name: str, _block: nn.Module, _inputs: Any, output: Any) -> None:
+            self._see_block(widths[name], output)
+            once(name, output)
 
-            def on_output(module: nn.Module, see: Callable[[Any], None]) -> None:
-                def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                    see(output)
-
-                stack.callback(module.register_forward_hook(hook).remove)
-
-            inside = tuple(f"{name}." for name in self.blocks)
-            for name, module in self.network.named_modules():
-                if isinstance(module, nn.Conv2d | RecastLayer) and not f"{name}.".startswith(inside):
-                    on_output(module, self._see_grid)
-            for number, name in enumerate(self.blocks):
-                block = self.network.get_submodule(name)
-                on_input(block, partial(self._see_block, _widths(block)))
-                if not self.is_given:
-                    if number == 0:
-                        on_input(block, partial(once, STEM))
-                    self._watch_middle(block, name, once, on_input)
-                on_output(block, partial(self._see_block, _widths(block)))
-                on_output(block, partial(once, name))
+        with (
+            hooked(stem, after=lambda _name, _module, _inputs, output: self._see_grid(output)),
+            hooked(blocks.items(), before=enter, after=leave),
+            hooked(middles, before=lambda name, _module, inputs: once(name, next(iter(inputs), None))),
+        ):
             yield
-
-    def _watch_middle(
-        self, block: nn.Module, name: str, see: Callable[[str, Any], None], on_input: Callable[..., None]
-    ) -> None:
-        """After the first residual of a transformer's block: what its second norm sees, or its MLP if norms follow."""
-        mixer = next((mixer for mixer in _MIXERS if isinstance(getattr(block, mixer, None), nn.Module)), None)
-        norm = getattr(block, "norm2", getattr(block, "ln_2", None))
-        mlp = getattr(block, "mlp", None)
-        if mixer is None or not isinstance(norm, nn.Module) or not isinstance(mlp, nn.Module):
-            return
-        for module in (norm, mlp):  # whichever is called first: `see` takes a point once
-            on_input(module, partial(see, f"{name}.{mixer}"))
 
     def _see_grid(self, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 4:
@@ -216,6 +221,17 @@ class BlockSequence:
             f"{name} gives {tuple(x.shape)}, which is no map (B, C, h, w) and no tokens (B, N, C){where}: "
             "name other modules, blocks=[...]"
         )
+
+
+def _middle(name: str, block: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What sees the state after the first residual of a transformer's block: its second norm, or its MLP if norms
+    follow; whichever is called first."""
+    mixer = next((mixer for mixer in _MIXERS if isinstance(getattr(block, mixer, None), nn.Module)), None)
+    norm = getattr(block, "norm2", getattr(block, "ln_2", None))
+    mlp = getattr(block, "mlp", None)
+    if mixer is None or not isinstance(norm, nn.Module) or not isinstance(mlp, nn.Module):
+        return []
+    return [(f"{name}.{mixer}", norm), (f"{name}.{mixer}", mlp)]
 
 
 def _widths(block: nn.Module) -> set[int]:

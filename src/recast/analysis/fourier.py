@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.batches import Batches, Images, each_batch
-from recast.analysis.blocks import BlockSequence, device_of
+from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
 from recast.errors import RecastError
 from recast.run.records import FourierLine, Table
-from recast.tracing.hooks import in_eval
 
 Mode = Literal["true", "notebook"]
 FREQUENCIES = tuple(i / 30 for i in range(31))
@@ -90,14 +88,13 @@ def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches, mode: Mo
     for batch in each_batch(batches()):
         for one in spectra.values():
             one.add(batch)
-    rows = (row for name, one in spectra.items() for row in _rows(name, one.curves(mode)))
+    rows = [
+        FourierLine(name, curve.block, curve.index, curve.depth, *point, found.mode, found.n)
+        for name, found in ((name, one.curves(mode)) for name, one in spectra.items())
+        for curve in found.curves
+        for point in zip(curve.frequency, curve.delta, strict=True)
+    ]
     return Table.of("fourier", FourierLine, rows)
-
-
-def _rows(name: str, found: FourierCurves) -> Iterable[FourierLine]:
-    for curve in found.curves:
-        for frequency, delta in zip(curve.frequency, curve.delta, strict=True):
-            yield FourierLine(name, curve.block, curve.index, curve.depth, frequency, delta, found.mode, found.n)
 
 
 class Spectra:
@@ -110,12 +107,9 @@ class Spectra:
         self._no_maps: dict[str, str] = {}
         self._n = 0
 
-    @torch.no_grad()
     def add(self, images: Tensor) -> None:
         """Run the model, in eval mode, and add what its maps hold."""
-        model = self._sequence.model
-        with in_eval(model), self._sequence.watched(self._keep):
-            model(images.to(device_of(model)))
+        self._sequence.run(images, self._keep)
         self._n += len(images)
 
     def _keep(self, name: str, output: Tensor) -> None:
@@ -132,8 +126,9 @@ class Spectra:
                 f"{name} gives maps of {size[0]}×{size[1]} after {self._sizes[name][0]}×{self._sizes[name][1]}: "
                 "images of one size are needed, frequencies are in units of their pixels"
             )
-        sums = diagonal_log_amplitude(maps).mean(1).sum(0, dtype=_sum_dtype(maps)).cpu().double()
-        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+        dtype = torch.float32 if maps.device.type == "mps" else torch.float64
+        sums = diagonal_log_amplitude(maps).mean(1).sum(0, dtype=dtype).cpu().double()
+        self._sums[name] = self._sums.get(name, 0) + sums
 
     def curves(self, mode: Mode = "true") -> FourierCurves:
         """The curves of the images so far."""
@@ -160,10 +155,6 @@ class Spectra:
                 Curve(name, index, depth, tuple(frequency.tolist()), tuple(delta.tolist()), self._sizes[name])
             )
         return FourierCurves(tuple(curves), left_out, mode, self._n)
-
-
-def _sum_dtype(maps: Tensor) -> torch.dtype:
-    return torch.float32 if maps.device.type == "mps" else torch.float64
 
 
 def diagonal_log_amplitude(maps: Tensor) -> Tensor:

@@ -1,171 +1,210 @@
-"""What the heads look at: attention maps of a forward pass, and the file of maps that the report draws."""
+"""What the heads look at: one recorder for recast layers, attention pools and the attention of other networks."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.grids import Grids, watched_grids
+from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_tokens
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.functional import AttentionMaps, BiasedMaps, expand_heads
-from recast.layers.gpsa import GPSA
-from recast.run.files import replaced
-from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.surgery.apply import recast_layers
 from recast.surgery.budget import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.swap import attention_pools
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import hooked, in_eval
 
 
-class PoolMaps(NamedTuple):
-    """Where the tokens of an attention pool look: `weights` (B, H, T, h, w) of the pixels, and what the tokens keep for
-    themselves, `tokens` (B, H, T); None where they are not among the keys. Together they sum to 1. T = 1, or one a
-    class."""
+@dataclass(frozen=True)
+class Attention:
+    """How much every query of a layer attends to every key, in the layer's latest call, without gradients.
 
-    weights: Tensor
-    tokens: Tensor | None
-    has_grid: bool = True
-    """False: tokens whose grid is not known, all in one row, h = 1."""
+    Rows of `mix` sum to one, but for linear gates, and for talking heads: their maps are those after the second mix.
+    """
+
+    mix: Tensor
+    """A as the layer applies it, (1 or B, H, queries, keys). The last keys are those of the grid."""
+    grid: tuple[int, int] | None
+    """Rows and columns of the keys: the padded input of a recast layer, else pixels or patches; None: not known."""
+    num_tokens: int = 0
+    """Queries, the first ones, that are tokens and have no place: class, distillation, registers; all of a pool's."""
+    is_linear: bool = False
+    """A linear layer over tokens (ResMLP): A is its weight, (1, 1, N, N), of either sign."""
+    shift: Tensor | None = None
+    """S, G and C of GPSA, position and content of C-MHSA, each as large as `mix`; None of other layers."""
+    gaussian: Tensor | None = None
+    content: Tensor | None = None
+    position: Tensor | None = None
+
+    @property
+    def num_prefix(self) -> int:
+        """Keys before the grid: class, distillation and register tokens, a pool's own token."""
+        return self.mix.shape[-1] - self._size[0] * self._size[1]
+
+    @property
+    def patches(self) -> Tensor | None:
+        """Of the queries that have a place over the grid, (B, H, n, h, w); None where tokens alone ask."""
+        maps = self.mix[..., self.num_tokens :, self.num_prefix :].unflatten(-1, self._size)
+        return maps if maps.shape[2] else None
+
+    @property
+    def tokens(self) -> Tensor:
+        """Of the tokens over the grid, (B, H, T, h, w); T may be 0. A pool has one, or one a class."""
+        return self.mix[..., : self.num_tokens, self.num_prefix :].unflatten(-1, self._size)
+
+    @property
+    def kept(self) -> Tensor:
+        """What the tokens give to the keys before the grid, (B, H, T): themselves and each other."""
+        return self.mix[..., : self.num_tokens, : self.num_prefix].sum(-1)
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        if self.grid is None:
+            raise RecastError("the grid of these tokens is not known: there are no maps over it")
+        return self.grid
+
+
+class Record(dict[str, Attention]):
+    """Attention by the name of its module, in the order of calls. A name that was left out is a `RecastError`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: dict[str, str] = {}
+        """Modules that attend and gave no maps, and why."""
+
+    def keep(self, name: str, attention: Attention) -> None:
+        """Put it last: its layer was called now."""
+        self.pop(name, None)
+        self[name] = attention
+
+    def __missing__(self, name: str) -> Attention:
+        if name in self.left_out:
+            raise RecastError(f"{name} has no maps: {self.left_out[name]}")
+        raise KeyError(name)
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Record]:
+    """Record attention during forward passes, with its gradients left out: `with record(model) as maps: model(x)`.
+
+    `maps[name]` is the `Attention` of a layer's latest call, in full: of recast layers (with the parts of the mix),
+    attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), `nn.MultiheadAttention`, and ResMLP's
+    linear layers over tokens. Maps are made whatever the layer's backend; over more tokens than the default budget a
+    warning says so. Fused attention is switched off inside, and outputs differ by rounding from those outside. What has
+    no maps, as attention within windows or over fewer keys (Swin, PVT) and MLPs over tokens (Mixer), is named in
+    `maps.left_out`.
+    """
+    maps = Record()
+
+    def keep_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
+        size = layer.geometry.padded_size(*x.shape[-2:])
+        if size[0] * size[1] > DEFAULT_TOKENS:
+            warnings.warn(f"{name}: recording maps over {size[0] * size[1]} tokens takes memory", stacklevel=2)
+        parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
+        maps.keep(name, Attention(grid=size, **parts._asdict()))
+
+    with watched(model, keep_recast, maps.keep, maps.left_out.__setitem__):
+        yield maps
+
+
+SeeRecast = Callable[[str, RecastLayer, Tensor], None]
+Keep = Callable[[str, Attention], None]
+LeaveOut = Callable[[str, str], None]
+
+
+@contextmanager
+def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: LeaveOut) -> Iterator[None]:
+    """Tell of every call of a module that attends, inside the block and without gradients.
+
+    see_recast(name, layer, x): a recast layer before its call, with its input; its maps may be too large to make.
+    keep(name, attention): an attention pool, or another network's attention over tokens, after its call.
+    leave_out(name, reason): a module that has no maps.
+    """
+
+    @torch.no_grad()
+    def before(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(layer, RecastLayer)
+        see_recast(name, layer, inputs[0])
+
+    @torch.no_grad()
+    def after(name: str, pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        assert isinstance(pool, AttentionPool)
+        keep(name, _of_pool(pool, inputs[0], grids))
+
+    def keep_tokens(name: str, weights: Tensor, grid: tuple[int, int], is_linear: bool) -> None:
+        # one query: the class token alone asks (CaiT's second stage)
+        alone = weights.shape[-2] != weights.shape[-1]
+        prefix = weights.shape[-1] - grid[0] * grid[1]
+        keep(name, Attention(weights, grid, weights.shape[-2] if alone else prefix, is_linear))
+
+    pools = attention_pools(model)
+    ours = [*recast_layers(model).values(), *pools.values()]
+    with ExitStack() as stack:
+        stack.enter_context(hooked(recast_layers(model).items(), before=before))
+        grids = stack.enter_context(watched_grids(model))
+        stack.enter_context(hooked(pools.items(), after=after))
+        stack.enter_context(watched_tokens(model, ours, grids, keep_tokens, leave_out))
+        yield
+
+
+def _of_pool(pool: AttentionPool, x: Tensor, grids: Grids) -> Attention:
+    """Pooled tokens do not tell their grid: it is looked up."""
+    weights: Tensor = pool.forward(x, return_attention=True)[1]
+    size = pool.as_map(x).shape[-2:]
+    grid: tuple[int, int] | None = (size[0], size[1])
+    if isinstance(pool, PooledLayer) and pool.takes == "NLC":
+        grid = grids.of_patches(x.shape[0], size[0] * size[1])
+    return Attention(weights, grid, weights.shape[-2])
 
 
 @torch.no_grad()
-def pool_maps(pool: AttentionPool, x: Tensor, grids: Grids | None = None) -> PoolMaps:
-    """The maps of a pool for what it takes. Pooled tokens do not tell their grid: it is looked up in `grids`, and where
-    it is not known, all are in one row."""
-    weights, has_grid = pool.attention_maps(pool.as_map(x)), True
-    if isinstance(pool, PooledLayer) and pool.takes == "NLC" and grids is not None:
-        grid = grids.of_patches(x.shape[0], weights.shape[-1])
-        has_grid = grid is not None
-        weights = weights if grid is None else weights.flatten(-2).unflatten(-1, grid)
-    if not pool.cls_in_keys:
-        return PoolMaps(weights, None, has_grid)
-    total = weights.sum((-2, -1), dtype=torch.promote_types(weights.dtype, torch.float32))
-    return PoolMaps(weights, (1 - total).clamp_min(0), has_grid)
+def class_maps(model: nn.Module, x: Tensor) -> Tensor:
+    """Where a network looks for its classes: maps (B, T, h, w) over the grid of features of images x (B, C, height,
+    width), the mean over heads.
 
-
-@contextmanager
-def watched_pools(model: nn.Module, grids: Grids, keep: Callable[[str, PoolMaps], None]) -> Iterator[None]:
-    """Call `keep(name, maps)` after every call of an attention pool."""
-
-    def watch(name: str) -> Callable[[nn.Module, Any, dict[str, Any], Any], None]:
-        def see(pool: nn.Module, inputs: Any, named: dict[str, Any], _output: Any) -> None:
-            assert isinstance(pool, AttentionPool)
-            keep(name, pool_maps(pool, (*inputs, *named.values())[0], grids))
-
-        return see
-
-    pools = attention_pools(model)
-    handles = [pool.register_forward_hook(watch(name), with_kwargs=True) for name, pool in pools.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def record(model: nn.Module) -> Iterator[dict[str, AttentionMaps | BiasedMaps | PoolMaps]]:
-    """Record the maps of every recast layer and pool during forward passes: `with record(model) as maps: model(x)`.
-
-    `maps[name]` holds S, G, C and their mix, each (1 or B, heads, queries, padded keys), of the layer's latest call;
-    without gradients. Of a C-MHSA layer it holds position, content and mix (`BiasedMaps`), of an attention pool the
-    weights of the pixels (`PoolMaps`). The maps are made in full whatever the layer's backend; above the default token
-    budget a warning says so. Other networks' attention: `recast.analysis.tokens.record_tokens`.
+    T = K of a network that pools with one token a class (K classes), else 1: the single token of its pool, or the class
+    token of its last attention (CaiT's second class attention, DeiT's last block). The weights of the patches alone:
+    they sum to 1 less what the tokens before them kept. The network is run in eval mode and left as it was.
+    Raises `RecastError` for a network that has neither, or whose attention cannot be seen.
+    Touvron et al. 2021, arXiv:2112.13692 (pools), arXiv:2103.17239 (CaiT).
     """
-    maps: dict[str, AttentionMaps | BiasedMaps | PoolMaps] = {}
-
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def keep(layer: nn.Module, inputs: Any, _output: Any) -> None:
-            assert isinstance(layer, RecastLayer)
-            rows, columns = layer.geometry.padded_size(*inputs[0].shape[-2:])
-            if rows * columns > DEFAULT_TOKENS:
-                warnings.warn(f"{name}: recording maps over {rows * columns} tokens takes memory", stacklevel=2)
-            with torch.no_grad():
-                maps[name] = layer.maps(inputs[0]) if isinstance(layer, CMHSA) else layer.attention(inputs[0])
-
-        return keep
-
-    handles = [layer.register_forward_hook(watch(name)) for name, layer in recast_layers(model).items()]
-    try:
-        with watched_grids(model) as grids, watched_pools(model, grids, maps.__setitem__):
-            yield maps
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def write_attention(
-    path: str | Path,
-    model: nn.Module,
-    pixels: Tensor,
-    labels: Sequence[int],
-    classes: Sequence[str],
-    normalise: Callable[[Tensor], Tensor] = lambda x: x,
-) -> Path:
-    """Write the maps of all heads for some images and the centre query of every layer to an `.npz` file for the report.
-
-    `pixels` (N, 3, height, width) in [0, 1]; `normalise` makes them the model's input. Per layer i: `mix_i` (N, heads,
-    rows, columns) over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) the share of
-    content, `kernel_i`. Raises `RecastError` for a model without GPSA layers.
-    """
-    layers = gpsa_layers(model)
-    if not layers:
-        raise RecastError(f"{type(model).__name__} has no GPSA layer: there are no attention maps to write")
-    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-
-    def watch(name: str) -> Callable[[nn.Module, Any], None]:
-        def keep(layer: nn.Module, inputs: Any) -> None:
-            assert isinstance(layer, GPSA)
-            # one image at a time, and of its maps the one query: all of them would not fit for early layers
-            rows = [centre_query(layer, layer.attention(x).mix, *x.shape[-2:]) for x in inputs[0].split(1)]
-            drawn[name] = torch.cat([maps for maps, _ in rows]), rows[0][1]
-
-        return keep
-
-    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
-    try:
-        with in_eval(model), torch.no_grad():
-            logits = model(normalise(pixels))
-    finally:
-        for handle in handles:
-            handle.remove()
-    arrays: dict[str, Any] = {
-        "images": (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
-        "labels": np.asarray(labels, dtype=np.int64),
-        "predictions": logits.argmax(1).cpu().numpy(),
-        "classes": np.asarray(list(classes), dtype=np.str_),
-        "layers": np.asarray([name for name in layers if name in drawn], dtype=np.str_),
-    }
-    for i, name in enumerate(arrays["layers"].tolist()):
-        mix, query = drawn[name]
-        arrays[f"mix_{i}"] = mix.float().cpu().numpy()
-        arrays[f"query_{i}"] = np.asarray(query)
-        gates = expand_heads(layers[name].weights(), layers[name].geometry).gates
-        arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
-        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
-    path = Path(path)
-    with replaced(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return path
+    kind = type(model).__name__
+    maps = Record()
+    with watched(model, lambda *_: None, maps.keep, maps.left_out.__setitem__), in_eval(model):
+        model(x)
+    pools = [name for name in maps if name in attention_pools(model)]
+    if pools:
+        if maps[pools[-1]].grid is None:
+            raise RecastError(f"{pools[-1]} of {kind} pools tokens whose grid is not known: there is no map")
+        return maps[pools[-1]].tokens.mean(1)
+    for name, reason in maps.left_out.items():
+        if reason == SILENT:
+            raise RecastError(f"the class token of {kind} cannot be followed: {name} {SILENT}")
+    tokens = [attention.tokens[:, :, :1] for attention in maps.values() if attention.num_tokens]
+    if not tokens or token_names(model, 1) != ("class token",):  # or nobody reads it
+        raise RecastError(
+            f"{kind} has no class maps: expected attention pooling, or a class token; "
+            "recast.surgery.pooling.swap.attention_pool_ gives a network attention pooling"
+        )
+    return tokens[-1].mean(1)
 
 
-def centre_query(layer: GPSA, mix: Tensor, height: int, width: int) -> tuple[Tensor, tuple[int, int]]:
-    """Maps (B, heads, height, width) of the middle query over the real pixels, and that query's pixel (row, column)."""
-    geometry = layer.geometry
-    rows, columns = geometry.query_positions(height, width)
-    i, j = len(rows) // 2, len(columns) // 2
-    at_rows, at_columns = geometry.pixels(height, width)
-    grid = mix[:, :, i * len(columns) + j].unflatten(-1, geometry.padded_size(height, width))[..., at_rows, at_columns]
-    if geometry.is_transposed:
-        sources = geometry.source_pixels(height, width)
-        return grid, (sources[0][i], sources[1][j])
-    return grid, (rows[i] - at_rows.start, columns[j] - at_columns.start)
+def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
+    """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
+    where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
+    known = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    pooling = getattr(model, "global_pool", None)
+    if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):
+        return tuple(f"register {i + 1}" for i in range(count))  # the answer comes from the patches: nobody reads these
+    names = [] if known.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
+    if "dist_token" in known:
+        names.append("distillation token")
+    word = "token" if known.isdisjoint({"reg_token", "register_tokens"}) else "register"
+    return tuple([*names, *(f"{word} {i + 1}" for i in range(count - len(names)))][:count])

@@ -114,8 +114,8 @@ def words_first(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
 
 
 def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
-    from recast.explain.model_pages import explain_model
-    from recast.explain.open_model import names_a_run
+    from recast.explain.open import names_a_run
+    from recast.explain.pages import explain_model, explain_run
 
     rest: dict[str, Any] = {
         "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
@@ -124,8 +124,6 @@ def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
         if given := [name for name in OF_MODELS if options[name] is not None and options[name] is not False]:
             option = given[0].replace("_", "-")
             raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
-        from recast.explain.run_pages import explain_run
-
         return explain_run(options.subject, options.images, options.out, **rest)
     config = ModelConfig(options.subject, options.checkpoint, options.pretrained, options.num_classes)
     told = {name: options[name] for name in ("classes", "mean", "std", "crop_pct")}
@@ -147,7 +145,7 @@ def _summary(done: Explained, layer: str | None) -> dict[str, Any]:
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
-                    arm: [{"class": name, "probability": probability} for name, probability in ranked]
+                    arm: [{"class": one.name, "probability": one.probability} for one in ranked]
                     for arm, ranked in picture.predictions[-1].items()
                 },
             }

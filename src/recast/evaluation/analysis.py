@@ -1,4 +1,4 @@
-"""Suites `fourier`, `heads`, `cka` and `agreement`: analyses of `recast.explain` on the bench's models and images."""
+"""Suites `fourier`, `heads`, `cka` and `agreement`: analyses on the bench's models and images."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from recast.analysis.agreement import tabulate_agreement
+from recast.analysis.cka import tabulate_cka
 from recast.analysis.fourier import tabulate_fourier
-from recast.analysis.heads import tabulate_heads
-from recast.analysis.similarity import tabulate_cka
+from recast.analysis.head_statistics import tabulate_heads
 from recast.data.splits import choose_balanced
 from recast.data.streaming import ImageStream
 from recast.evaluation.bench import Bench, NotMeasured, Source

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.record import write_attention
+from recast.analysis.queries import write_attention
 from recast.data import Data, load_data, loader
 from recast.device import choose_device, surroundings
 from recast.errors import RecastError

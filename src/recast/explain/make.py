@@ -1,22 +1,21 @@
-"""`explain`: pages of what attends to what: a clicked query pixel in every head, a class in the image."""
+"""`explain` and `make_scene`: what attends to what, of networks and images: a clicked query pixel in every head, or a
+class in the image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
-from recast.explain.pictures import Input, read_image
-from recast.explain.predictions import ranked
-from recast.explain.record_maps import record_maps
+from recast.explain.inputs import Input, ranked, read_image
+from recast.explain.maps import record_maps
 from recast.explain.scene import Picture, Prediction, Scene, State
 from recast.explain.write import check_target, write_pages
 from recast.models.build import input_defaults
@@ -24,7 +23,30 @@ from recast.tracing.hooks import in_eval
 
 TOP = 5
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIDE = 224
+"""Of images for a network that does not say its own size."""
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
+
+
+class Inputs(NamedTuple):
+    """What images a network takes; None: it does not say."""
+
+    size: tuple[int, int] | None
+    """(height, width)."""
+    crop_pct: float | None
+    """Share of the short side that the crop keeps."""
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+
+
+def inputs_of(model: nn.Module) -> Inputs:
+    """What timm's cfg of the network says."""
+    defaults, cfg = input_defaults(model), getattr(model, "pretrained_cfg", None)
+    if defaults is None or not isinstance(cfg, Mapping):
+        return Inputs(None, None, None, None)
+    height, width = (int(side) for side in cfg["input_size"][-2:])
+    crop_pct = cfg.get("crop_pct")
+    return Inputs((height, width), None if crop_pct is None else float(crop_pct), defaults.mean, defaults.std)
 
 
 def explain(
@@ -54,21 +76,25 @@ def explain(
     it, or nowhere to write.
     """
     check_target(Path(out))
-    defaults = input_defaults(model)
-    mean = mean or (defaults.mean if defaults else IMAGENET[0])
-    std = std or (defaults.std if defaults else IMAGENET[1])
-    side = size or (defaults.img_size if defaults else 224)
-    shape = (side, side) if isinstance(side, int) else side
-    shown = _input(image, shape, classes or ())
+    own = inputs_of(model)
+    shape = (size, size) if isinstance(size, int) else size or own.size or (SIDE, SIDE)
+    if not isinstance(image, Tensor):
+        shown = read_image(image if isinstance(image, Image.Image) else Path(image), shape, classes or ())
+    elif image.dim() == 3 and image.shape[0] == 3 and image.is_floating_point():
+        shown = Input("the image", image)
+    else:
+        raise RecastError(
+            f"an image must be a file, a PIL image, or pixels (3, height, width) in [0, 1], got a tensor "
+            f"{tuple(image.shape)} of {image.dtype}"
+        )
     arms = {**(against or {}), "recast": model}
-    names = {arm: ARMS.get(arm, arm) for arm in arms}
     scene = make_scene(
         title or f"{type(model).__name__} on {shown.name}",
         [shown],
         [(None, arms)],
         classes,
-        (mean, std),
-        names if against else {"recast": "Model"},
+        (mean or own.mean or IMAGENET[0], std or own.std or IMAGENET[1]),
+        {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
     )
     return write_pages(scene, Path(out), together=True)[0]
 
@@ -81,61 +107,42 @@ def make_scene(
     normalisation: tuple[Sequence[float], Sequence[float]],
     arms: Mapping[str, str],
     notes: Sequence[str] = (),
-    facts: Sequence[tuple[str, str]] = (),
+    about: Sequence[tuple[str, str]] = (),
 ) -> Scene:
     """Run every image through the networks of every state; of the arm "recast" the maps are kept.
 
     states: (epoch, arms), the earliest first; may be a generator that loads one after the other.
     """
-    made: list[State] = []
+    done: list[State] = []
     predictions: list[list[dict[str, tuple[Prediction, ...]]]] = [[] for _ in inputs]
     maps: list[list[dict[str, Any]]] = [[] for _ in inputs]
     order: list[str] = []
     left_out: dict[str, None] = {}
+    mean, std = (list(values) for values in normalisation)
     for epoch, networks in states:
         layers: tuple[Any, ...] = ()
         for index, shown in enumerate(inputs):
-            outputs = {}
+            best = {}
             for arm, network in networks.items():
-                normalised = _normalised(shown.pixels[None], normalisation, network)
+                x = normalize(shown.pixels[None], mean, std)
+                x = x.to(next(network.parameters(), x))  # its device and dtype
                 with _takes(f" ({arm})" if len(networks) > 1 else "", shown.pixels):
                     if arm == "recast":
-                        outputs[arm], layers, stored, said = record_maps(network, normalised, classes)
+                        output, layers, stored, said = record_maps(network, x, classes)
                         maps[index].append(stored)
                         left_out |= dict.fromkeys(said)
                     else:
                         with in_eval(network), torch.no_grad():
-                            outputs[arm] = network(normalised)
-            best = {arm: ranked(output, classes, TOP) for arm, output in outputs.items()}
-            predictions[index].append({arm: tuple(one[1:] for one in found) for arm, found in best.items() if found})
-        made.append(State(epoch, layers))
+                            output = network(x)
+                best[arm] = ranked(output, classes, TOP)
+            predictions[index].append({arm: found for arm, found in best.items() if found})
+        done.append(State(epoch, layers))
         order = _merged(order, [layer.name for layer in layers])
     pictures = [
         Picture(shown.name, _bytes(shown.pixels), shown.label, shown.notes, tuple(p), tuple(m))
         for shown, p, m in zip(inputs, predictions, maps, strict=True)
     ]
-    return Scene(title, dict(arms), tuple(made), tuple(pictures), (*notes, *left_out), tuple(facts), tuple(order))
-
-
-def _input(
-    image: str | Path | Image.Image | Tensor, size: tuple[int, int], classes: Sequence[str], name: str = "the image"
-) -> Input:
-    if isinstance(image, Tensor):
-        if image.dim() != 3 or image.shape[0] != 3 or not image.is_floating_point():
-            raise RecastError(
-                f"an image must be a file, a PIL image, or pixels (3, height, width) in [0, 1], got a tensor "
-                f"{tuple(image.shape)} of {image.dtype}"
-            )
-        return Input(name, image)
-    return read_image(image if isinstance(image, Image.Image) else Path(image), size, classes)
-
-
-def _normalised(pixels: Tensor, normalisation: tuple[Sequence[float], Sequence[float]], network: nn.Module) -> Tensor:
-    """(x − mean) / std, on the network's device and in its dtype."""
-    mean, std = (torch.tensor(tuple(values)).view(-1, 1, 1) for values in normalisation)
-    normalised = (pixels - mean) / std
-    parameter = next(network.parameters(), normalised)
-    return normalised.to(parameter)
+    return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
 
 
 @contextmanager
@@ -151,7 +158,7 @@ def _takes(arm: str, pixels: Tensor) -> Iterator[None]:
         raise RecastError(f"the network{arm} cannot take an image of {height}×{width} pixels: {reason}") from None
 
 
-def _bytes(pixels: Tensor) -> NDArray[np.uint8]:
+def _bytes(pixels: Tensor) -> Any:
     return (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
 
 

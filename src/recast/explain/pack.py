@@ -6,8 +6,7 @@ import base64
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recast.errors import RecastError, suggest
-from recast.explain.scene import Axis, Layer, Maps, Picture, Scene
+from recast.explain.scene import Layer, Maps, Picture, Scene
 
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""
@@ -71,16 +70,14 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     pictures = [_picture(picture) for picture in scene.pictures]
     budget = math.inf if limit is None else limit - sum(len(picture["src"]) for picture in pictures)
     packed, notes = _packed_maps(scene, budget)
-    for index, picture in enumerate(pictures):
-        picture["maps"] = [
-            {name: packed[index, state, name] for name in maps}
-            for state, maps in enumerate(scene.pictures[index].maps)
-        ]  # fmt: skip
+    for index, picture in enumerate(scene.pictures):
+        states = enumerate(picture.maps)
+        pictures[index]["maps"] = [{name: packed[index, state, name] for name in maps} for state, maps in states]
     return {
         "title": scene.title,
         "arms": scene.arms,
         "notes": [*scene.notes, *notes],
-        "facts": [list(fact) for fact in scene.facts],
+        "facts": [list(fact) for fact in scene.about],
         "order": list(scene.layer_order),
         "first": first,
         "states": [
@@ -93,70 +90,55 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
 
 def _packed_maps(scene: Scene, budget: float) -> tuple[dict[Key, dict[str, Any]], list[str]]:
     """Every picture's maps in every state, the largest layers coarser until all fit."""
-    found: dict[Key, Maps] = {key: maps for key, maps in _all_maps(scene)}
+    found: dict[Key, Maps] = {
+        (index, state, name): maps
+        for index, picture in enumerate(scene.pictures)
+        for state, layers in enumerate(picture.maps)
+        for name, maps in layers.items()
+    }
     packed = {key: pack_maps(maps) for key, maps in found.items()}
-    coarsened = False
-    while (total := _bytes(packed)) > budget:
-        sizes = {name: _bytes({key: one for key, one in packed.items() if key[2] == name}) for _, _, name in packed}
-        name = max(sizes, key=lambda name: sizes[name])
-        smaller = _smaller(next(maps for key, maps in found.items() if key[2] == name))
-        if smaller is None or total == 0:
+    ending = "."
+    while True:
+        sizes: Counter[str] = Counter()
+        for key, one in packed.items():
+            sizes[key[2]] += len(one["data"])
+        if not found or sizes.total() <= budget:
             break
-        for key in [key for key in found if key[2] == name]:
-            found[key] = smaller(found[key])
+        name = max(sizes, key=lambda name: sizes[name])
+        keys = [key for key in found if key[2] == name]
+        first = found[keys[0]]
+        queries, blocks = len(first.rows) * len(first.columns), first.stored.shape[-1] * first.stored.shape[-2]
+        if max(queries, blocks) <= 4:  # as coarse as it goes
+            break
+        for key in keys:  # whichever of queries and keys has more
+            found[key] = found[key].fewer_queries() if queries >= blocks else found[key].coarser_keys()
             packed[key] = pack_maps(found[key])
-        coarsened = True
-    notes = []
-    for name in dict.fromkeys(name for _, _, name in found):
-        maps = next(maps for key, maps in found.items() if key[2] == name)
-        if note := _coarseness(name, maps):
-            notes.append(note + (" to keep the page small." if coarsened else "."))
-    return packed, notes
-
-
-def _all_maps(scene: Scene) -> Iterator[tuple[Key, Maps]]:
-    for index, picture in enumerate(scene.pictures):
-        for state, layers in enumerate(picture.maps):
-            for name, maps in layers.items():
-                yield (index, state, name), maps
-
-
-def _smaller(maps: Maps) -> Callable[[Maps], Maps] | None:
-    """The next coarser form: whichever of queries and keys has more; None where both are few."""
-    queries, keys = len(maps.rows) * len(maps.columns), maps.stored.shape[-1] * maps.stored.shape[-2]
-    if max(queries, keys) <= 4:
-        return None
-    return Maps.fewer_queries if queries >= keys else Maps.coarser_keys
-
-
-def _bytes(packed: dict[Key, dict[str, Any]]) -> int:
-    return sum(len(one["data"]) for one in packed.values())
+        ending = " to keep the page small."
+    by_layer = {name: maps for (_, _, name), maps in reversed(found.items())}
+    notes = [_coarseness(name, by_layer[name]) for name in dict.fromkeys(name for _, _, name in found)]
+    return packed, [note + ending for note in notes if note]
 
 
 def _coarseness(name: str, maps: Maps) -> str:
     said = []
     step = max((b - a for line in (maps.rows, maps.columns) for a, b in pairwise(line)), default=1)
     if step > 1:
-        said.append(f"for every {_ordinal(step)} query in each direction (others show the nearest)")
+        ordinal = {2: "second", 3: "third"}.get(step, f"{step}th")
+        said.append(f"for every {ordinal} query in each direction (others show the nearest)")
     if maps.pool > 1:
         said.append(f"over blocks of {maps.pool}×{maps.pool} pixels")
     return f"{name}: stored maps are kept {' and '.join(said)}" if said else ""
 
 
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
-
-
 def _picture(picture: Picture) -> dict[str, Any]:
-    height, width = picture.pixels.shape[:2]
     return {
         "name": picture.name,
         "label": picture.label,
         "notes": list(picture.notes),
-        "size": [height, width],
+        "size": list(picture.pixels.shape[:2]),
         "src": png(picture.pixels),
         "predictions": [
-            {arm: [[name, round(p, 5)] for name, p in ranked] for arm, ranked in state.items()}
+            {arm: [[one.name, round(one.probability, 5)] for one in ranked] for arm, ranked in state.items()}
             for state in picture.predictions
         ],
     }
@@ -173,31 +155,11 @@ def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    def numbers(values: NDArray[np.float32] | None) -> Any:
-        return None if values is None else np.round(values.astype(float), 7).tolist()
-
-    return {
-        "kind": layer.kind,
-        "description": layer.description,
-        "kernel": list(layer.kernel),
-        "offsets": [list(offset) for offset in layer.offsets],
-        "names": list(layer.names),
-        "padded": list(layer.padded),
-        "keys": [_axis(axis) for axis in layer.keys],
-        "queries": [_axis(axis) for axis in layer.queries],
-        "gates": [[symbol, numbers(values)] for symbol, values in layer.gates],
-        "shift": numbers(layer.shift),
-        "gaussian": numbers(layer.gaussian),
-        "content": numbers(layer.content),
-        "center": numbers(layer.center),
-        "alpha": numbers(layer.alpha),
-    }
+    """Its fields but the name, as what JSON knows."""
+    return {name: _plain(value) for name, value in vars(layer).items() if name != "name"}
 
 
-def _axis(axis: Axis) -> list[int]:
-    return [axis.start, axis.step, axis.count]
-
-
-def only(scene: Scene, index: int) -> Scene:
-    """The page of one picture alone."""
-    return replace(scene, pictures=(scene.pictures[index],))
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.round(value.astype(float), 7).tolist()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -12,7 +12,9 @@ input (padding left out).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Axis:
-    """`count` positions on the padded grid, the first at `start`, `step` apart."""
+def percent(share: float) -> str:
+    """ "61 %", "3.2 %"; the page's script does the same."""
+    return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
+
+
+class Axis(NamedTuple):
+    """`size` positions on the padded grid, the first at `start`, `step` apart."""
 
     start: int
     step: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,46 @@ class Layer:
     """Δ (H, 2): gpsa."""
     alpha: Floats | None = None
     """α (H,): gpsa."""
+
+    def map_names(self, maps: Maps) -> tuple[str, ...]:
+        """What the maps are called for this image: names, or each head's tap as rows,columns from the query."""
+        return maps.names or self.names or tuple(f"{down},{right}" for down, right in self.offsets)
+
+    def weights(self, maps: Maps, head: int, query: tuple[int, int] = (0, 0)) -> Floats:
+        """What a head gives to the pixels (Y, X) for a query (row, column on its grid), as assets/maps.js computes it.
+
+        What is stored in blocks is shared out evenly among their pixels, and what is stored of some queries is taken
+        from the nearest.
+        """
+        down, right = (np.arange(axis.size) // maps.pool for axis in self.keys)
+        pixels = np.bincount(down)[:, None] * np.bincount(right)
+        weights: Floats = (maps.at(head, query) / pixels)[down][:, right].astype(np.float32)
+        if self.gaussian is None or self.content is None or self.center is None or self.alpha is None:
+            return weights
+        at = [axis.start + axis.step * index for axis, index in zip(self.queries, query, strict=True)]
+        lines = [
+            _gaussian(float(self.alpha[head]), at[axis] + float(self.center[head, axis]), self.padded[axis], keys)
+            for axis, keys in enumerate(self.keys)
+        ]
+        weights = float(self.content[head]) * weights
+        weights += float(self.gaussian[head]) * np.outer(*lines)
+        if self.shift is not None:
+            tap = [_pixel(keys, at[axis] + self.offsets[head][axis]) for axis, keys in enumerate(self.keys)]
+            if tap[0] is not None and tap[1] is not None:
+                weights[tap[0], tap[1]] += float(self.shift[head])
+        return weights
+
+
+def _gaussian(alpha: float, middle: float, padded: int, keys: Axis) -> Floats:
+    """One axis of G: a softmax of −α(p − middle)² over all padded positions, of which the pixels are returned."""
+    exponents = -alpha * (np.arange(padded) - middle) ** 2
+    shares = np.exp(exponents - exponents.max())
+    return np.asarray((shares / shares.sum())[keys.start :: keys.step][: keys.size], dtype=np.float32)
+
+
+def _pixel(keys: Axis, position: int) -> int | None:
+    pixel, rest = divmod(position - keys.start, keys.step)
+    return pixel if rest == 0 and 0 <= pixel < keys.size else None
 
 
 @dataclass(frozen=True)
@@ -122,16 +168,21 @@ class Maps:
         roots = (stored - np.float32(128)) / np.float32(127) if self.signed else stored / np.float32(255)
         return np.asarray(self.scale[..., None, None] * np.sign(roots) * roots**2, dtype=np.float32)
 
+    def at(self, head: int, query: tuple[int, int]) -> Floats:
+        """One map (Y', X'): that of the nearest query that is stored."""
+        row, column = (_nearest(kept, at) for kept, at in zip((self.rows, self.columns), query, strict=True))
+        one = slice(head, head + 1), slice(row, row + 1), slice(column, column + 1)
+        values: Floats = self._part(one).values[0, 0, 0]
+        return values
+
     def fewer_queries(self) -> Maps:
         """Every second row and column of queries."""
-        return replace(
-            self,
-            scale=self.scale[:, ::2, ::2],
-            stored=self.stored[:, ::2, ::2],
-            rows=self.rows[::2],
-            columns=self.columns[::2],
-            low=None if self.low is None else self.low[:, ::2, ::2],
-        )
+        every_second = slice(None), slice(None, None, 2), slice(None, None, 2)
+        return replace(self._part(every_second), rows=self.rows[::2], columns=self.columns[::2])
+
+    def _part(self, which: tuple[slice, slice, slice]) -> Maps:
+        low = None if self.low is None else self.low[which]
+        return replace(self, scale=self.scale[which], stored=self.stored[which], low=low)
 
     def coarser_keys(self) -> Maps:
         """Blocks of twice the side: their sums."""
@@ -144,8 +195,16 @@ class Maps:
         )  # fmt: skip
 
 
-Prediction = tuple[str, float]
-"""A class and its probability."""
+def _nearest(kept: Sequence[int], wanted: int) -> int:
+    return min(range(len(kept)), key=lambda index: abs(kept[index] - wanted))
+
+
+class Prediction(NamedTuple):
+    """A class by its name and its number among the outputs, and its probability."""
+
+    name: str
+    probability: float
+    number: int
 
 
 @dataclass(frozen=True)
@@ -180,7 +239,7 @@ class Scene:
     states: tuple[State, ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
     """How it was made."""
     layer_order: tuple[str, ...] = ()
     """Names of the layers of all states, from the image on."""

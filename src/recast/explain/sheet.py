@@ -17,8 +17,7 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.explain.pack import first_layer
-from recast.explain.scene import Floats, Layer, Maps, Picture, Scene
-from recast.explain.weights import map_names, weights_of
+from recast.explain.scene import Floats, Layer, Picture, Scene, percent
 from recast.run.files import replaced
 
 SIDE = 224
@@ -109,34 +108,25 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     maps = picture.maps[-1].get(layer.name)
     if maps is None:
         return tiles
-    query = tuple(axis.count // 2 for axis in layer.queries)
-    names = map_names(layer, maps)
+    query = layer.queries[0].size // 2, layer.queries[1].size // 2
     most = MOST_CLASSES if layer.kind == "classes" else MOST_HEADS
-    for head, name in list(enumerate(names))[:most]:
-        weights = weights_of(layer, maps, head, (query[0], query[1]))
-        laid = lay_over(shown, weights, _is_signed(maps, weights))
+    for head, name in enumerate(layer.map_names(maps)[:most]):
+        weights = layer.weights(maps, head, query)
+        signed = maps.signed or float(weights.min()) < -1e-6 * float(np.abs(weights).max())
+        laid = lay_over(shown, weights, signed)
         if layer.kind != "classes":
-            _outline(laid, layer, (query[0], query[1]))
+            _outline(laid, layer, query)
         tiles.append(Tile(laid, (name, _range(weights))))
     return tiles
 
 
-def _is_signed(maps: Maps, weights: Floats) -> bool:
-    return maps.signed or float(weights.min()) < -1e-6 * float(np.abs(weights).max())
-
-
 def _said(scene: Scene, picture: Picture) -> tuple[str, ...]:
     """What each arm says; of several by name."""
-    found = picture.predictions[-1]
+    best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
     return tuple(
-        f"{scene.arms[arm] if len(found) > 1 else 'predicted'}: {found[arm][0][0]} {_percent(found[arm][0][1])}"
-        for arm in scene.arms
-        if arm in found
+        f"{scene.arms[arm] if len(best) > 1 else 'predicted'}: {one.name} {percent(one.probability)}"
+        for arm, one in best.items()
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
 
 
 def _range(weights: Floats) -> str:
@@ -181,8 +171,8 @@ def _outline(pixels: Pixels, layer: Layer, query: tuple[int, int]) -> None:
     spans = []
     for keys, queries, index, side in zip(layer.keys, layer.queries, query, pixels.shape[:2], strict=True):
         place = (queries.start + queries.step * index - keys.start) / keys.step
-        low = min(max(place, 0), keys.count - 1) * side / keys.count
-        spans.append((int(low), max(int(low) + 3, round(low + side / keys.count))))
+        low = min(max(place, 0), keys.size - 1) * side / keys.size
+        spans.append((int(low), max(int(low) + 3, round(low + side / keys.size))))
     (top, bottom), (left, right) = spans
     for width, color in ((2, 0), (1, 255)):
         box = pixels[top:bottom, left:right]

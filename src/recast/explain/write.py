@@ -8,15 +8,15 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
-from recast.explain.pack import LIMIT, only, pack, png
-from recast.explain.scene import Picture, Scene
+from recast.explain.pack import LIMIT, pack, png
+from recast.explain.scene import Picture, Scene, percent
 from recast.run.files import replaced
 
 THUMBNAIL = 240
@@ -56,7 +56,7 @@ def write_pages(
     folder.mkdir(exist_ok=True)
     names = page_names([picture.name for picture in scene.pictures])
     for index, name in enumerate(names):
-        one = pack(only(scene, index), limit, layer)
+        one = pack(replace(scene, pictures=(scene.pictures[index],)), limit, layer)
         one["title"] = f"{scene.pictures[index].name}: {scene.title}"
         one["home"] = f"../{out.name}"
         _write(folder / name, render(one))
@@ -120,13 +120,10 @@ def render_index(scene: Scene, links: list[str]) -> str:
 
 def _item(picture: Picture, link: str, scene: Scene) -> str:
     said = []
-    for arm, ranked in picture.predictions[-1].items():
-        name, probability = ranked[0]
-        label = html.escape(scene.arms.get(arm, arm))
-        said.append(
-            f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>{label}: <b>{html.escape(name)}</b> '
-            f"{100 * probability:.{0 if probability >= 0.1 else 1}f}\u00a0%"
-        )
+    for arm, (best, *_) in picture.predictions[-1].items():
+        label, share = html.escape(scene.arms.get(arm, arm)), percent(best.probability).replace(" ", "\u00a0")
+        chip = f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>'
+        said.append(f"{chip}{label}: <b>{html.escape(best.name)}</b> {share}")
     labelled = f"<br>labelled <b>{html.escape(picture.label)}</b>" if picture.label else ""
     return (
         f'<li class="card"><a href="{html.escape(link)}"><img src="{png(picture.pixels, THUMBNAIL)}" alt="">'

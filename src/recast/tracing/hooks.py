@@ -89,3 +89,15 @@ def replaced_output(module: nn.Module, change: Callable[[Any], Any]) -> Iterator
     """Let a module give `change(output)` instead of its output."""
     with hooked([("", module)], after=lambda _name, _module, _inputs, output: change(output)):
         yield
+
+
+@contextmanager
+def replaced_inputs(
+    module: nn.Module, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+) -> Iterator[None]:
+    """Call a module with `change(inputs, named inputs)` instead of its inputs."""
+    handle = module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -3,7 +3,7 @@
 const Words = (() => {
   const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
 
-  const percent = (p) => `${p >= 0.9995 ? "100" : p >= 0.1 ? (100 * p).toFixed(0) : (100 * p).toFixed(1)} %`;
+  const percent = (p) => `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)} %`;
   const number = (x) => {
     const size = Math.abs(x);
     const digits = size >= 100 ? 0 : size >= 0.01 ? 2 : 3;

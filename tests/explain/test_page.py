@@ -20,7 +20,7 @@ import recast.explain
 from recast.errors import RecastError
 from recast.explain import pack as packing
 from recast.explain.pack import first_layer, pack, pack_maps
-from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.scene import Axis, Layer, Maps, Picture, Prediction, Scene, State
 from recast.explain.write import page_names, write_pages
 
 PAGE = Path(recast.explain.__file__).parent / "assets"
@@ -47,7 +47,7 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
     shown = tuple(
         Picture(
             f"cat {i}.jpg", pixels, "cat", (),
-            tuple({"parent": (("dog", 0.5),), "recast": (("cat", 0.75),)} for _ in range(states)),
+            ({"parent": (Prediction("dog", 0.5, 0),), "recast": (Prediction("cat", 0.75, 1),)},) * states,
             tuple({"layer4": some_maps(side, seed=100 * i + s)} for s in range(states)),
         )
         for i in range(pictures)
@@ -178,8 +178,8 @@ def test_a_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
 
 def test_what_names_say_is_never_markup(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>{{ style }}&amp;"
-    scene = a_scene(title=evil, notes=(evil,), facts=(("Run", evil),))
-    picture = replace(scene.pictures[0], name=evil, label=evil, predictions=({"recast": ((evil, 0.5),)},))
+    scene = a_scene(title=evil, notes=(evil,), about=(("Run", evil),))
+    picture = replace(scene.pictures[0], name=evil, label=evil, predictions=({"recast": (Prediction(evil, 0.5, 0),)},))
     (path,) = write_pages(replace(scene, pictures=(picture,)), tmp_path / "page.html")
     text = path.read_text(encoding="utf-8")
     assert text.count("<script") == 2

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recast.explain.record_maps as module
-from recast.explain.record_maps import record_maps, stored_maps
+from recast.explain import maps as module
+from recast.explain.maps import record_maps, stored_maps
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_, recast_layers

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.evaluation.run_folder import Run
-from recast.explain import run_pages
+from recast.explain.inputs import Input
 from recast.explain.make import explain, make_scene
-from recast.explain.pictures import Input
+from recast.explain.pages import kept_states
 from recast.explain.scene import Maps
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
@@ -139,12 +139,12 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "epoch-x.safetensors").touch()
     recipe: Any = SimpleNamespace(epochs=100)
     run = Run(tmp_path, recipe, cast(Any, None), {})
-    states, notes = run_pages.kept_states(run)
+    states, notes = kept_states(run)
     assert list(states) == [0, 10, 20, 30, 40, 50, 59, 69, 79, 89, 99, 100]
     assert states[100] is None  # the end is weights.safetensors itself
     assert notes == ["Of 101 epochs whose weights were kept, 12 are shown."]
     recipe.epochs = 4
-    states, notes = run_pages.kept_states(run)
+    states, notes = kept_states(run)
     assert (list(states), notes) == ([0, 1, 2, 3, 4], [])
 
 

@@ -15,11 +15,10 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.explain import sheet
+from recast.explain.inputs import Input
 from recast.explain.make import make_scene
-from recast.explain.pictures import Input
-from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
+from recast.explain.scene import Axis, Layer, Maps, Picture, Prediction, Scene, State
 from recast.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
-from recast.explain.weights import map_names, weights_of
 from recast.explain.write import write_pages
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
@@ -51,7 +50,7 @@ def a_scene(pictures: int = 1, signed: bool = False) -> Scene:
         "last": Maps.of(heads, *every),
     }
     pixels = np.full((40, 80, 3), 230, dtype=np.uint8)
-    said: dict[str, Any] = {"recast": (("cat", 0.61), ("dog", 0.2))}
+    said: dict[str, Any] = {"recast": (Prediction("cat", 0.61, 0), Prediction("dog", 0.2, 1))}
     shown = tuple(Picture(f"{i}.png", pixels, "cat", (), (said,), (stored,)) for i in range(pictures))
     return Scene("net", {"recast": "Network"}, (State(None, (pool, last)),), shown, layer_order=("pool", "last"))
 
@@ -166,21 +165,21 @@ def test_the_maps_are_the_layers_own(config: dict[str, Any], open_gates: Callabl
             maps, geometry, size = layer.attention(x), layer.geometry, x.shape[-2:]
             mix = (maps.mix if isinstance(layer, GPSA) else maps)[0].unflatten(-1, geometry.padded_size(*size))
             rows, columns = geometry.pixels(*size)
-            for query in ((0, 0), (of.queries[0].count - 1, of.queries[1].count // 2)):
-                number = query[0] * of.queries[1].count + query[1]
+            for query in ((0, 0), (of.queries[0].size - 1, of.queries[1].size // 2)):
+                number = query[0] * of.queries[1].size + query[1]
                 for head in range(len(mix)):
                     wanted = mix[head, number][rows][:, columns].numpy()
-                    found = weights_of(of, scene.pictures[0].maps[0][of.name], head, query)
+                    found = of.weights(scene.pictures[0].maps[0][of.name], head, query)
                     assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
             x = model[:2](x) if layer is model[0] else x
-    assert map_names(of, scene.pictures[0].maps[0][of.name]) == ("0,-1", "0,0", "0,1")
+    assert of.map_names(scene.pictures[0].maps[0][of.name]) == ("0,-1", "0,0", "0,1")
 
 
 def test_coarse_maps_are_shared_out_evenly() -> None:
     layer = Layer("last", "maps", "", (1, 1), (), (4, 7), (Axis(0, 1, 4), Axis(0, 1, 7)), GRID)
     values = np.random.default_rng(0).random((1, 2, 2, 2, 4)).astype(np.float32)
     maps = Maps.of(values, (1, 3), (0, 6), 2)
-    found = weights_of(layer, maps, 0, (3, 2))
+    found = layer.weights(maps, 0, (3, 2))
     assert found.shape == (4, 7)
     assert found.sum() == pytest.approx(maps.values[0, 1, 0].sum(), rel=1e-5)
     assert np.allclose(found[:2, 6], maps.values[0, 1, 0, 0, 3] / 2)  # a block of two pixels at the edge

@@ -1,26 +1,28 @@
-"""Images for an explain page: files of any kind, folders, and validation images of a run, as the network sees them."""
+"""What a page is made from: image files and validation images as the network sees them, class names, ranking."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageOps
+from timm.data import ImageNetInfo
 from torch import Tensor
 
 from recast.data import Data
 from recast.data.images import crop_fraction, decode_errors, is_image_name, middle, resize_and_crop, to_pixels, to_rgb
 from recast.errors import RecastError
+from recast.explain.scene import Prediction
 
 ORIENTATION = 274
 """The EXIF tag that says which side is up."""
 VALIDATION = re.compile(r"val:(\d+)")
 DIFFERENT = 4
 """How many validation images are shown where none is asked for, each of another class."""
-
 NAMED = 3
 """How many files that cannot be read are named."""
 
@@ -33,7 +35,7 @@ class Input:
     pixels: Tensor
     """(3, height, width) float32 in [0, 1]."""
     label: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def read_image(
@@ -58,7 +60,7 @@ def read_image(
     if size[0] == size[1]:
         image, crop = resize_and_crop(image, size[0], crop_pct), crop_pct or crop_fraction(size[0])
     else:
-        image, crop = _cut(image, size), 1.0
+        image, crop = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
     if (width, height) != (size[1], size[0]):
         part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
         kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
@@ -75,16 +77,6 @@ def _upright(path: Path) -> tuple[Image.Image, bool]:
             return to_rgb(ImageOps.exif_transpose(opened) if turned else opened), turned
 
 
-def _cut(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The largest middle part of the shape `size`, resized to it (bicubic)."""
-    height, width = size
-    scale = max(height / image.height, width / image.width)
-    wide, high = width / scale, height / scale
-    left, top = (image.width - wide) / 2, (image.height - high) / 2
-    box = (max(left, 0.0), max(top, 0.0), min(left + wide, image.width), min(top + high, image.height))
-    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
-
-
 def page_stem(words: Sequence[str | Path]) -> str:
     """What a page of the images that `words` name is called: that of the one word, else images, or validation."""
     if len(words) != 1:
@@ -98,60 +90,54 @@ def safe_stem(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
-def find_images(words: Sequence[str | Path]) -> list[Path]:
-    """The files that are meant: files as they are, of a folder every image below it, by name.
-
-    Raises `RecastError` for what is not there, and for a folder without images.
+def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
+    """The images that the words mean: files as they are, of a folder every image below it, by name, and `val:N` for the
+    N-th validation image. Raises `RecastError` for what is not there, and for a folder without images.
     """
-    found: list[Path] = []
+    found: list[int | Path] = []
     for word in words:
         path = Path(word)
-        if not path.is_dir():
-            if not path.exists():
-                raise RecastError(f"no such image or folder: {path}")
-            found.append(path)
-            continue
-        inside = sorted(file for file in path.rglob("*") if is_image_name(file.name) and file.is_file())
-        if not inside:
-            raise RecastError(
-                f"no images in folder {path}: files with endings such as .png, .jpg or .webp are looked for"
-            )
-        found += inside
-    return found
-
-
-def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
-    """Files, and numbers of validation images, that the words mean. Raises `RecastError` as `find_images` does."""
-    wanted: list[int | Path] = []
-    for word in words:
         if match := VALIDATION.fullmatch(str(word)):
-            wanted.append(int(match[1]))
+            found.append(int(match[1]))
         elif str(word).startswith("val:"):
             raise RecastError(f"a validation image is named by its number, such as val:3, got {word}")
+        elif path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if is_image_name(file.name) and file.is_file())
+            if not inside:
+                raise RecastError(
+                    f"no images in folder {path}: files with endings such as .png, .jpg or .webp are looked for"
+                )
+            found += inside
+        elif path.exists():
+            found.append(path)
         else:
-            wanted += find_images([word])
-    return wanted
+            raise RecastError(f"no such image or folder: {path}")
+    return found
 
 
 def read_inputs(
     words: Sequence[str | Path], data: Data, size: tuple[int, int], most: int, crop_pct: float | None = None
 ) -> tuple[list[Input], list[str]]:
-    """What the words of a command mean: files, folders, and `val:N` for the N-th validation image.
+    """What the words of a command mean, as `find_inputs` says; no word: a validation image of each of some classes.
 
-    The first `most` of them, and notes as `read_files` gives them. No word at all: one validation image of each of
-    `DIFFERENT` classes. Raises `RecastError` as `find_images` and `read_files` do, and for a number that the validation
-    images do not have.
+    The first `most` of them, and notes as `read_files` gives them. Raises `RecastError` as both do, and for a number
+    that the validation images do not have.
     """
-    if not words:
-        chosen = _different(data)
-        return [_of_validation(data, index, size) for index in chosen[:most]], _more(len(chosen), most)
 
     def read(one: int | Path) -> Input:
-        return (
-            _of_validation(data, one, size) if isinstance(one, int) else read_image(one, size, data.classes, crop_pct)
-        )
+        if isinstance(one, Path):
+            return read_image(one, size, data.classes, crop_pct)
+        return _of_validation(data, one, size)
 
-    return read_files(find_inputs(words), read, most)
+    wanted = find_inputs(words)
+    if not words:
+        first: dict[int, int | Path] = {}
+        for index, label in enumerate(data.val.labels.tolist()):
+            first.setdefault(int(label), index)
+            if len(first) == DIFFERENT:
+                break
+        wanted = list(first.values())
+    return read_files(wanted, read, most)
 
 
 def read_files(
@@ -163,41 +149,25 @@ def read_files(
     """
     found: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
-    for seen, one in enumerate(wanted):
+    for one in wanted:
         if len(found) == most:
-            return found, [*_left_out(broken), *_more(len(wanted) - len(broken), most)]
+            break
         try:
             found.append(read(one))
         except RecastError as error:
-            if isinstance(one, int) or (seen == len(wanted) - 1 and not found and not broken):
+            if isinstance(one, int) or len(wanted) == 1:
                 raise
             broken.append((one, error))
     if not found:
         raise RecastError(f"none of {len(wanted)} files is an image that can be read; the first: {broken[0][1]}")
-    return found, _left_out(broken)
-
-
-def _left_out(broken: Sequence[tuple[Path, RecastError]]) -> list[str]:
-    """One note on files that are left out: the first by name."""
-    if not broken:
-        return []
-    names = ", ".join(str(path) for path, _ in broken[:NAMED])
-    rest = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-    return [f"Left out, because it is no image that can be read: {names}{rest}."]
-
-
-def _more(found: int, most: int) -> list[str]:
-    return [f"{most} of {found} images are shown: --num-images takes more."] if found > most else []
-
-
-def _different(data: Data) -> list[int]:
-    """The first validation images of `DIFFERENT` classes."""
-    first: dict[int, int] = {}
-    for index, label in enumerate(data.val.labels.tolist()):
-        first.setdefault(int(label), index)
-        if len(first) == DIFFERENT:
-            break
-    return list(first.values())
+    notes = []
+    if broken:
+        names = ", ".join(str(path) for path, _ in broken[:NAMED])
+        rest = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+        notes.append(f"Left out, because it is no image that can be read: {names}{rest}.")
+    if len(wanted) - len(broken) > most:
+        notes.append(f"{most} of {len(wanted) - len(broken)} images are shown: --num-images takes more.")
+    return found, notes
 
 
 def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
@@ -210,3 +180,46 @@ def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
             "a file"
         )
     return Input(f"val:{index}", pixels[0], data.classes[int(labels[0])])
+
+
+def imagenet_names() -> tuple[list[str], dict[str, str]]:
+    """ImageNet-1k's classes by their first name (all of them where two classes share it), and folder → class."""
+    info = ImageNetInfo()
+    wnids = info.label_names()
+    told = [info.index_to_description(index) for index in range(len(wnids))]
+    first = [text.partition(",")[0] for text in told]
+    names = [text if first.count(short) > 1 else short for text, short in zip(told, first, strict=True)]
+    return names, {name: name for name in names} | dict(zip(wnids, names, strict=True))
+
+
+def read_class_names(path: Path) -> list[str]:
+    """The lines of a text file, a class each. Raises `RecastError` for a file that is none, and for empty lines."""
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise RecastError(
+            f"cannot read the names of classes in {path}: {reason}; one name a line is expected"
+        ) from None
+    while names and not names[-1]:
+        names.pop()
+    if not names or "" in names:
+        where = f"line {names.index('') + 1} is empty" if names else "it is empty"
+        raise RecastError(f"{path} must name one class a line, but {where}")
+    return names
+
+
+def ranked(output: Any, classes: Sequence[str] | None, most: int) -> tuple[Prediction, ...]:
+    """The likeliest classes, at most `most`; none where the output is not one finite number per class.
+
+    Raises `RecastError` if there are names for another number of classes.
+    """
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or not output.isfinite().all():
+        return ()
+    if classes is not None and len(classes) != output.shape[1]:
+        raise RecastError(f"{len(classes)} names of classes for a network with {output.shape[1]} outputs")
+    found = output.float().softmax(1)[0].topk(min(most, output.shape[1]))
+    return tuple(
+        Prediction(str(i) if classes is None else classes[i], p, i)
+        for i, p in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    )

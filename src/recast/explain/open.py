@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import timm
 from torch import nn
@@ -20,32 +21,28 @@ from recast.run.config import ModelConfig
 SAVED = ".safetensors"
 
 
-def is_trained(config: ModelConfig) -> bool:
-    """Whether the weights are given, and not random."""
-    return bool(config.checkpoint or config.pretrained or config.name.endswith(SAVED))
+class Weights(NamedTuple):
+    """Where a network's weights come from, in words, and what a title and a note say where they are chance."""
+
+    told: str
+    title: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def weights_of(config: ModelConfig) -> str:
-    """Where the weights come from, in words."""
-    if config.checkpoint or config.name.endswith(SAVED):
-        return config.checkpoint or config.name
+def weights_of(config: ModelConfig) -> Weights:
+    """The weights that `open_model` gives."""
+    name = config.name
+    if config.checkpoint or name.endswith(SAVED):
+        return Weights(config.checkpoint or name)
     if config.pretrained:
-        return "published"
-    return f"as {config.name} returns them" if _is_function(config.name) else "random"
-
-
-def chance(config: ModelConfig) -> tuple[str, list[str]]:
-    """What a title adds, and a note, where the weights are random or may be: a function's own may be trained."""
-    if is_trained(config):
-        return "", []
-    if _is_function(config.name):
-        return " (weights as it returns them)", [
-            f"The weights are those that {config.name} returns: if they are random, predictions and maps are chance; "
-            "--checkpoint gives others."
-        ]
-    return " (random weights: chance)", [
-        "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
-    ]
+        return Weights("published")
+    if _is_function(name):
+        note = f"The weights are those that {name} returns: if they are random, predictions and maps are chance; "
+        return Weights(
+            f"as {name} returns them", " (weights as it returns them)", (f"{note}--checkpoint gives others.",)
+        )
+    note = "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
+    return Weights("random", " (random weights: chance)", (note,))
 
 
 def names_a_run(word: str) -> bool:
@@ -68,12 +65,12 @@ def open_model(config: ModelConfig) -> nn.Module:
         raise RecastError(f"{name} holds weights alone: recast explain MODEL IMAGE --checkpoint {name}")
     if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
         return load(config.checkpoint, parent=build(replace(config, checkpoint=None)))
-    if ":" not in name and not timm.is_model(name.partition(".")[0]):
-        try:
-            return build(config).eval()
-        except RecastError as error:
-            raise RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") from None
-    return build(config).eval()
+    try:
+        return build(config).eval()
+    except RecastError as error:
+        if ":" in name or timm.is_model(name.partition(".")[0]):
+            raise
+        raise RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") from None
 
 
 def _saved(config: ModelConfig) -> nn.Module:
@@ -108,9 +105,7 @@ def _is_function(name: str) -> bool:
 
 def _has_plan(path: str) -> bool:
     """Whether `recast.save` wrote the file, of a network that was changed."""
-    if not path.endswith(SAVED):
-        return False
     try:
-        return read_header(path)["plan"] is not None
+        return path.endswith(SAVED) and read_header(path)["plan"] is not None
     except RecastError:
         return False

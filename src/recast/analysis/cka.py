@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.batches import Batches, Images, each_batch
-from recast.analysis.blocks import BlockSequence, device_of
+from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
 from recast.errors import RecastError
 from recast.run.records import SimilarityLine, Table
-from recast.tracing.hooks import in_eval
 
 MIN_IMAGES = 4
 """The unbiased estimate needs so many in a batch."""
@@ -52,77 +50,62 @@ def cka(
 
     Raises `RecastError` for layers that are not there and where no batch has four images.
     """
-    both = _Pass({"a": model_a, "b": model_b}, {"a": layers_a, "b": layers_b}, [("a", "b")])
-    for batch in each_batch(images):
-        both.add(batch)
-    return both.similarity("a", "b")
+    models, layers = {"a": model_a, "b": model_b}, {"a": layers_a, "b": layers_b}
+    return _similarities(models, layers, [("a", "b")], images)[0]
 
 
 def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     """CKA between all layers of the first model and itself, and of the first with every other, as
     RUN/analysis/cka.csv: a row a pair of layers, in one pass over the images. Raises `RecastError` as `cka` does."""
-    first = next(iter(models))
-    pairs = [(first, other) for other in models]
-    one_pass = _Pass(models, dict.fromkeys(models), pairs)
-    for batch in each_batch(batches()):
-        one_pass.add(batch)
+    pairs = [(next(iter(models)), other) for other in models]
     rows: list[SimilarityLine] = []
-    for a, b in pairs:
-        found = one_pass.similarity(a, b)
+    for (a, b), found in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
         for layer_a, values in zip(found.layers_a, found.cka.tolist(), strict=True):
             for layer_b, value in zip(found.layers_b, values, strict=True):
                 rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, found.n))
     return Table.of("cka", SimilarityLine, rows)
 
 
-class _Pass:
-    """Sums of HSIC₁ between layers of pairs of models."""
-
-    def __init__(
-        self,
-        models: Mapping[str, nn.Module],
-        layers: Mapping[str, Sequence[str] | None],
-        pairs: Sequence[tuple[str, str]],
-    ) -> None:
-        self._sequences = {name: BlockSequence(model, layers[name]) for name, model in models.items()}
-        self._names: dict[str, tuple[str, ...]] = {}
-        self._pairs = pairs
-        self._between: dict[tuple[str, str], Tensor] = {}
-        self._within: dict[str, Tensor] = {}
-        self._n = 0
-
-    @torch.no_grad()
-    def add(self, images: Tensor) -> None:
-        n = len(images)
-        if n < MIN_IMAGES:
-            return
-        grams = {name: self._grams(name, images) for name in self._sequences}
+def _similarities(
+    models: Mapping[str, nn.Module],
+    layers: Mapping[str, Sequence[str] | None],
+    pairs: Sequence[tuple[str, str]],
+    images: Images,
+) -> list[Similarity]:
+    """CKA of pairs of models in one pass over the images."""
+    sequences = {name: BlockSequence(model, layers.get(name)) for name, model in models.items()}
+    names: dict[str, tuple[str, ...]] = {}
+    within: dict[str, Tensor] = {}
+    between: dict[tuple[str, str], Tensor] = {}
+    n = 0
+    for batch in each_batch(images):
+        if len(batch) < MIN_IMAGES:
+            continue
+        n += len(batch)
+        grams: dict[str, Tensor] = {}
         # HSIC₁ = Σ_{i≠j} K̃_ij L̃_ij / (n(n−3)), times the batch's weight n(n−3)
-        for name, flat in grams.items():
-            own = flat.square().sum(1)
-            self._within[name] = self._within[name] + own if name in self._within else own
-        for a, b in self._pairs:
-            shared = grams[a] @ grams[b].T
-            self._between[a, b] = self._between[a, b] + shared if (a, b) in self._between else shared
-        self._n += n
+        for name, sequence in sequences.items():
+            names[name], grams[name] = _grams(name, sequence, batch)
+            within[name] = within.get(name, 0) + grams[name].square().sum(1)
+        for a, b in pairs:
+            between[a, b] = between.get((a, b), 0) + grams[a] @ grams[b].T
+    if not n:
+        raise RecastError(f"CKA needs batches of at least {MIN_IMAGES} images, of hundreds better: got none")
+    found = []
+    for a, b in pairs:
+        norm = (within[a][:, None] * within[b][None]).sqrt()
+        values = torch.where(norm > 0, between[a, b] / norm, torch.nan)
+        found.append(Similarity(names[a], names[b], values, n))
+    return found
 
-    def _grams(self, name: str, images: Tensor) -> Tensor:
-        """(layers, n²): the U-centred Gram matrix of every layer."""
-        found: dict[str, Tensor] = {}
-        sequence = self._sequences[name]
-        with in_eval(sequence.model), sequence.watched(lambda at, x: found.update({at: centred_gram(x)})):
-            sequence.model(images.to(device_of(sequence.model)))
-        if not found:
-            raise RecastError(f"none of the layers of model {name!r} ran, or none gave a tensor")
-        self._names[name] = tuple(found)
-        return torch.stack([gram.flatten() for gram in found.values()])
 
-    def similarity(self, a: str, b: str) -> Similarity:
-        if not self._n:
-            raise RecastError(f"CKA needs batches of at least {MIN_IMAGES} images, of hundreds better: got none")
-        norm = (self._within[a][:, None] * self._within[b][None]).sqrt()
-        values = torch.where(norm > 0, self._between[a, b] / norm, torch.nan)
-        return Similarity(self._names[a], self._names[b], values, self._n)
+def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
+    """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
+    found: dict[str, Tensor] = {}
+    sequence.run(images, lambda at, x: found.update({at: centred_gram(x)}))
+    if not found:
+        raise RecastError(f"none of the layers of model {name!r} ran, or none gave a tensor")
+    return tuple(found), torch.stack([gram.flatten() for gram in found.values()])
 
 
 def centred_gram(x: Tensor) -> Tensor:

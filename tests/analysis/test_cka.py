@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import recast.models  # noqa: F401  (registers the small networks with timm)
-from recast.analysis.similarity import centred_gram, cka, tabulate_cka
+from recast.analysis.cka import centred_gram, cka, tabulate_cka
 from recast.errors import RecastError
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

@@ -16,8 +16,8 @@ from recast.data import Data
 from recast.data.datasets import ImageTensors
 from recast.data.images import load_image
 from recast.errors import RecastError
-from recast.explain import pictures
-from recast.explain.pictures import find_images, read_image, read_inputs
+from recast.explain import inputs
+from recast.explain.inputs import find_inputs, read_image, read_inputs
 
 SIZE = (16, 16)
 
@@ -92,7 +92,7 @@ def test_a_strip_is_cut_before_it_is_resized(tmp_path: Path, monkeypatch: pytest
         seen.append(image.size)
         return image.resize(SIZE)
 
-    monkeypatch.setattr(pictures, "resize_and_crop", resize)
+    monkeypatch.setattr(inputs, "resize_and_crop", resize)
     for height, width in ((2, 9000), (9000, 3), (20, 400)):
         read_image(save(photo(height, width), tmp_path / "x.png"), SIZE)
     assert seen == [(40, 2), (3, 60), (400, 20)]
@@ -134,15 +134,15 @@ def test_folders_and_labels(tmp_path: Path) -> None:
     for name in ("val/cat/b.png", "val/dog/a.jpg", "val/dog/.hidden.png", "val/readme.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         photo().save(tmp_path / name) if name.endswith(("png", "jpg")) else (tmp_path / name).touch()
-    found = find_images([tmp_path / "val"])
+    found = find_inputs([tmp_path / "val"])
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["val/cat/b.png", "val/dog/a.jpg"]
     assert [read_image(path, SIZE, ["cat", "dog"]).label for path in found] == ["cat", "dog"]
     assert read_image(found[0], SIZE, ["dog"]).label is None
     (tmp_path / "none").mkdir()
     with pytest.raises(RecastError, match="no images in folder"):
-        find_images([tmp_path / "none"])
+        find_inputs([tmp_path / "none"])
     with pytest.raises(RecastError, match=r"no such image or folder: .*gone"):
-        find_images([tmp_path / "gone"])
+        find_inputs([tmp_path / "gone"])
 
 
 def test_files_that_are_no_images_are_left_out_by_name(tmp_path: Path) -> None:

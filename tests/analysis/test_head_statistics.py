@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.analysis import rows_of_maps
-from recast.analysis.heads import Head, HeadStatistics, head_statistics, tabulate_heads
-from recast.analysis.rows_of_maps import content_of, pieces
+from recast.analysis import queries
+from recast.analysis.head_statistics import Head, HeadStatistics, head_statistics, tabulate_heads
+from recast.analysis.queries import content_of, pieces
 from recast.errors import RecastError
 from recast.io import load, save
 from recast.layers.cmhsa import CMHSA
@@ -106,7 +106,7 @@ def test_biased_heads_against_loops() -> None:
 def test_maps_in_pieces_are_the_maps(
     budget: int, open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_of_maps, "MAX_NUMBERS", budget)
+    monkeypatch.setattr(queries, "MAX_NUMBERS", budget)
     x = torch.randn(3, 4, 5, 6)
     for layer in (gpsa(PLAIN, open_gates), gpsa(PLAIN, open_gates, gate="sigmoid"), cmhsa()):
         mix = layer.maps(x).mix if isinstance(layer, CMHSA) else layer.attention(x).mix
@@ -131,7 +131,7 @@ def test_content_alone(config: dict[str, object], open_gates: Callable[..., GPSA
 
 
 def test_maps_without_content_are_given_once(open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_of_maps, "MAX_NUMBERS", 9 * 25 * 49)
+    monkeypatch.setattr(queries, "MAX_NUMBERS", 9 * 25 * 49)
     layer, x = gpsa(PLAIN, open_gates), torch.randn(4, 4, 5, 5)
     with torch.no_grad():
         layer.gamma.zero_()

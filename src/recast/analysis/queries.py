@@ -1,18 +1,25 @@
-"""Attention maps of some queries only: all of an early layer's would not fit into memory."""
+"""Attention maps of some queries only, for all of an early layer's would not fit into memory; and the report's file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.functional import expand_heads, gaussian_factors
 from recast.layers.functional.maps import keys, queries, real_keys
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
+from recast.run.files import replaced
+from recast.surgery.apply import gpsa_layers
+from recast.tracing.hooks import hooked, in_eval
 
 MAX_NUMBERS = 2**18
 """Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
@@ -32,6 +39,12 @@ def positions(geometry: Geometry, height: int, width: int) -> tuple[Tensor, Tens
     )
 
 
+def under_taps(geometry: Geometry, queries_at: Tensor, width: int) -> Tensor:
+    """Index of the key under every head's tap: queries (n, 2) on a padded grid of so many columns → (H, n)."""
+    at = queries_at + torch.tensor(geometry.offsets(), device=queries_at.device)[:, None]
+    return at[..., 0] * width + at[..., 1]
+
+
 def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The gated mix of maps A of the `chosen` queries (n,) for an input x (B, C, height, width), in pieces that fit:
     pairs of query indices (q,) and maps (b, H, q, M), b images each time. With every content gate at 0 the maps are
@@ -44,11 +57,9 @@ def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tens
     rows, columns = layer.geometry.padded_size(*x.shape[-2:])
     one = layer.num_heads * rows * columns
     most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
-    images = max(1, most // (one * len(chosen)))
-    at_once = max(1, most // one)
-    for some in x.split(images):
+    for some in x.split(max(1, most // (one * len(chosen)))):
         maps = rows_of(layer, some)
-        for at in chosen.split(at_once):
+        for at in chosen.split(max(1, most // one)):
             yield at, maps(at)
 
 
@@ -64,9 +75,8 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     height, width = x.shape[-2:]
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, height, width)
     _, output_columns = geometry.output_size(height, width)
-    queries_at, _ = (at.to(x.device) for at in positions(geometry, height, width))
+    queries_at = positions(geometry, height, width)[0].to(x.device)
     padded_columns = geometry.padded_size(height, width)[1]
-    taps = torch.tensor(geometry.offsets(), device=x.device)
     content = content_of(layer, x) if bool(w.gates.content.any()) else None
 
     def rows(at: Tensor) -> Tensor:
@@ -74,8 +84,7 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
         gaussian = (row_factors[:, i, :, None] * column_factors[:, j, None, :]).flatten(2).to(x.dtype)
         mix = w.gates.gaussian[:, None, None] * gaussian
         if w.gates.shift is not None:
-            under = queries_at[at] + taps[:, None]
-            index = (under[..., 0] * padded_columns + under[..., 1])[..., None]
+            index = under_taps(geometry, queries_at[at], padded_columns)[..., None]
             mix = mix.scatter_add(2, index, w.gates.shift[:, None, None].expand(index.shape).to(mix.dtype))
         mix = mix[None]
         return mix if content is None else mix + w.gates.content[:, None, None] * content(at)
@@ -118,3 +127,62 @@ def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
         return torch.softmax(q[:, :, at] @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
 
     return biased
+
+
+def write_attention(
+    path: str | Path,
+    model: nn.Module,
+    pixels: Tensor,
+    labels: Sequence[int],
+    classes: Sequence[str],
+    normalise: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Path:
+    """Write the maps of all heads for some images and the centre query of every layer to an `.npz` file for the report.
+
+    `pixels` (N, 3, height, width) in [0, 1]; `normalise` makes them the model's input. Per layer i: `mix_i` (N, heads,
+    rows, columns) over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) the share of
+    content, `kernel_i`. Raises `RecastError` for a model without GPSA layers.
+    """
+    layers = gpsa_layers(model)
+    if not layers:
+        raise RecastError(f"{type(model).__name__} has no GPSA layer: there are no attention maps to write")
+    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+
+    def draw(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(layer, GPSA)
+        drawn[name] = centre_query(layer, inputs[0])
+
+    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
+        logits = model(normalise(pixels))
+    arrays: dict[str, Any] = {
+        "images": (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
+        "labels": np.asarray(labels, dtype=np.int64),
+        "predictions": logits.argmax(1).cpu().numpy(),
+        "classes": np.asarray(list(classes), dtype=np.str_),
+        "layers": np.asarray([name for name in layers if name in drawn], dtype=np.str_),
+    }
+    for i, name in enumerate(arrays["layers"].tolist()):
+        mix, query = drawn[name]
+        arrays[f"mix_{i}"] = mix.float().cpu().numpy()
+        arrays[f"query_{i}"] = np.asarray(query)
+        gates = expand_heads(layers[name].weights(), layers[name].geometry).gates
+        arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
+        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
+    path = Path(path)
+    with replaced(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path
+
+
+def centre_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Maps (B, heads, height, width) of the middle query over the real pixels, and that query's pixel (row, column)."""
+    geometry, (height, width) = layer.geometry, x.shape[-2:]
+    rows, columns = geometry.query_positions(height, width)
+    i, j = len(rows) // 2, len(columns) // 2
+    at_rows, at_columns = geometry.pixels(height, width)
+    mix = rows_of(layer, x)(torch.tensor([i * len(columns) + j], device=x.device))[:, :, 0].expand(len(x), -1, -1)
+    maps = mix.unflatten(-1, geometry.padded_size(height, width))[..., at_rows, at_columns]
+    if geometry.is_transposed:
+        sources = geometry.source_pixels(height, width)
+        return maps, (sources[0][i], sources[1][j])
+    return maps, (rows[i] - at_rows.start, columns[j] - at_columns.start)

@@ -1,25 +1,24 @@
-"""What the heads became, measured on images: where they look, how far, how sharply, and which are still their tap."""
+"""What the heads became, on images: where they look, how far, how sharply, and which still are a convolution's."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.batches import Batches, Images, each_batch
-from recast.analysis.blocks import device_of, unwrapped
-from recast.analysis.rows_of_maps import pieces, positions
+from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
+from recast.analysis.queries import pieces, positions, under_taps
 from recast.errors import RecastError
-from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
+from recast.layers.gpsa import GPSA
 from recast.run.records import HeadLine, Table
 from recast.surgery.apply import recast_layers
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import hooked, in_eval
 
 TOLERANCE = 1e-3
 MAX_QUERIES = 128
@@ -73,7 +72,7 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
 
     images: what the model takes, a batch or an iterable of batches. At most `queries` queries of an image are looked
     at: all, or, in a layer that has more, a sample drawn from `seed`, the same for all images. Maps are made in small
-    pieces whatever the layer's size (`rows_of_maps`). Layers are in the order of the network, named without
+    pieces whatever the layer's size (`queries.pieces`). Layers are in the order of the network, named without
     wrappers around it. Raises `RecastError` for a model without recast layers, and if queries < 1.
     """
     statistics = HeadStatistics(model, queries=queries, seed=seed)
@@ -137,34 +136,28 @@ class HeadStatistics:
     @torch.no_grad()
     def add(self, images: Tensor) -> None:
         """Run the model, in eval mode, and add what its heads do."""
-
-        def watch(name: str) -> Callable[[nn.Module, Any], None]:
-            def see(layer: nn.Module, inputs: Any) -> None:
-                assert isinstance(layer, RecastLayer)
-                self._see(name, layer, inputs[0])
-
-            return see
-
-        with in_eval(self._model), ExitStack() as stack:
-            for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_pre_hook(watch(name)).remove)
+        with in_eval(self._model), hooked(self._layers.items(), before=self._see):
             self._model(images.to(device_of(self._model)))
 
-    def _see(self, name: str, layer: RecastLayer, x: Tensor) -> None:
+    def _see(self, name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(layer, RecastLayer)
+        x: Tensor = inputs[0]
         geometry, (height, width) = layer.geometry, x.shape[-2:]
         queries_at, keys_at = (at.to(x.device) for at in positions(geometry, height, width))
-        chosen = self._choose(len(queries_at)).to(x.device)
+        chosen = torch.arange(len(queries_at))
+        if len(chosen) > self._queries:
+            generator = torch.Generator().manual_seed(self._seed)
+            chosen = torch.randperm(len(chosen), generator=generator)[: self._queries].sort().values
+        chosen = chosen.to(x.device)
         scale = torch.tensor(geometry.upsample, device=x.device)
         columns = geometry.padded_size(height, width)[1]
-        taps = torch.tensor(geometry.offsets(), device=x.device)
         sums = torch.zeros(4, layer.num_heads, dtype=torch.float64)
         seen = 0
         for at, maps in pieces(layer, x, chosen):
             # half precision has too few digits for sums over a map
             maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
             distance = ((keys_at - queries_at[at][:, None]) / scale).norm(dim=-1).to(maps.dtype)
-            under = queries_at[at] + taps[:, None]
-            at_tap = (under[..., 0] * columns + under[..., 1])[None, ..., None].expand(len(maps), -1, -1, 1)
+            at_tap = under_taps(geometry, queries_at[at], columns)[None, ..., None].expand(len(maps), -1, -1, 1)
             attention = maps.abs()
             mass = attention.sum(-1)
             measured = torch.stack(
@@ -180,16 +173,9 @@ class HeadStatistics:
             seen += len(maps) * len(at)
         # maps that are the same for all images were given once
         weighted = sums * (len(x) * len(chosen) / seen)
-        self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+        self._sums[name] = self._sums.get(name, 0) + weighted
         self._images[name] += len(x)
         self._looked_at[name] = len(chosen)
-
-    def _choose(self, count: int) -> Tensor:
-        """All queries, or a sorted sample of them."""
-        if count <= self._queries:
-            return torch.arange(count)
-        generator = torch.Generator().manual_seed(self._seed)
-        return torch.randperm(count, generator=generator)[: self._queries].sort().values
 
     @torch.no_grad()
     def heads(self) -> list[Head]:
@@ -199,20 +185,15 @@ class HeadStatistics:
             if name not in self._sums:
                 continue
             n, queries = self._images[name], self._looked_at[name]
-            means = (self._sums[name] / (n * queries)).T.tolist()
-            gates, spans = gates_and_spans(layer)
+            means: list[list[float]] = (self._sums[name] / (n * queries)).T.tolist()
+            gates: list[float | None] = [None] * layer.num_heads
+            spans = gates
+            if isinstance(layer, GPSA):
+                gates = expand_heads(layer.weights(), layer.geometry).gates.content.tolist()
+                spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
             for head, (tap, (distance, nonlocality, entropy, tap_share)) in enumerate(
                 zip(layer.geometry.offsets(), means, strict=True)
             ):
                 measured = distance, nonlocality, entropy, tap_share
                 found.append(Head(name, head, tap, gates[head], spans[head], *measured, n, queries))
         return found
-
-
-def gates_and_spans(layer: RecastLayer) -> tuple[list[float | None], list[float | None]]:
-    """Share of content and 1/α of every head; None where there is no gate or no Gaussian."""
-    if isinstance(layer, CMHSA):
-        return [None] * layer.num_heads, [None] * layer.num_heads
-    gates = expand_heads(layer.weights(), layer.geometry).gates.content.tolist()
-    spans = layer.spans().tolist()
-    return gates, [spans[h] if h in layer.gaussian_heads else None for h in range(layer.num_heads)]

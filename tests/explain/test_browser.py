@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.explain import record_maps
+from recast.explain import maps as page_maps
+from recast.explain.inputs import Input
 from recast.explain.make import explain, make_scene
-from recast.explain.pictures import Input
 from recast.explain.scene import Axis, Layer, Maps, Picture, Scene, State
 from recast.explain.write import write_pages
 from recast.layers.gpsa import GPSA
@@ -142,18 +142,18 @@ def test_coarse_maps_are_spread_over_their_pixels_and_queries(
     for layer in model:
         if isinstance(layer, GPSA):
             open_gates(layer)
-    monkeypatch.setattr(record_maps, "MAX_QUERIES", 12)
-    monkeypatch.setattr(record_maps, "MAX_KEYS", 12)
+    monkeypatch.setattr(page_maps, "MAX_QUERIES", 12)
+    monkeypatch.setattr(page_maps, "MAX_KEYS", 12)
     image = Input("x.png", torch.rand(3, 12, 14))
     scene = make_scene("coarse", [image], [(None, {"recast": model})], None, ((0,) * 3, (1,) * 3), {"recast": "Recast"})
     page = look(write_pages(scene, tmp_path / "page.html")[0])
     for layer in scene.states[0].layers:
         maps = scene.pictures[0].maps[0][layer.name]
         assert maps.pool > 1
-        assert len(maps.rows) < layer.queries[0].count
-        height, width = (axis.count for axis in layer.keys)
+        assert len(maps.rows) < layer.queries[0].size
+        height, width = (axis.size for axis in layer.keys)
         rows, columns = (
-            [min(range(len(kept)), key=lambda n: abs(kept[n] - i)) for i in range(axis.count)]
+            [min(range(len(kept)), key=lambda n: abs(kept[n] - i)) for i in range(axis.size)]
             for kept, axis in zip((maps.rows, maps.columns), layer.queries, strict=True)
         )
         down, right = np.arange(height) // maps.pool, np.arange(width) // maps.pool

@@ -1,0 +1,179 @@
+"""Attention over tokens of networks that are not ours, timm's transformers, torchvision's and like ones, and its grid.
+
+timm's attention keeps its weights for itself: the fused kernel never has them. `timm.utils.AttentionExtract` reads them
+where they pass the module's dropout (`attn_drop`); its hooks stay for good, it sets the network to eval mode for good,
+and fused modules are left out without a word (24 of CaiT's 26 maps). So the hooks here are our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from recast.layers.cmhsa import RecastLayer
+from recast.tracing.hooks import hooked, replaced_inputs, replaced_output
+
+SILENT = "gives no weights of one token for another"
+NOT_WHOLE = "attention within windows, over reduced keys or over channels, which has no maps over the whole grid"
+NO_GRID = "attention over tokens whose grid is not known"
+FUSED = "attention that never shows its weights"
+MLP = "an MLP over tokens, which has no matrix of weights"
+MAX_PREFIX = 16
+"""Tokens before the grid (class, distillation, registers) that are taken for such; more of them are another layout."""
+
+
+class Grids:
+    """Sizes of the maps of whole images that a forward pass has made so far: tokens lie on one of them."""
+
+    def __init__(self) -> None:
+        self.batch: int | None = None
+        """Images that the network was given, where it was called as a whole."""
+        self._image: tuple[int, int] | None = None
+        self._seen: dict[tuple[int, int], None] = {}
+
+    def begin(self, image: Any) -> None:
+        """A new pass, over these images."""
+        self._seen.clear()
+        is_image = isinstance(image, Tensor) and image.dim() == 4
+        self.batch = image.shape[0] if is_image else None
+        self._image = (image.shape[2], image.shape[3]) if is_image else None
+
+    def see(self, output: Any) -> None:
+        """Remember a map (B, C, h, w); anything else is none, and so is one of each window or patch."""
+        if isinstance(output, Tensor) and output.dim() == 4 and self.batch in (None, output.shape[0]):
+            size = (output.shape[2], output.shape[3])
+            self._seen.pop(size, None)  # the latest comes last
+            self._seen[size] = None
+
+    def of(self, batch: int, tokens: int, max_prefix: int = MAX_PREFIX) -> tuple[int, int] | None:
+        """Rows and columns of the latest map that has as many pixels as there are tokens, or up to `max_prefix` fewer:
+        class, distillation and register tokens come before the patches. None where no map fits."""
+        if self.batch not in (None, batch):
+            return None
+        fits = (size for size in reversed(self._seen) if 0 <= tokens - size[0] * size[1] <= max_prefix)
+        return next(fits, None)
+
+    def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
+        """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
+        stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
+        if (found := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
+            return found
+        height, width = self._image
+        rows = math.isqrt(patches * height // width)
+        fits = [r for r in (rows, rows + 1) if r and patches % r == 0 and r * width == patches // r * height]
+        return (fits[0], patches // fits[0]) if fits else None
+
+
+@contextmanager
+def watched_grids(model: nn.Module) -> Iterator[Grids]:
+    """Note the maps that every convolution of `model` makes (and every layer that was one): a patch embedding is one."""
+    grids = Grids()
+    convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d | RecastLayer))
+    with (
+        hooked([("", model)], before=lambda _name, _module, inputs: grids.begin(next(iter(inputs), None))),
+        hooked(convolutions, after=lambda _name, _module, _inputs, output: grids.see(output)),
+    ):
+        yield grids
+
+
+@contextmanager
+def watched_tokens(
+    model: nn.Module,
+    ours: Sequence[nn.Module],
+    grids: Grids,
+    keep: Callable[[str, Tensor, tuple[int, int], bool], None],
+    leave_out: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Call keep(name, weights, grid, is_linear) after every call of a module that attends over all tokens, weights
+    (B, H, queries, keys), and leave_out(name, reason) after one of others. Parts of `ours` are not among them."""
+
+    def see(name: str, weights: Tensor | None) -> None:
+        if weights is None:
+            leave_out(name, SILENT)
+        elif weights.dim() != 4 or weights.shape[2] not in (1, weights.shape[3]):
+            leave_out(name, NOT_WHOLE)
+        elif (grid := grids.of(weights.shape[0], weights.shape[3])) is None:
+            leave_out(name, NOT_WHOLE if grids.batch not in (None, weights.shape[0]) else NO_GRID)
+        else:
+            keep(name, weights.detach(), grid, False)
+
+    def see_linear(name: str, module: nn.Module, inputs: Any, _output: Any) -> None:
+        assert isinstance(module, nn.Linear)
+        grid = grids.of(inputs[0].shape[0], module.in_features, max_prefix=0)
+        if grid is None or module.out_features != module.in_features:
+            leave_out(name, NOT_WHOLE)
+        else:
+            keep(name, module.weight.detach()[None, None], grid, True)
+
+    inside = {part for module in ours for part in module.modules()}
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            last = name.rpartition(".")[2]
+            if module in inside:
+                continue
+            if isinstance(module, nn.MultiheadAttention):
+                stack.enter_context(_watched_torch(module, partial(see, name)))
+            elif isinstance(getattr(module, "attn_drop", None), nn.Module):
+                # cross-covariance attention (XCiT) is over channels, whatever their number
+                over_channels = hasattr(module, "temperature")
+                see_it = partial(_say, leave_out, name, NOT_WHOLE) if over_channels else partial(see, name)
+                stack.enter_context(_watched_timm(module, see_it))
+            elif hasattr(module, "fused_attn"):
+                stack.enter_context(hooked([(name, module)], after=partial(_say, leave_out, name, FUSED)))
+            elif last == "mlp_tokens":
+                stack.enter_context(hooked([(name, module)], after=partial(_say, leave_out, name, MLP)))
+            elif last == "linear_tokens" and isinstance(module, nn.Linear):
+                stack.enter_context(hooked([(name, module)], after=see_linear))
+        yield
+
+
+def _say(leave_out: Callable[[str, str], None], name: str, reason: str, *_called_with: Any) -> None:
+    leave_out(name, reason)
+
+
+@contextmanager
+def _watched_timm(module: nn.Module, see: Callable[[Tensor | None], None]) -> Iterator[None]:
+    """Weights as they come into the dropout: before it, in training mode too."""
+    passed: list[Tensor] = []
+
+    def end(*_called_with: Any) -> None:
+        see(passed[-1] if passed else None)
+        passed.clear()  # not to hold it any longer
+
+    with ExitStack() as stack:
+        if vars(module).get("fused_attn"):
+            stack.callback(setattr, module, "fused_attn", module.fused_attn)
+            module.fused_attn = False  # type: ignore[assignment]
+        stack.enter_context(hooked([("", module)], before=lambda *_: passed.clear(), after=end))
+        stack.enter_context(
+            hooked([("", module.get_submodule("attn_drop"))], before=lambda _n, _m, inputs: passed.extend(inputs[:1]))
+        )
+        yield
+
+
+_MHA = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
+
+
+@contextmanager
+def _watched_torch(module: nn.MultiheadAttention, see: Callable[[Tensor | None], None]) -> Iterator[None]:
+    """Ask for the weights of every head, and give the caller what the caller asked for."""
+    asked: list[tuple[bool, bool]] = []
+
+    def ask(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = {**dict(zip(_MHA, inputs, strict=False)), **named}
+        asked.append((named.get("need_weights", True), named.get("average_attn_weights", True)))
+        return (), {**named, "need_weights": True, "average_attn_weights": False}
+
+    def answer(output: Any) -> tuple[Tensor, Tensor | None]:
+        wanted, averaged = asked.pop()
+        y, weights = output
+        see(weights)
+        return y, (weights.mean(-3) if averaged else weights) if wanted else None
+
+    with replaced_inputs(module, ask), replaced_output(module, answer):
+        yield
