@@ -71,7 +71,7 @@ class Grids:
 
 @contextmanager
 def watched_grids(model: nn.Module) -> Iterator[Grids]:
-    """Note the maps that every convolution of `model` makes (and every layer that was one): a patch embedding is one."""
+    """Note the maps that convolutions (and layers that were some) of `model` make: a patch embedding is one."""
     grids = Grids()
     convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d | RecastLayer))
     with (
