@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from recast.data.augment import _posterize, file_transform, resolve, shift_and_flip
-from recast.data.datasets import ImageTensors, Prepare
+from recast.data.datasets import ImageFiles, ImageTensors
 from recast.data.images import to_pixels
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig
@@ -23,7 +23,8 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def draws(image: Image.Image, size: int, augment: AugmentConfig, count: int) -> Tensor:
-    return Prepare(size, augment)([image] * count, list(range(1, count + 1)))
+    files = ImageFiles(torch.zeros(count), size, [image] * count, lambda given: given, augment=augment)
+    return files.batch(range(count), range(1, count + 1))[0]
 
 
 def spread_of(images: Tensor) -> Tensor:

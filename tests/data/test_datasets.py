@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data.datasets import ImageFiles, ImageTensors, IndexedImages, LabelledImages
+from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig
 
@@ -25,7 +25,7 @@ def make_files(folder: Path, count: int = 6, augment: AugmentConfig | None = Non
     for index, image in enumerate(make_tensors(count, 20).pixels):
         paths.append(str(folder / f"{index}.png"))
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(paths[-1])
-    return ImageFiles(torch.arange(count), 16, paths=paths, augment=augment)
+    return ImageFiles(torch.arange(count), 16, paths, augment=augment)
 
 
 def test_items_are_pixels_and_int_labels() -> None:
@@ -83,13 +83,13 @@ def test_files_are_read_when_asked_for(tmp_path: Path) -> None:
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     Image.new("RGB", (10, 10), (255, 0, 0)).save(paths[0])
     paths[1].write_bytes(b"broken")
-    data = ImageFiles(torch.tensor([7, 8]), 8, paths=[str(path) for path in paths])
+    data = ImageFiles(torch.tensor([7, 8]), 8, [str(path) for path in paths])
     image, label = data[0]
     assert label == 7
     torch.testing.assert_close(image.mean((1, 2)), torch.tensor([1.0, 0.0, 0.0]))
     with pytest.raises(RecastError, match=r"b\.png"):
         data[1]
-    assert data.subset(torch.tensor([1])).paths == [str(paths[1])]
+    assert data.subset(torch.tensor([1])).items == [str(paths[1])]
     assert data.image_name(1) == str(paths[1])
     assert data.batch([])[0].shape == (0, 3, 8, 8)
 
@@ -101,7 +101,7 @@ def test_another_librarys_images_keep_its_index() -> None:
         asked.append(index)
         return Image.new("RGB", (8, 8), (index, 0, 0))
 
-    data = IndexedImages(torch.tensor([5, 6, 7]), 8, read=read, rows=torch.tensor([10, 20, 30]), where="torch/x train")
+    data = ImageFiles(torch.tensor([5, 6, 7]), 8, [10, 20, 30], read, "torch/x train")
     part = data.subset(torch.tensor([2, 0]))
     images, labels = part.batch([0, 1])
     assert asked == [30, 10]

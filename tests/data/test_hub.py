@@ -70,7 +70,7 @@ def test_one_split_is_divided_and_subsets_are_taken(tmp_path: Path) -> None:
     assert data.val.labels.bincount().tolist() == [2, 4]
     assert data.train.labels.bincount().tolist() == [3, 3]
     assert data.val[0][0].shape == (3, 24, 24)
-    assert not set(data.train.rows.tolist()) & set(data.val.rows.tolist())  # type: ignore[attr-defined]
+    assert not set(data.train.items) & set(data.val.items)  # type: ignore[attr-defined]
 
 
 def test_only_a_validation_split_can_be_evaluated_on(tmp_path: Path) -> None:

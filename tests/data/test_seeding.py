@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from recast.data.seeding import image_seeds, mix_seed, restored, seeded
+from recast.data.seeding import mix_seed, restored, seeded
 
 
 def draw() -> tuple[float, float, float]:
@@ -17,7 +17,6 @@ def test_seeds_are_below_2_to_63_and_differ_by_every_part() -> None:
     assert len(seeds) == 800
     assert max(seeds) < 2**63
     assert max(seeds) > 2**62
-    assert image_seeds(1, 2, [3, 4]) == [mix_seed("augment", 1, 2, 3), mix_seed("augment", 1, 2, 4)]
 
 
 def test_a_seeded_block_repeats_and_leaves_the_generators_as_they_were() -> None:

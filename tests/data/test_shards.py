@@ -91,7 +91,7 @@ def test_shards_are_read_in_order_without_augmentation(tmp_path: Path) -> None:
 
 
 def test_an_epoch_is_the_same_for_any_workers_parts_and_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recast.data.streaming.BUFFER", 5)
+    monkeypatch.setattr("recast.data.shards.BUFFER", 5)
     config = make_shards(tmp_path, {"train": [6, 6, 5, 6], "validation": [2]})
     train = load_data(config, AugmentConfig(crop="pad", color_jitter=0.3)).train
     order = numbers(epoch_of(train.plain(), 4, shuffle_seed=1)[0])

@@ -6,16 +6,15 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from recast.data import load_data
-from recast.data.datasets import ImageFiles
-from recast.data.parts import Found, assemble
+from recast.data.datasets import Found, ImageFiles
+from recast.data.sources import assemble
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
 
@@ -95,8 +94,8 @@ def test_class_folders_alone_are_split(tmp_path: Path) -> None:
     data = load_data(config)
     assert data.train.labels.bincount().tolist() == [18] * 3
     assert data.val.labels.bincount().tolist() == [2] * 3
-    assert not set(data.train.paths) & set(data.val.paths)  # type: ignore[attr-defined]
-    assert data.val.paths == load_data(config).val.paths  # type: ignore[attr-defined]
+    assert not set(data.train.items) & set(data.val.items)  # type: ignore[attr-defined]
+    assert data.val.items == load_data(config).val.items  # type: ignore[attr-defined]
 
 
 def test_only_a_validation_folder_can_be_evaluated_on(tmp_path: Path) -> None:
@@ -234,13 +233,17 @@ def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypat
     with pytest.raises(RecastError, match=r"cifar10 is not in .*CIFAR10\(.*download=True"):
         load_data(config)
 
-    def fake(name: str, root: str, split: str, download: bool) -> SimpleNamespace:
+    def fake(name: str, root: str, split: str, download: bool) -> Any:
         count = 20 if split == "train" else 10
-        pixels = np.full((count, 32, 32, 3), 7, dtype=np.uint8)
-        return SimpleNamespace(data=pixels, targets=[n % 10 for n in range(count)], classes=list("abcdefghij"))
+        items = [(Image.new("RGB", (32, 32), (7, 7, 7)), n % 10) for n in range(count)]
+
+        class Held(list[Any]):
+            data, targets, classes = True, [label for _, label in items], list("abcdefghij")
+
+        return Held(items)
 
     with monkeypatch.context() as patch:
-        patch.setattr("recast.data.vision.create_dataset", fake)
+        patch.setattr("recast.data.libraries.create_dataset", fake)
         data = load_data(DataConfig(name="cifar10", data_dir=str(tmp_path), num_train=10))
     assert (len(data.train), len(data.val), data.classes[9]) == (10, 10, "j")
     assert data.val[3][0].equal(torch.full((3, 32, 32), 7 / 255))
@@ -360,8 +363,8 @@ def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path
 
 
 def test_wrong_labels_are_named(tmp_path: Path) -> None:
-    files = ImageFiles(torch.tensor([0, 2, -1]), 8, paths=["a.png", "b.png", "c.png"])
-    good = ImageFiles(torch.tensor([0, 1]), 8, paths=["d.png", "e.png"])
+    files = ImageFiles(torch.tensor([0, 2, -1]), 8, ["a.png", "b.png", "c.png"])
+    good = ImageFiles(torch.tensor([0, 1]), 8, ["d.png", "e.png"])
     for train, val, part in ((files, good, "training"), (good, files, "validation")):
         with pytest.raises(RecastError, match=rf"0 to 1 \(2 classes\), but 2 {part} images .*: b\.png has 2") as caught:
             assemble(DataConfig(), None, Found("x", train, val, ["p", "q"]))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recast.data.splits import balanced_order, choose_balanced, choose_fraction, hold_out, stratified_split
+from recast.data.seeding import balanced_order, choose_balanced, choose_fraction, hold_out
 from recast.errors import RecastError
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
@@ -32,13 +32,13 @@ def test_impossible_subset_names_the_option(count: int) -> None:
 
 
 def test_split_is_stratified() -> None:
-    train, val = stratified_split(LABELS, 0.1)
+    train, val = hold_out(LABELS, 0.1)
     assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
     assert LABELS[val].bincount().tolist() == [5, 1, 2]
 
 
 def test_split_keeps_a_single_image_for_training() -> None:
-    train, val = stratified_split(torch.tensor([0, 1, 1]), 0.5)
+    train, val = hold_out(torch.tensor([0, 1, 1]), 0.5)
     assert 0 in train
     assert len(val) == 1
 

@@ -67,7 +67,7 @@ def fake_flowers(root: Path, split: str) -> SimpleNamespace:
 
 
 def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recast.data.vision.datasets.Flowers102", fake_flowers)
+    monkeypatch.setattr("recast.data.libraries.vision.Flowers102", fake_flowers)
     data = load_data(DataConfig("torch/flowers102", str(tmp_path), img_size=16))
     assert data.name == "Flowers102"
     assert data.train.labels.tolist() == [0, 1, 1, 2]  # train and val
@@ -113,6 +113,6 @@ def test_what_is_not_there_is_one_clear_line(tmp_path: Path, name: str, message:
     ],
 )
 def test_labels_are_found_without_decoding(part: SimpleNamespace, expected: list[int]) -> None:
-    from recast.data.vision import _labels
+    from recast.data.libraries import _labels
 
     assert _labels(part).tolist() == expected

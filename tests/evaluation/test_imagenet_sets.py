@@ -125,7 +125,7 @@ def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data) -> None
 
 
 def test_images_are_prepared_as_the_datas_own(sets: Path, digits: Data) -> None:
-    val = ImageFiles(torch.zeros(1, dtype=torch.long), 8, paths=["a.png"], crop_pct=0.5)
+    val = ImageFiles(torch.zeros(1, dtype=torch.long), 8, ["a.png"], crop_pct=0.5)
     bench = make_bench(replace(digits, val=val), sets, NAMES, Decode(list(range(1000))))
     (source,) = set_sources("imagenet-a")(bench)
     assert source.images.batch([0])[0].shape == (1, 3, 8, 8)
@@ -195,7 +195,7 @@ def real_bench(digits: Data, root: Path, numbers: list[int], decode: Callable[[i
         path = root / f"ILSVRC2012_val_{number:08d}.JPEG"
         Image.new("RGB", (16, 16), encode(decode(number))).save(path, "PNG")
         paths.append(str(path))
-    val = ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, paths=paths)
+    val = ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, paths)
     return make_bench(replace(digits, val=val), None, NAMES, Decode(list(range(1000))))
 
 

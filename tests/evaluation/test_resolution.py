@@ -42,7 +42,7 @@ def photographs(tmp_path: Path, digits: Data) -> Data:
         path = tmp_path / f"{number}.png"
         Image.fromarray(noise.numpy()).resize((width, height), Image.Resampling.BICUBIC).save(path)
         paths.append(str(path))
-    return replace(digits, val=ImageFiles(torch.arange(3), 112, paths=paths))
+    return replace(digits, val=ImageFiles(torch.arange(3), 112, paths))
 
 
 @pytest.mark.parametrize("side", [97, 112, 160, 224])

@@ -1,4 +1,4 @@
-"""Map-style data sets of (image, label) pairs: kept in memory as bytes, or read from files.
+"""Map-style data sets of (image, label) pairs: kept in memory as bytes, or decoded each time they are asked for.
 
 Shapes: B images of C = 3 channels and S x S pixels, float32 in [0, 1].
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from PIL import Image
@@ -15,9 +15,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
-from recast.data.images import open_image
+from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.data.seeding import mix_seed, restored
-from recast.run.config import AugmentConfig
+from recast.errors import RecastError
+from recast.run.config import AugmentConfig, Crop
+
+MAX_BYTES = 4 * 2**30
+"""What decoded images may take in memory."""
+
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of R, G, B in [0, 1] pixels."""
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -29,6 +37,12 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     """Side S in pixels."""
     augment: AugmentConfig | None
     """What is done to an image; None: what validation does."""
+    crop_pct: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.augment is not None:
+            self.augment = resolve(self.augment, self.img_size)
+        self.transform = file_transform(self.img_size, self.augment, self.crop_pct)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,11 +66,23 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def augmented(self, augment: AugmentConfig | None) -> Self:
         """The same images with this augmentation; None: without any."""
-        raise NotImplementedError
+        return replace(self, augment=augment)  # type: ignore[type-var]  # every subclass is a data class
 
     def plain(self) -> Self:
         """The same images without augmentation."""
         return self.augmented(None)
+
+    def prepared(self, images: Iterable[Image.Image], seeds: Sequence[int] | None) -> Tensor:
+        """Images → (B, 3, S, S) pixels, each transformed with the global generators seeded for it alone."""
+        if self.augment is None:
+            results = [self.transform(image) for image in images]
+        else:
+            results = []
+            with restored() as seed_generators:
+                for image, seed in zip(images, seeds or (), strict=True):
+                    seed_generators(seed)
+                    results.append(self.transform(image))
+        return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         images, labels = self.batch(indices)
@@ -68,34 +94,13 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([index % len(self)])[0]
 
 
-class Prepare:
-    """Images and the seeds of their augmentation → (B, 3, S, S) pixels, each image for itself."""
-
-    def __init__(self, img_size: int, augment: AugmentConfig | None, crop_pct: float | None = None) -> None:
-        self.img_size = img_size
-        self.augment = None if augment is None else resolve(augment, img_size)
-        self.transform = file_transform(img_size, self.augment, crop_pct)
-
-    def __call__(self, images: Iterable[Image.Image], seeds: Sequence[int]) -> Tensor:
-        """Each image is transformed with the global generators seeded for it alone; they are restored afterwards."""
-        if self.augment is None:
-            results = [self.transform(image) for image in images]
-        else:
-            results = []
-            with restored() as seed_generators:
-                for image, seed in zip(images, seeds, strict=True):
-                    seed_generators(seed)
-                    results.append(self.transform(image))
-        return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
-
-
 def _drawn(count: int) -> list[int]:
     """Seeds that follow torch's global generator."""
     base = int(torch.randint(2**62, ()))
     return [mix_seed("drawn", base, position) for position in range(count)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ImageTensors(LabelledImages):
     """Small images, decoded once: pixels is (N, 3, S, S) uint8, labels is (N,) int64."""
 
@@ -103,11 +108,10 @@ class ImageTensors(LabelledImages):
     labels: Tensor
     augment: AugmentConfig | None = None
     img_size: int = field(init=False)
-    prepare: Prepare = field(init=False)
 
     def __post_init__(self) -> None:
-        prepare = Prepare(self.pixels.shape[-1], self.augment)
-        _set(self, img_size=prepare.img_size, augment=prepare.augment, prepare=prepare)
+        self.img_size = self.pixels.shape[-1]
+        super().__post_init__()
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         chosen = torch.as_tensor(indices, dtype=torch.long)
@@ -118,80 +122,94 @@ class ImageTensors(LabelledImages):
         if only_shifts(self.augment):
             return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
         images = (Image.fromarray(image.numpy()) for image in pixels.permute(0, 2, 3, 1).contiguous())
-        return self.prepare(images, seeds), labels
+        return self.prepared(images, seeds), labels
 
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
 
-    def augmented(self, augment: AugmentConfig | None) -> Self:
-        return replace(self, augment=augment)
 
-
-@dataclass(frozen=True, eq=False)
-class _DecodedImages(LabelledImages):
-    """Images that are decoded each time they are asked for: a subclass says how to open one."""
+@dataclass(eq=False)
+class ImageFiles(LabelledImages):
+    """Images that are decoded each time they are asked for: of files, or of another library's data set."""
 
     labels: Tensor
     img_size: int
+    items: Sequence[Any]
+    """What `read` takes, one for each image: paths, or the library's own numbers."""
+    read: Callable[[Any], Image.Image] = open_image
+    """The whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of this function."""
+    where: str = ""
+    """How an error names the data set, before the item."""
     augment: AugmentConfig | None = field(default=None, kw_only=True)
     crop_pct: float | None = field(default=None, kw_only=True)
-    prepare: Prepare = field(init=False)
-
-    def __post_init__(self) -> None:
-        prepare = Prepare(self.img_size, self.augment, self.crop_pct)
-        _set(self, augment=prepare.augment, prepare=prepare)
 
     def open(self, index: int) -> Image.Image:
         """The RGB image, as large as it is."""
-        raise NotImplementedError
+        return self.read(self.items[index])
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]
-        seeds = _drawn(len(labels)) if seeds is None and self.augment is not None else seeds or ()
-        return self.prepare((self.open(index) for index in indices), seeds), labels
-
-    def augmented(self, augment: AugmentConfig | None) -> Self:
-        return replace(self, augment=augment)
-
-
-@dataclass(frozen=True, eq=False)
-class ImageFiles(_DecodedImages):
-    """Images in files; an unreadable one raises RecastError with its name."""
-
-    paths: list[str] = field(kw_only=True)
-
-    def open(self, index: int) -> Image.Image:
-        return open_image(self.paths[index])
+        seeds = _drawn(len(labels)) if seeds is None and self.augment is not None else seeds
+        return self.prepared((self.open(index) for index in indices), seeds), labels
 
     def image_name(self, index: int) -> str:
-        return self.paths[index]
+        return f"{self.where} {self.items[index]}".strip()
 
     def subset(self, indices: Tensor) -> Self:
-        return replace(self, paths=[self.paths[index] for index in indices.tolist()], labels=self.labels[indices])
+        return replace(self, items=[self.items[index] for index in indices.tolist()], labels=self.labels[indices])
+
+    def own_size(self, skip: bool) -> int:
+        """Side of the first image (`skip`: of the first that can be read), at most 224."""
+        for index in range(len(self)):
+            try:
+                return min(*self.open(index).size, PHOTO)
+            except RecastError:
+                if not skip or index == len(self) - 1:
+                    raise
+        return PHOTO
+
+    def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
+        """All images in memory as validation sees them, and the names of those that cannot be read.
+
+        Raises RecastError naming the first of these; with `skip` they are left out instead, unless none is left. Raises
+        it too for more than is kept in memory.
+        """
+        count, side = len(self), self.img_size
+        if (needed := count * 3 * side**2) > MAX_BYTES:
+            raise RecastError(
+                f"{self.where.rstrip(':')}: {count} images at img_size={side} are {needed / 2**30:.1f} GiB; at most "
+                f"{MAX_BYTES / 2**30:.0f} GiB are kept in memory. Use fewer (num_train), a smaller img_size, or unpack "
+                "archives and use name=folder"
+            )
+        pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
+        kept: list[int] = []
+        bad: list[str] = []
+        for index in range(count):
+            try:
+                pixels[len(kept)] = to_bytes(resize_and_crop(self.open(index), side, self.crop_pct))
+                kept.append(index)
+            except RecastError:
+                if not skip:
+                    raise
+                bad.append(self.image_name(index))
+        if bad and not kept:
+            raise RecastError(f"not one image could be read; the first is {bad[0]}")
+        return ImageTensors(pixels[: len(kept)], self.labels[kept], self.augment), bad
 
 
-@dataclass(frozen=True, eq=False)
-class IndexedImages(_DecodedImages):
-    """Images of another library's data set, by its own index."""
+@dataclass
+class Found:
+    """What a source gives: both parts without augmentation, and the data set's own defaults."""
 
-    read: Callable[[int], Image.Image] = field(kw_only=True)
-    """The RGB image at an index; raises RecastError if it cannot be read. Loader workers get a copy."""
-    rows: Tensor = field(kw_only=True)
-    """(N,) int64: the data set's index of each image."""
-    where: str = field(kw_only=True)
-    """How an error names the data set."""
-
-    def open(self, index: int) -> Image.Image:
-        return self.read(int(self.rows[index]))
-
-    def image_name(self, index: int) -> str:
-        return f"{self.where} {int(self.rows[index])}"
-
-    def subset(self, indices: Tensor) -> Self:
-        return replace(self, rows=self.rows[indices], labels=self.labels[indices])
-
-
-def _set(instance: object, **values: object) -> None:
-    """Fields of a frozen data class that follow from the others."""
-    for name, value in values.items():
-        object.__setattr__(instance, name, value)
+    name: str
+    train: LabelledImages | None
+    """None: there is only something to evaluate on."""
+    val: LabelledImages | None
+    """None: a share of the training images is held out."""
+    classes: list[str]
+    norm: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    crop: Crop | None = None
+    """None: by size."""
+    flip: bool = True
+    in_memory: bool = False
+    """Small images: what is chosen of them is decoded once; their own size is that of the first one."""

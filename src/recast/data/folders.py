@@ -1,19 +1,25 @@
-"""Directories of images: an ImageFolder tree, or images listed in an `index.csv`."""
+"""Where data lie: image folders, zips of them, and images that an `index.csv` lists. Nothing is decoded here."""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
+import zipfile
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
+from PIL import Image
 from timm.data import ImageNetInfo
-from torch import Tensor
 
-from recast.data.images import is_image_name
-from recast.data.splits import hold_out
+from recast.data.datasets import Found, ImageFiles
+from recast.data.images import PHOTO, is_image_name, open_image
 from recast.errors import RecastError
+from recast.run.config import DataConfig
 
 VAL_NAMES = ("val", "test", "validation")
 """Names of the held-out part, best first."""
@@ -22,95 +28,97 @@ MAX_CLASSES = 100_000
 """More is a mistake in `index.csv`: ImageNet-22k, the largest in use, has 21,841."""
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Names of images (paths, or members of an archive) with their labels."""
-
-    names: list[str]
-    labels: Tensor
-
-    def __getitem__(self, indices: Tensor) -> Listing:
-        return Listing([self.names[index] for index in indices.tolist()], self.labels[indices])
+def data_dir(config: DataConfig) -> Path:
+    """data_dir, or $RECAST_DATA/NAME (torch/mnist: mnist); raises RecastError for neither, or when it is not there."""
+    name = config.name.partition("/")[2] or config.name
+    if config.data_dir is not None:
+        path = Path(config.data_dir).expanduser()
+    elif os.environ.get("RECAST_DATA"):
+        path = Path(os.environ["RECAST_DATA"]).expanduser() / name
+    else:
+        raise RecastError(
+            f"where is {config.name}? Give data_dir (--data-dir DIR), or set the environment variable RECAST_DATA to "
+            f"the folder that holds {name}/"
+        )
+    if not path.exists():
+        raise RecastError(f"no such data folder: {path}")
+    return path
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The two parts of a data set; train is empty where there is only something to evaluate on."""
+    """One part of an ImageFolder tree: the images of every class folder."""
 
-    train: Listing
-    val: Listing
-    classes: list[str]
+    where: str
+    classes: dict[str, list[str]]
+    """Class → names of images that `read` takes."""
+    read: Callable[[Any], Image.Image] = open_image
+    prefix: str = ""
+    """How an error names what holds the images."""
 
-
-def list_folder(root: Path, val_fraction: float = 0.1) -> Tree:
-    """Read an image directory: `index.csv`, or train/ and val/ (or test/), or class folders.
-
-    Where there is no validation part, `val_fraction` of every class is held out, always the same images.
-
-    Raises RecastError when there is no image, a class has none, or train/ and val/ have different classes.
-    """
-    if not root.is_dir():
-        raise RecastError(f"no such data folder: {root}")
-    if (root / "index.csv").is_file():
-        return _list_index(root)
-    train = root / "train"
-    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
-    if not train.is_dir() and val is None:
-        return split_tree(*_list_classes(root), val_fraction)
-    if val is None:
-        return split_tree(*_list_classes(train), val_fraction)
-    if not train.is_dir():
-        listing, classes = _list_classes(val)
-        return Tree(Listing([], torch.empty(0, dtype=torch.long)), listing, classes)
-    return join_tree(_list_classes(train), _list_classes(val), str(train), str(val))
+    def images(self) -> ImageFiles:
+        """Labels follow the sorted class folders; raises RecastError on a class without an image, naming it."""
+        classes = sorted(self.classes)
+        if not classes:
+            raise RecastError(f"no class folders with images in {self.where}: expected CLASS/IMAGE.png and so on")
+        for name in classes:
+            if not self.classes[name]:
+                raise RecastError(
+                    f"class folder without an image: {name} in {self.where}. Add images or remove the folder"
+                )
+        names = [name for label in classes for name in sorted(self.classes[label])]
+        counts = torch.tensor([len(self.classes[label]) for label in classes])
+        labels = torch.arange(len(classes)).repeat_interleave(counts)
+        return ImageFiles(labels, PHOTO, names, self.read, self.prefix)
 
 
-def join_tree(train: tuple[Listing, list[str]], val: tuple[Listing, list[str]], train_at: str, val_at: str) -> Tree:
-    """The tree of two listings, whose classes must be the same."""
-    if train[1] != val[1]:
-        only_train, only_val = sorted(set(train[1]) - set(val[1])), sorted(set(val[1]) - set(train[1]))
+def _found(name: str, train: Tree | None, val: Tree | None, **defaults: Any) -> Found:
+    """Both parts, whose classes must be the same; either may be missing."""
+    parts = [part for part in (train, val) if part is not None]
+    train_images, val_images = (None if part is None else part.images() for part in (train, val))
+    if len(parts) == 2 and parts[0].classes.keys() != parts[1].classes.keys():
+        only = [sorted(a.classes.keys() - b.classes.keys()) for a, b in (parts, parts[::-1])]
         found = "; ".join(
-            f"only in {where}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-            for where, names in ((train_at, only_train), (val_at, only_val))
+            f"only in {part.where}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+            for part, names in zip(parts, only, strict=True)
             if names
         )
         raise RecastError(f"training and validation must have the same class folders, but {found}")
-    return Tree(train[0], val[0], train[1])
+    return Found(name, train_images, val_images, sorted(parts[0].classes), **defaults)
 
 
-def split_tree(listing: Listing, classes: list[str], val_fraction: float) -> Tree:
-    """Hold out `val_fraction` of every class, always the same images."""
-    train, val = hold_out(listing.labels, val_fraction)
-    return Tree(listing[train], listing[val], classes)
+def find_folder(config: DataConfig) -> Found:
+    """An image folder: `index.csv`, or train/ and val/ (or test/), or class folders.
+
+    Raises RecastError when there is no image, a class has none, or train/ and val/ have different classes.
+    """
+    root = data_dir(config)
+    if not root.is_dir():
+        raise RecastError(f"no such data folder: {root}")
+    name = config.name if config.name == "imagenet" else root.resolve().name
+    if (root / "index.csv").is_file():
+        return Found(name, None, *_read_index(root), crop="random")
+    train: Path | None = root / "train" if (root / "train").is_dir() else None
+    val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
+    if train is None and val is None:
+        train = root
+    return _found(name, *(None if part is None else _in_folder(part) for part in (train, val)), crop="random")
 
 
-def label_by_class(members: dict[str, list[str]], where: str) -> tuple[Listing, list[str]]:
-    """Labels in the order of the sorted class folders; raises RecastError on a class without an image, naming it."""
-    classes = sorted(members)
-    if not classes:
-        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png and so on")
-    for name in classes:
-        if not members[name]:
-            raise RecastError(f"class folder without an image: {name} in {where}. Add images or remove the folder")
-    names = [name for label in classes for name in sorted(members[label])]
-    counts = torch.tensor([len(members[label]) for label in classes])
-    return Listing(names, torch.arange(len(classes)).repeat_interleave(counts)), classes
-
-
-def _list_classes(root: Path) -> tuple[Listing, list[str]]:
-    members = {}
+def _in_folder(root: Path) -> Tree:
+    classes = {}
     for entry in os.scandir(root):
         if entry.is_dir() and not entry.name.startswith("."):
-            members[entry.name] = [
+            classes[entry.name] = [
                 os.path.join(folder, name)
                 for folder, _, names in os.walk(entry.path, followlinks=True)
                 for name in names
                 if is_image_name(name)
             ]
-    return label_by_class(members, str(root))
+    return Tree(str(root), classes)
 
 
-def _list_index(root: Path) -> Tree:
+def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
     """All images are validation; the columns `file` and `class_index` give path and label, `wnid` and `name` names."""
     path = root / "index.csv"
     names, labels, class_names, wnids = [], [], {}, {}
@@ -135,8 +143,7 @@ def _list_index(root: Path) -> Tree:
     for name in names:
         if not Path(name).is_file():
             raise RecastError(f"{path} lists an image that does not exist: {name}")
-    empty = Listing([], torch.empty(0, dtype=torch.long))
-    return Tree(empty, Listing(names, torch.tensor(labels)), _class_names(class_names, wnids))
+    return ImageFiles(torch.tensor(labels), PHOTO, names), _class_names(class_names, wnids)
 
 
 def _class_names(known: dict[int, str], wnids: dict[int, str | None]) -> list[str]:
@@ -146,3 +153,71 @@ def _class_names(known: dict[int, str], wnids: dict[int, str | None]) -> list[st
     if all(index < size and imagenet.index_to_label_name(index) == wnid for index, wnid in wnids.items()):
         return [known.get(index) or imagenet.index_to_description(index) for index in range(size)]
     return [known.get(index, str(index)) for index in range(max(known) + 1)]
+
+
+def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
+    """A zip of an image folder, or the train.zip and test.zip (or val.zip) of a folder; None where there is neither."""
+    path = data_dir(config)
+    name = config.name if config.name != "zip" else path.resolve().stem
+    if path.is_file() and path.suffix.lower() == ".zip":
+        archive = Archive(path)
+        members = archive.members()
+        tops = {member.parts[0] for member in members}
+        val = next((part for part in VAL_NAMES if part in tops), None)
+        if "train" not in tops or val is None:
+            return _found(name, archive.tree(members, str(path)), None, in_memory=True, **defaults)
+        trees = [
+            archive.tree({m.relative_to(part): n for m, n in members.items() if m.parts[0] == part}, f"{path}: {part}")
+            for part in ("train", val)
+        ]
+        return _found(name, *trees, in_memory=True, **defaults)
+    val_zip = next((path / f"{part}.zip" for part in VAL_NAMES if (path / f"{part}.zip").is_file()), None)
+    if val_zip is None or not (path / "train.zip").is_file():
+        return None
+    archives = Archive(path / "train.zip"), Archive(val_zip)
+    trees = [archive.tree(archive.members(), str(archive.path)) for archive in archives]
+    return _found(name, *trees, in_memory=True, **defaults)
+
+
+class Archive:
+    """An open zip of images; called with a member's name, it decodes the image."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.file = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
+
+    def __call__(self, name: str) -> Image.Image:
+        where = f"{self.path}: {name}"
+        try:
+            content = self.file.read(name)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise RecastError(f"cannot read image {where}: {error}") from None
+        return open_image(io.BytesIO(content), where)
+
+    def members(self) -> dict[PurePosixPath, str]:
+        """Path in the tree of every member (folders too) → name in the archive; one common top folder is cut off."""
+        members = {
+            PurePosixPath(name): name
+            for name in self.file.namelist()
+            if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+        }
+        tops = {member.parts[0] for member in members if member.parts}
+        nested = any(is_image_name(member.name) and len(member.parts) >= 3 for member in members)
+        if len(tops) == 1 and nested:  # cifar/train/cat/1.png
+            top = tops.pop()
+            return {member.relative_to(top): name for member, name in members.items() if len(member.parts) > 1}
+        return {member: name for member, name in members.items() if member.parts}
+
+    def tree(self, members: dict[PurePosixPath, str], where: str) -> Tree:
+        """The class folders among these members."""
+        classes: dict[str, list[str]] = {}
+        for member, name in members.items():
+            is_folder = name.endswith("/")
+            if len(member.parts) > 1 or (is_folder and member.parts):
+                images = classes.setdefault(member.parts[0], [])
+                if not is_folder and is_image_name(name):
+                    images.append(name)
+        return Tree(where, classes, self, f"{self.path}:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -17,9 +17,6 @@ from torch import Tensor
 from recast.errors import RecastError
 
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-
-MAX_BYTES = 4 * 2**30
-"""What decoded images may take in memory."""
 
 # Everything that Pillow's decoders were seen to raise on broken files; OSError covers UnidentifiedImageError.
 _DECODE_ERRORS = (
@@ -36,6 +33,9 @@ _DECODE_ERRORS = (
 
 LONGEST = 20
 """Long side over short side of what is resized."""
+
+PHOTO = 224
+"""Side in pixels that photographs are brought to unless another is asked for."""
 
 SMALL = 96
 """Sides below it are small images: kept whole, shifted by a padded crop."""
@@ -125,28 +125,6 @@ def to_bytes(image: Image.Image) -> Tensor:
 def to_pixels(image: Image.Image) -> Tensor:
     """RGB image to a (3, H, W) float32 tensor in [0, 1]."""
     return to_bytes(image).float() / 255
-
-
-def check_memory(count: int, img_size: int, where: str) -> None:
-    """Raise RecastError when `count` images of that side are more than is kept in memory."""
-    needed = count * 3 * img_size**2
-    if needed > MAX_BYTES:
-        raise RecastError(
-            f"{where}: {count} images at img_size={img_size} are {needed / 2**30:.1f} GiB; at most "
-            f"{MAX_BYTES / 2**30:.0f} GiB are kept in memory. Use fewer (num_train), a smaller img_size, or unpack "
-            "archives and use name=folder"
-        )
-
-
-def stack_images(
-    images: Iterable[Image.Image], count: int, img_size: int, where: str, crop_pct: float | None = None
-) -> Tensor:
-    """`count` images, resized and cropped, as (count, 3, S, S) uint8. Raises RecastError when that is too large."""
-    check_memory(count, img_size, where)
-    pixels = torch.empty(count, 3, img_size, img_size, dtype=torch.uint8)
-    for position, image in enumerate(images):
-        pixels[position] = to_bytes(resize_and_crop(image, img_size, crop_pct))
-    return pixels
 
 
 def load_image(path: str | Path, img_size: int) -> Tensor:

@@ -1,27 +1,165 @@
-"""Batches whose images, order and augmentation depend on (seed, epoch, position) and on nothing else."""
+"""Batches whose images, order and augmentation depend on (seed, epoch, position) and on nothing else.
+
+An epoch is numbered batches, each of which can be made by itself, in any process.
+"""
 
 from __future__ import annotations
 
-import re
+import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from recast.data.batches import MAX_BAD, Batch, Epoch, Loaded, MapBatches, epoch_order
+from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
-from recast.data.streaming import ImageStream, StreamBatches
 from recast.errors import RecastError
 
-__all__ = ["Loader", "loader", "mix_seed", "seeded", "worker_errors"]
-
+T = TypeVar("T")
+Batch = tuple[Tensor, Tensor]
 BadImage = Literal["stop", "skip"]
+
+MAX_BAD = 100
+"""So many unreadable images in a row are not a few bad files but a disk that is gone."""
+
+
+class Loaded(NamedTuple):
+    """A part's share of a batch; the names of unreadable images travel with it out of a loader process."""
+
+    images: Tensor
+    labels: Tensor
+    bad: tuple[str, ...] = ()
+
+
+NOTHING: Batch = torch.empty(0), torch.empty(0, dtype=torch.long)
+"""A share without an image."""
+
+
+def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Tensor:
+    """Indices of an epoch in their order, (size,) int64: shuffled by (seed, epoch), each `repeats` times side by side.
+
+    seed None: 0, 1, 2, ... As in DeiT's sampler (repeated augmentation) the order is cut to `size`: an epoch shows
+    ⌈size / repeats⌉ images.
+    """
+    order = torch.arange(size)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(mix_seed("order", seed, epoch))
+        order = torch.randperm(size, generator=generator)
+    return order if repeats == 1 else order[: -(-size // repeats)].repeat_interleave(repeats)[:size]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Which positions of an epoch's order belong to which batch, and to which part's share of it."""
+
+    size: int
+    """Images of the epoch."""
+    batch_size: int
+    seed: int | None
+    """None: evaluation, in the order of the data set."""
+    epoch: int
+    drop_last: bool
+    part: int
+    parts: int
+    skip: bool
+    """Do without images that cannot be read."""
+
+    def __len__(self) -> int:
+        return (self.size if self.drop_last else self.size + self.batch_size - 1) // self.batch_size
+
+    def positions(self, number: int) -> range:
+        """Positions of the whole batch; a share is `[part::parts]` of it."""
+        first = number * self.batch_size
+        return range(first, min(first + self.batch_size, self.size))
+
+    def seeds(self, positions: Sequence[int], dataset: object) -> list[int]:
+        """A seed for the augmentation of each image, by its position alone; zeros where there is none."""
+        if isinstance(dataset, LabelledImages) and dataset.augment is None:
+            return [0] * len(positions)
+        return [mix_seed("augment", self.seed, self.epoch, position) for position in positions]
+
+    def read_singly(
+        self,
+        choices: Iterable[Sequence[T]],
+        seeds: Sequence[int],
+        read: Callable[[T, int], Batch],
+        name: Callable[[T], str],
+        failure: str,
+    ) -> Loaded:
+        """Of the choices for each image the first one, or in training the next that can be read (`skip`).
+
+        In evaluation an image that cannot be read is left out. Raises RecastError, with `failure` before the reason,
+        where none of the choices can be read.
+        """
+        found, bad = [], []
+        for candidates, seed in zip(choices, seeds, strict=True):
+            for candidate in candidates if self.skip and self.seed is not None else candidates[:1]:
+                try:
+                    found.append(read(candidate, seed))
+                    break
+                except RecastError as error:
+                    if not self.skip:
+                        raise
+                    reason = error
+                    bad.append(name(candidate))
+            else:
+                if self.seed is not None:
+                    raise RecastError(f"{failure}; the last: {reason}")
+        images, labels = zip(*(found or [NOTHING]), strict=True)
+        return Loaded(torch.cat(images), torch.cat(labels), tuple(bad))
+
+
+@dataclass(frozen=True, eq=False)
+class MapBatches(Dataset[Any]):
+    """Item i is this part's share of the i-th batch of the epoch, or the RecastError that it ended in."""
+
+    dataset: Dataset[tuple[Tensor, int]]
+    order: Tensor
+    plan: Epoch
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, number: int) -> Loaded | RecastError:
+        positions = self.plan.positions(number)[self.plan.part :: self.plan.parts]
+        indices = self.order[positions.start : positions.stop : positions.step].tolist()
+        seeds = self.plan.seeds(positions, self.dataset)
+        try:
+            try:
+                return Loaded(*self._read(indices, seeds))
+            except RecastError:
+                if not self.plan.skip:
+                    raise
+                size = len(self.order)
+                tries = min(size, MAX_BAD)
+                return self.plan.read_singly(
+                    [[i % size for i in range(index, index + tries)] for index in indices],
+                    seeds,
+                    lambda index, seed: self._read([index], [seed]),
+                    getattr(self.dataset, "image_name", "image {}".format),
+                    f"{tries} images in a row cannot be read",
+                )
+        except RecastError as error:
+            return error
+
+    def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> Batch:
+        if not indices:
+            return NOTHING
+        if isinstance(self.dataset, LabelledImages):
+            return self.dataset.batch(indices, seeds)
+        items = []
+        for index, seed in zip(indices, seeds, strict=True):
+            with seeded(seed):
+                items.append(self.dataset[index])
+        images, labels = default_collate(items)
+        return images, labels
 
 
 def loader(
@@ -66,8 +204,8 @@ def loader(
         _check_training(size, len(plan), batch_size, parts)
     if not 0 <= start <= len(plan):
         raise RecastError(f"start must be between 0 and {len(plan)} (the batches of an epoch), got {start}")
-    if isinstance(dataset, ImageStream):
-        return Loader(StreamBatches(dataset, plan, start, repeats), plan, start, workers, pin_memory)
+    if (streamed := getattr(dataset, "batches", None)) is not None:
+        return Loader(streamed(plan, start, repeats), plan, start, workers, pin_memory)
     batches = MapBatches(dataset, epoch_order(size, shuffle_seed, epoch, repeats), plan)
     return Loader(batches, plan, start, workers, pin_memory)
 
@@ -88,7 +226,7 @@ class Loader:
     """One epoch of batches; iterate over it once. `len` is the number of batches, over all parts, from `start` on."""
 
     def __init__(
-        self, batches: MapBatches | StreamBatches, plan: Epoch, start: int, workers: int, pin_memory: bool
+        self, batches: MapBatches | IterableDataset[Any], plan: Epoch, start: int, workers: int, pin_memory: bool
     ) -> None:
         self.batches, self.plan, self.start, self.workers = batches, plan, start, workers
         self.pin_memory = pin_memory and torch.cuda.is_available()  # without a GPU torch would warn
@@ -115,7 +253,7 @@ class Loader:
         in_order = range(self.start, len(self.plan)) if isinstance(self.batches, MapBatches) else None
         if not (self.workers or self.pin_memory):
             return iter(self.batches) if in_order is None else map(self.batches.__getitem__, in_order)
-        return _watched(
+        return _from_processes(
             DataLoader(
                 self.batches,
                 batch_size=None,  # an item is a batch already
@@ -123,13 +261,13 @@ class Loader:
                 num_workers=self.workers,
                 collate_fn=_unchanged,
                 pin_memory=self.pin_memory,
-                worker_init_fn=_hear_no_signal,
+                worker_init_fn=_ignore_signals,
                 generator=torch.Generator(),  # else every epoch would draw a number from the global generator
             )
         )
 
 
-def _hear_no_signal(_worker: int) -> None:
+def _ignore_signals(_worker: int) -> None:
     """Ctrl-C and a queue's SIGTERM reach every process of a run: only the main one decides, and it still needs data."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -139,45 +277,27 @@ def _unchanged(item: Any) -> Any:
     return item
 
 
-def _watched(source: DataLoader[Any]) -> Iterator[Loaded | RecastError]:
-    """The items of the loader processes; RecastError if one of these dies."""
-    iterator = iter(source)
+_PROCESSES: list[BaseProcess] = []
+"""Loader processes that may be running."""
+
+
+def _from_processes(source: DataLoader[Any]) -> Iterator[Loaded | RecastError]:
+    iterator: Any = iter(source)
+    _PROCESSES[:] = [process for process in _PROCESSES if process.exitcode is None]
+    _PROCESSES.extend(getattr(iterator, "_workers", ()))
     try:
         yield from iterator
         return
-    except (RuntimeError, OSError, EOFError) as error:  # the last two: a tensor could not be fetched from the dead
-        died = _death(error)
-        if died is not None or not isinstance(error, RuntimeError):
-            died = _death_of(getattr(iterator, "_workers", ())) or died
-        if died is None:
+    except (RuntimeError, OSError, EOFError) as error:
+        if (died := _death(error)) is None:
             raise
     del iterator  # ends the other processes now, not when the exception is forgotten
     raise died
 
 
-def _death_of(processes: Sequence[BaseProcess], seconds: float = 2.0) -> RecastError | None:
-    """The error about the first process that ended badly, as soon as that is seen.
-
-    Meanwhile torch's handler of the signal that a child has ended raises its RuntimeError, if it still has to. Where
-    that cuts off the question for the exit code, the code is lost, and torch's words have to do.
-    """
-    heard, until = None, time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            time.sleep(0.01)
-            for process in processes:
-                code = process.exitcode or 0
-                if code:
-                    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                    return _dead(str(process.pid), how)
-        except RuntimeError as error:
-            heard, until = _death(error) or heard, min(until, time.monotonic() + 0.2)
-    return heard
-
-
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Turns torch's error about a dead loader process into a RecastError that says what can be done.
+    """Turns what torch raises when a loader process has died into a RecastError that says what can be done.
 
     torch raises it from a signal handler, wherever the main process happens to be: put this around the loop too.
     """
@@ -190,13 +310,34 @@ def worker_errors() -> Iterator[None]:
 
 
 def _death(error: Exception) -> RecastError | None:
-    """torch's message about a dead loader process in our words; None for any other error."""
-    found = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) ([^.]*)", str(error))
-    return None if found is None else _dead(found[1], found[2].strip())
+    """The error about the first loader process that ended badly, as soon as that is seen; None if none did.
+
+    Meanwhile torch's handler of the signal that a child has ended raises its RuntimeError, if it still has to. Where
+    that cuts off the question for the exit code, the code is lost: the process is then one that no longer exists.
+    """
+    # A tensor that could not be fetched from the dead is an OSError or EOFError, and may be the first sign.
+    until = time.monotonic() + (0.2 if isinstance(error, RuntimeError) else 2.0)
+    while time.monotonic() < until:
+        with suppress(RuntimeError):
+            for process in _PROCESSES:
+                if how := _bad_end(process):
+                    _PROCESSES.clear()
+                    return RecastError(
+                        f"a loader process died (pid {process.pid}: {how}). Most often memory ran out: use fewer "
+                        "workers (--workers) or smaller batches, or in a container more shared memory (--shm-size). "
+                        "--workers 0 shows the error itself"
+                    )
+            time.sleep(0.01)
+    return None
 
 
-def _dead(pid: str, how: str) -> RecastError:
-    return RecastError(
-        f"a loader process died (pid {pid}: {how}). Most often memory ran out: use fewer workers (--workers) or "
-        "smaller batches, or in a container more shared memory (--shm-size). --workers 0 shows the error itself"
-    )
+def _bad_end(process: BaseProcess) -> str:
+    """How a process ended that should not have; empty: it runs, or has done its work."""
+    if code := process.exitcode:
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    try:
+        if code is None:
+            os.kill(process.pid or 0, 0)  # asks, and does nothing
+    except ProcessLookupError:
+        return "exit code unknown"
+    return ""

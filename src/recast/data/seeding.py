@@ -1,25 +1,26 @@
-"""Random numbers that follow from what they are for, never from what was drawn before."""
+"""Chance that follows from what it is for, never from what was drawn before: seeds, generators, choices of images.
+
+Choices are balanced over the classes and always the same for the same labels: runs stay comparable.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from recast.errors import RecastError
 
 
 def mix_seed(*parts: object) -> int:
     """A seed below 2^63 for any mix of numbers and words; neighbouring numbers give unrelated seeds."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def image_seeds(seed: int | None, epoch: int, positions: Sequence[int]) -> list[int]:
-    """A seed for the augmentation of each image, by its position in the epoch's order and nothing else."""
-    return [mix_seed("augment", seed, epoch, position) for position in positions]
 
 
 @contextmanager
@@ -58,3 +59,64 @@ def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
     with seeded(seed), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def _shuffled(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
+    """All indices in a random order, and in that order those of each class."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return shuffled, [shuffled[labels[shuffled] == label] for label in labels.unique()]
+
+
+def balanced_order(labels: Tensor, seed: int = 0) -> Tensor:
+    """A permutation of the images whose every prefix is class-balanced, as far as the classes go.
+
+    The images of each class are shuffled; then come the first of every class, the second of every class, ...
+    """
+    shuffled, classes = _shuffled(labels, seed)
+    turn = torch.empty_like(shuffled)
+    for of_class in classes:
+        turn[of_class] = torch.arange(len(of_class))
+    # Stable: within a turn the classes keep their shuffled order, so a remainder does not always fall to the first.
+    return shuffled[torch.argsort(turn[shuffled], stable=True)]
+
+
+def choose_balanced(labels: Tensor, count: int, option: str, seed: int = 0) -> Tensor:
+    """Indices (ascending) of `count` class-balanced images. Raises RecastError naming `option` if there are too few."""
+    if len(labels) == 0:
+        raise RecastError(f"{option}={count}, but the data set has no such images")
+    if not 1 <= count <= len(labels):
+        raise RecastError(f"{option} must be between 1 and {len(labels)} (the images there are), got {count}")
+    return balanced_order(labels, seed)[:count].sort().values
+
+
+def choose_fraction(labels: Tensor, fraction: float, seed: int = 0) -> Tensor:
+    """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class.
+
+    The images of a smaller fraction are among those of a larger one. Raises RecastError unless 0 < fraction <= 1.
+    """
+    if not 0 < fraction <= 1:
+        raise RecastError(f"data_fraction must be above 0 and at most 1, got {fraction}")
+    _, classes = _shuffled(labels, seed)
+    chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
+    return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
+
+
+def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices (ascending) of a training and a validation part: `fraction` of every class goes to validation.
+
+    A class with two images or more has at least one on each side; a single image goes to training. Raises RecastError
+    unless 0 < fraction < 1, and when no class can spare an image.
+    """
+    if not 0 < fraction < 1:
+        raise RecastError(f"val_fraction must be between 0 and 1, got {fraction}")
+    generator = torch.Generator().manual_seed(seed)
+    train, val = [], []
+    for label in labels.unique():
+        of_class = (labels == label).nonzero().flatten()
+        of_class = of_class[torch.randperm(len(of_class), generator=generator)]
+        held_out = min(max(1, round(fraction * len(of_class))), len(of_class) - 1)
+        val.append(of_class[:held_out])
+        train.append(of_class[held_out:])
+    if not any(map(len, val)):
+        raise RecastError("a validation part cannot be held out: every class has a single image. Add a val/ part")
+    return torch.cat(train).sort().values, torch.cat(val).sort().values

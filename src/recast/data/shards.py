@@ -1,18 +1,178 @@
-"""wds/NAME: a folder of WebDataset shards with timm's `_info.json`."""
+"""wds/NAME: WebDataset shards with timm's `_info.json`: tar files that are read from front to back, never by index.
+
+The order of an epoch is one stream: shards shuffled by (seed, epoch), then a shuffle buffer. Every process and every
+loader worker reads that whole stream but decodes only its own share, so that the batches are the same for any number
+of them. Reading is cheap beside decoding; with dozens of readers on one disk, image folders are the better choice.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+import random
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from recast.data.parts import VAL_SPLITS, Found, data_dir, sizes
-from recast.data.streaming import ImageStream
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from recast.data.datasets import Found, LabelledImages
+from recast.data.folders import data_dir
+from recast.data.images import PHOTO, open_image
+from recast.data.libraries import VAL_SPLITS
+from recast.data.loading import Batch, Epoch, Loaded
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError
-from recast.run.config import DataConfig
+from recast.run.config import AugmentConfig, DataConfig
 
 INFO = "_info.json"
+
+BUFFER = 2048
+"""Undecoded images among which the next one is drawn; each reader holds so many in memory."""
+
+IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
+
+
+class Sample(NamedTuple):
+    """An undecoded image."""
+
+    name: str
+    content: bytes | None
+    label: int
+
+
+@dataclass(eq=False)
+class ImageStream(LabelledImages):
+    """Images of shards, in the order in which they come; what needs labels beforehand is refused with the reason."""
+
+    shards: list[str]
+    size: int
+    """Images in the shards, as `_info.json` counts them."""
+    num_classes: int
+    label_key: str = ""
+    """Field of the samples' .json that holds the label; empty: it is in .cls."""
+    img_size: int = PHOTO
+    augment: AugmentConfig | None = None
+    crop_pct: float | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def labels(self) -> Tensor:  # type: ignore[override]
+        raise RecastError(
+            "WebDataset shards are a stream, in which a label is known once its image is read: num_train, num_val "
+            "and data_fraction cannot choose from it by class. Use an image folder, a zip or hfds/NAME for that"
+        )
+
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> Batch:
+        raise RecastError("WebDataset shards are a stream: images come in its order (loader), not by index")
+
+    def subset(self, indices: Tensor) -> ImageStream:
+        raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
+
+    def batches(self, plan: Epoch, start: int, repeats: int) -> StreamBatches:
+        """What `loader` takes in the place of images by index."""
+        return StreamBatches(self, plan, start, repeats)
+
+    def samples(self, seed: int | None, epoch: int) -> Iterator[Sample]:
+        """Undecoded samples in the order of an epoch; seed None: as they lie in the shards.
+
+        Raises RecastError for a shard that is not whole, and for a label that is missing or out of range.
+        """
+        if seed is None:
+            return self._read(self.shards)
+        draws = random.Random(mix_seed("stream", seed, epoch))
+        return _shuffled(self._read(draws.sample(self.shards, len(self.shards))), draws)
+
+    def _read(self, shards: Sequence[str]) -> Iterator[Sample]:
+        from webdataset.tariterators import group_by_keys, tar_file_expander
+
+        for shard in shards:
+            try:
+                with open(shard, "rb") as stream:
+                    for fields in group_by_keys(tar_file_expander(iter([{"url": shard, "stream": stream}]))):
+                        yield self._sample(fields)
+            except RecastError:
+                raise
+            except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+                reason = str(error.args[0]) if error.args else type(error).__name__
+                raise RecastError(f"cannot read shard {shard}: {reason}. Is it complete?") from None
+
+    def _sample(self, fields: Mapping[str, Any]) -> Sample:
+        name = f"{fields['__url__']}: {fields['__key__']}"
+        try:
+            label = int(json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"])
+        except (KeyError, ValueError, TypeError):
+            where = f"{self.label_key} of .json" if self.label_key else ".cls"
+            raise RecastError(f"no label in {name}: expected a number in {where}") from None
+        if not 0 <= label < self.num_classes:
+            raise RecastError(f"labels must be 0 to {self.num_classes - 1}, but {name} has {label}")
+        return Sample(name, next((fields[key] for key in IMAGE_KEYS if key in fields), None), label)
+
+    def one(self, sample: Sample, seed: int) -> Batch:
+        """The sample alone as a batch; raises RecastError naming it if it cannot be read."""
+        if sample.content is None:
+            raise RecastError(f"no image in {sample.name}: expected one of {', '.join(IMAGE_KEYS)}")
+        image = open_image(io.BytesIO(sample.content), sample.name)
+        return self.prepared([image], [seed]), torch.tensor([sample.label])
+
+
+def _shuffled(samples: Iterator[Sample], draws: random.Random) -> Iterator[Sample]:
+    buffer = list(islice(samples, BUFFER))
+    for sample in samples:
+        place = draws.randrange(len(buffer))
+        yield buffer[place]
+        buffer[place] = sample
+    draws.shuffle(buffer)
+    yield from buffer
+
+
+@dataclass(frozen=True, eq=False)
+class StreamBatches(IterableDataset[Any]):
+    """This part's share of every batch from `start` on; of several loader workers each gives every so manieth batch."""
+
+    stream: ImageStream
+    plan: Epoch
+    start: int
+    repeats: int
+
+    def __len__(self) -> int:
+        return len(self.plan) - self.start
+
+    def __iter__(self) -> Iterator[Loaded | RecastError]:
+        worker = get_worker_info()
+        own, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        try:
+            once = self.stream.samples(self.plan.seed, self.plan.epoch)
+            samples = (sample for sample in once for _ in range(self.repeats))
+            for number in range(len(self.plan)):
+                positions = self.plan.positions(number)
+                batch = list(islice(samples, len(positions)))
+                if len(batch) < len(positions):
+                    found = (positions.start + len(batch)) // self.repeats
+                    raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold {found}")
+                if number >= self.start and (number - self.start) % workers == own:
+                    yield self._share(batch, positions)
+            if self.plan.seed is None and next(samples, None) is not None:
+                raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold more")
+        except RecastError as error:
+            yield error
+
+    def _share(self, batch: list[Sample], positions: range) -> Loaded:
+        slots = range(len(batch))[self.plan.part :: self.plan.parts]
+        return self.plan.read_singly(
+            [batch[slot:] + batch[:slot] for slot in slots],
+            self.plan.seeds([positions[slot] for slot in slots], self.stream),
+            self.stream.one,
+            lambda sample: sample.name,
+            "a batch in which no image can be read",
+        )
 
 
 def find_shards(config: DataConfig) -> Found:
@@ -32,27 +192,19 @@ def find_shards(config: DataConfig) -> Found:
     info = _info(root)
     classes = _classes(root, info)
 
-    def stream(split: str | None, img_size: int) -> ImageStream:
+    def stream(split: str | None) -> ImageStream:
         if split is None:
-            return ImageStream([], 0, len(classes), img_size)
+            return ImageStream([], 0, len(classes))
         described = ReaderWds(str(root), split=split).split_info
         shards = [str(root / name) for name in described.filenames]
         if missing := [shard for shard in shards if not Path(shard).is_file()]:
             raise RecastError(f"{root / INFO} lists a shard that does not exist: {missing[0]}")
         if not described.num_samples:
             raise RecastError(f"{root / INFO} says that the split {split} has no image")
-        return ImageStream(
-            shards,
-            described.num_samples,
-            len(classes),
-            img_size,
-            crop_pct=config.crop_pct,
-            label_key=described.alt_label,
-        )
+        return ImageStream(shards, described.num_samples, len(classes), described.alt_label)
 
-    train_size, test_size = sizes(config, 224)
-    train = stream("train" if "train" in info["splits"] else None, train_size)
-    val = stream(next((split for split in VAL_SPLITS if split in info["splits"]), None), test_size)
+    train = stream("train" if "train" in info["splits"] else None)
+    val = stream(next((split for split in VAL_SPLITS if split in info["splits"]), None))
     if len(train) == len(val) == 0:
         known = ", ".join(info["splits"])
         raise RecastError(f"{root / INFO} has the splits {known}: expected train or one of {', '.join(VAL_SPLITS)}")

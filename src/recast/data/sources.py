@@ -1,36 +1,50 @@
-"""Which data sets there are: a name -> training and validation images, class names, normalisation, own size."""
+"""Which data sets there are: a name → training and validation images, class names, normalisation, own size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn import functional as F
 
-from recast.data import archives, folders
-from recast.data.datasets import ImageFiles, ImageTensors
-from recast.data.folders import Listing
-from recast.data.hub import find_on_hub
-from recast.data.parts import (
-    IMAGENET,
-    Data,
-    Found,
-    Normalisation,
-    assemble,
-    check_config,
-    chosen_train,
-    chosen_val,
-    data_dir,
-    sizes,
-)
-from recast.data.shards import find_shards
-from recast.data.splits import choose_balanced
-from recast.data.vision import NORMS, find_in_torchvision, read_vision
+from recast.data.augment import resolve
+from recast.data.datasets import Found, ImageFiles, ImageTensors, LabelledImages
+from recast.data.folders import data_dir, find_archives, find_folder
+from recast.data.images import PHOTO
+from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
+from recast.data.seeding import choose_balanced, choose_fraction, hold_out
+from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
 from recast.run.config import AugmentConfig, DataConfig
 
-DIGITS: Normalisation = (0.313,) * 3, (0.356,) * 3  # of the 1,297 training images at 32 x 32
+DIGITS = (0.313,) * 3, (0.356,) * 3
+"""Of the 1,297 training images at 32 x 32."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images of one data set. Items of `train` and `val` are (float32 (3, S, S) in [0, 1], int label)."""
+
+    name: str
+    train: LabelledImages
+    """With augmentation; `train.plain()` is without. Empty where there is only something to evaluate on."""
+    val: LabelledImages
+    classes: list[str]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    img_size: int
+    """Side of the training images in pixels."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """What is done to the training images, with nothing left open."""
+    bad_images: tuple[str, ...] = ()
+    """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
+
+    @property
+    def test_size(self) -> int:
+        """Side of the validation images in pixels."""
+        return self.val.img_size
 
 
 def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
@@ -47,6 +61,75 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
         raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
     check_config(config)
     return assemble(config, augment, source(config))
+
+
+def check_config(config: DataConfig) -> None:
+    """Raise RecastError for numbers that no data set can be prepared with."""
+    for name in ("img_size", "test_size"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise RecastError(f"{name} must be at least 1, got {value}")
+    if config.crop_pct is not None and not 0 < config.crop_pct <= 1:
+        raise RecastError(f"crop_pct must be above 0 and at most 1, got {config.crop_pct}")
+    for name, values in (("mean", config.mean), ("std", config.std)):
+        if values is not None and (len(values) != 3 or not all(math.isfinite(value) for value in values)):
+            raise RecastError(f"{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
+    if config.std is not None and min(config.std) <= 0:
+        raise RecastError(f"std must be positive, got {config.std}")
+    if config.num_train is not None and config.data_fraction is not None:
+        raise RecastError("num_train and data_fraction both choose training images: give one of them")
+    if not 0 < config.val_fraction < 1:
+        raise RecastError(f"val_fraction must be between 0 and 1, got {config.val_fraction}")
+
+
+def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:
+    """`Data` of what a source found: held-out images, subsets, sizes, augmentation, and what the config leaves open.
+
+    Raises RecastError naming an image with a wrong label.
+    """
+    train, val = found.train, found.val
+    if val is None:
+        assert train is not None
+        kept, held_out = hold_out(train.labels, config.val_fraction)
+        train, val = train.subset(kept), train.subset(held_out)
+    elif train is None:
+        train = val.subset(torch.empty(0, dtype=torch.long))
+    for part, images in (("training", train), ("validation", val)):
+        if not isinstance(images, ImageStream):  # checks each label as it comes
+            _check_labels(images, found.classes, part)
+    skip, img_size = config.bad_image == "skip", config.img_size or PHOTO
+    if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
+        img_size = val.own_size(skip)
+    if config.num_train is not None:
+        train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
+    if config.data_fraction is not None:
+        train = train.subset(choose_fraction(train.labels, config.data_fraction))
+    if config.num_val is not None:
+        val = val.subset(choose_balanced(val.labels, config.num_val, "num_val"))
+    bad: list[str] = []
+    parts: list[LabelledImages] = []
+    for images, side in ((train, img_size), (val, config.test_size or img_size)):
+        if isinstance(images, ImageFiles | ImageStream):  # the digits are enlarged in a way of their own
+            images = replace(images, img_size=side, crop_pct=config.crop_pct)
+        if found.in_memory and isinstance(images, ImageFiles):
+            images, names = images.decoded(skip)
+            bad += names
+        parts.append(images)
+    train, val = parts
+    resolved = resolve(augment, train.img_size, crop=found.crop, flip=found.flip)
+    mean, std = (tuple(own or theirs) for own, theirs in zip((config.mean, config.std), found.norm, strict=True))
+    train = train.augmented(resolved)
+    return Data(found.name, train, val, found.classes, mean, std, train.img_size, resolved, tuple(bad))
+
+
+def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:
+    wrong = ((images.labels < 0) | (images.labels >= len(classes))).nonzero().flatten()
+    if len(wrong):
+        index = int(wrong[0])
+        raise RecastError(
+            f"labels must be 0 to {len(classes) - 1} ({len(classes)} classes), but {len(wrong)} {part} images have "
+            f"others: {images.image_name(index)} has {int(images.labels[index])}"
+        )
 
 
 def _digits(config: DataConfig) -> Found:
@@ -68,59 +151,32 @@ def _digits(config: DataConfig) -> Found:
         pixels = pixels[:, :, edge : edge + img_size, edge : edge + img_size]
         return ImageTensors((pixels * 255).round().to(torch.uint8).repeat(1, 3, 1, 1), labels[which])
 
-    train_size, test_size = sizes(config, 32)
-    train, val = enlarged(~is_val, train_size), enlarged(is_val, test_size)
+    img_size = config.img_size or 32
+    train, val = enlarged(~is_val, img_size), enlarged(is_val, config.test_size or img_size)
     return Found("digits", train, val, [str(digit) for digit in range(10)], DIGITS, crop="pad", flip=False)
 
 
-def _folder(config: DataConfig) -> Found:
-    root = data_dir(config)
-    tree = folders.list_folder(root, config.val_fraction)
-    train, val = (
-        ImageFiles(part.labels, size, paths=part.names, crop_pct=config.crop_pct)
-        for part, size in zip((tree.train, tree.val), sizes(config, 224), strict=True)
-    )
-    name = config.name if config.name == "imagenet" else root.resolve().name
-    return Found(name, train, val, tree.classes, crop="random")
-
-
 def _zip(config: DataConfig) -> Found:
-    path = data_dir(config)
-    found = archives.find_archives(path)
+    found = find_archives(config)
     if found is None:
-        raise RecastError(f"name=zip needs a .zip file, or a folder with train.zip and test.zip or val.zip, got {path}")
-    return _archives(config, path.resolve().stem, *found, IMAGENET)
-
-
-def _archives(config: DataConfig, name: str, train_zip: Path, val_zip: Path, norm: Normalisation) -> Found:
-    tree = archives.list_archives(train_zip, val_zip, config.val_fraction)
-    skip = config.bad_image == "skip"
-    train_size, test_size = sizes(config, config.img_size or archives.own_size(val_zip, tree.val, skip))
-
-    def decode(path: Path, listing: Listing, chosen: torch.Tensor, size: int) -> tuple[ImageTensors, list[str]]:
-        return archives.decode(path, listing[chosen], size, config.crop_pct, skip)  # what is not used is not decoded
-
-    train, bad = decode(train_zip, tree.train, chosen_train(config, tree.train.labels), train_size)
-    val, more_bad = decode(val_zip, tree.val, chosen_val(config, tree.val.labels), test_size)
-    return Found(name, train, val, tree.classes, norm, chosen=True, bad_images=(*bad, *more_bad))
+        raise RecastError(
+            f"name=zip needs a .zip file, or a folder with train.zip and test.zip or val.zip, got {data_dir(config)}"
+        )
+    return found
 
 
 def _cifar(config: DataConfig) -> Found:
     """train.zip and test.zip of PNG files if the folder has them, else the files of torchvision; nothing is fetched."""
-    root = data_dir(config)
-    found = archives.find_archives(root)
-    if found is not None:
-        return _archives(config, config.name, *found, NORMS[config.name])
-    return read_vision(config, config.name, root)
+    return find_archives(config, norm=NORMS[config.name]) or read_vision(config.name, data_dir(config))
 
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     "digits": _digits,
-    "folder": _folder,
+    "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,
     "cifar100": _cifar,
-    "imagenet": _folder,
+    "imagenet": find_folder,
 }
 
 _LIBRARIES: dict[str, Callable[[DataConfig], Found]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from recast.data.loading import mix_seed
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 from recast.evaluation.bench import Batch, Bench, Options, Score, is_correct, loss_gradient
 

@@ -10,8 +10,8 @@ from recast.analysis.agreement import tabulate_agreement
 from recast.analysis.cka import tabulate_cka
 from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.head_statistics import tabulate_heads
-from recast.data.splits import choose_balanced
-from recast.data.streaming import ImageStream
+from recast.data.seeding import choose_balanced
+from recast.data.shards import ImageStream
 from recast.evaluation.bench import Bench, NotMeasured, Source
 from recast.run.records import Table
 from recast.surgery.apply import recast_layers

@@ -73,7 +73,7 @@ class SourceKeys:
                 _add(digest, name, tensor)
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        digest.update("\n".join(_files([*held.get("paths", ()), *held.get("shards", ())])).encode())
+        digest.update("\n".join(_files(map(str, (*held.get("items", ()), *held.get("shards", ()))))).encode())
         return digest.hexdigest()
 
 

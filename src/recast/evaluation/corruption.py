@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.data.loading import mix_seed
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError, suggest
 from recast.evaluation.bench import Batch, Bench, Score, is_correct
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, restored
-from recast.data.streaming import ImageStream
+from recast.data.shards import ImageStream
 from recast.errors import RecastError, suggest
 from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 from recast.run.config import AugmentConfig

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recast.data.datasets import IndexedImages
+from recast.data.datasets import ImageFiles
 from recast.data.images import decode_errors, open_image
 from recast.errors import RecastError
 from recast.evaluation.bench import Bench, NotMeasured, Source
@@ -111,13 +111,11 @@ def sources_imagenet_c(bench: Bench) -> list[Source]:
     counts = torch.tensor([len(by_class[wnid]) for wnid in wnids])
     labels = outputs.repeat_interleave(counts)
     rows = sample(labels, bench.options.num_samples)
-    side = _side(first / names[0])
+    items, side = rows.tolist(), _side(first / names[0])
     return [
         Source(
             f"{kind}/{severity}",
-            IndexedImages(
-                labels[rows], side, read=ReadUnresized(folder, names, side), rows=rows, where=f"imagenet-c {folder}"
-            ),
+            ImageFiles(labels[rows], side, items, ReadUnresized(folder, names, side), f"imagenet-c {folder}"),
             "imagenet-c",
         )
         for (kind, severity), folder in folders.items()

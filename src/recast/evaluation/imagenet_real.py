@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import torch
 
-from recast.data.streaming import ImageStream
+from recast.data.shards import ImageStream
 from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source
 from recast.evaluation.imagenet_sets import imagenet_wnids, outputs_of
 

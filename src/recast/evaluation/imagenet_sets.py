@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recast.data.datasets import ImageFiles
 from recast.data.images import is_image_name
-from recast.data.splits import choose_balanced
+from recast.data.seeding import choose_balanced
 from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
 
 WNID = re.compile(r"n\d{8}")
@@ -178,7 +178,7 @@ def sources_of_set(bench: Bench, suite: str) -> list[Source]:
         counts.append(len(names))
     labels = torch.arange(len(wnids)).repeat_interleave(torch.tensor(counts))
     val = bench.data.val
-    images = ImageFiles(labels, val.img_size, paths=paths, crop_pct=getattr(val, "crop_pct", None))
+    images = ImageFiles(labels, val.img_size, paths, crop_pct=getattr(val, "crop_pct", None))
     return [Source("", images.subset(sample(labels, bench.options.num_samples)), suite, columns)]
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from recast.data import Data, loader
 from recast.data.datasets import LabelledImages
-from recast.data.streaming import ImageStream
+from recast.data.shards import ImageStream
 from recast.errors import RecastError
 from recast.evaluation.bench import Batch, Bench, NotMeasured, PixelModel, Score, Source
 from recast.evaluation.resolution import ResizedImages

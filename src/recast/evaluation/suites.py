@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from recast.data import Data
-from recast.data.splits import choose_balanced
+from recast.data.seeding import choose_balanced
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
 from recast.evaluation.adversarial import score_fgsm, score_pgd
