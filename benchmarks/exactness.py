@@ -24,7 +24,7 @@ from torchvision.transforms.v2.functional import normalize
 from trained import CIFAR, trained
 
 from recast.data import load_data, loader
-from recast.data.sources import IMAGENET
+from recast.data.datasets import IMAGENET
 from recast.models.build import build
 from recast.run.config import Backend, DataConfig, ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_

@@ -26,7 +26,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.fourier import FourierCurves, fourier
 from recast.data import load_data, loader
-from recast.data.sources import IMAGENET
+from recast.data.datasets import IMAGENET
 from recast.models.build import build, input_defaults
 from recast.run.config import DataConfig, ModelConfig
 from recast.surgery.scales import randomize_scales_
