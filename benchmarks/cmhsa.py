@@ -36,7 +36,8 @@ from torch.nn import functional as F
 from recast.analysis.record import record
 from recast.data import Data, load_data
 from recast.layers.cmhsa import CMHSA
-from recast.layers.functional import biased_maps, shift_map
+from recast.layers.functional.maps import shift_map
+from recast.layers.functional.relative_bias import biased_maps
 from recast.models.build import build
 from recast.models.pixel_conv import PixelConv2d
 from recast.run.config import DataConfig, ModelConfig, RecastConfig

@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recast.layers.cmhsa import CMHSA
-from recast.layers.functional import BiasedWeights, bias_map, biased, biased_maps, biased_reference, offset_ranges
-from recast.layers.functional.biased import fused_attention, shared_values_attention  # type: ignore[attr-defined]
+from recast.layers.functional.relative_bias import (
+    BiasedWeights,
+    bias_map,
+    biased,
+    biased_maps,
+    biased_reference,
+    fused_attention,
+    offset_ranges,
+    shared_values_attention,
+)  # fmt: skip
 from recast.layers.geometry import Geometry
 from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule
@@ -123,8 +131,8 @@ def test_the_fast_form_is_the_reference(
 ) -> None:
     for seed in range(NUM_GEOMETRIES):
         case = random_case(seed, dtype)
-        (y, grads), (fast, fast_grads) = forms(case)
-        assert error_of(fast, y) <= TOLERANCE[dtype], case.text
+        (y, grads), (backends, fast_grads) = forms(case)
+        assert error_of(backends, y) <= TOLERANCE[dtype], case.text
         for fast_grad, grad in zip(fast_grads, grads, strict=True):
             # one key, one tap: the softmax is a constant, and both gradients are rounding
             scale = max(float(grad.abs().max()), 1e-3 if dtype == torch.float64 else 1.0)

@@ -17,16 +17,18 @@ from recast.layers import functional
 from recast.layers.functional import (
     Gates,
     Weights,
+    backends,
     dense,
-    fast,
     linear_gates,
+    maps,
     merged,
+    operands,
     reference,
     select_heads,
     sigmoid_gates,
     split,
 )
-from recast.layers.functional.streaming import forward
+from recast.layers.functional.streaming import stream
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
@@ -222,18 +224,18 @@ def size_of_terms(layer: GPSA, x: Tensor) -> float:
     """Largest Σ|terms| of an output pixel: what rounding errors are relative to where the terms cancel."""
     w, geometry = layer.weights(), layer.geometry
     mix = functional.attention_maps(x, w, geometry, layer.config.attend_padding).mix.abs()
-    values = geometry.pad(functional.project_values(x, w.value, layer.groups)).abs().flatten(2)
+    values = geometry.pad(operands.project_values(x, w.value, layer.groups)).abs().flatten(2)
     gathered = torch.einsum("bcm,zhnm->bchn", values, mix[:1]) if len(mix) == 1 else values @ mix.flatten(1, 2).mT
     gathered = gathered.reshape(len(x), layer.in_channels, layer.num_heads, 1, -1)
-    return float(functional.project_out(gathered, w.weight.flatten(2).abs(), None, layer.groups).detach().max())
+    return float(operands.project_out(gathered, w.weight.flatten(2).abs(), None, layer.groups).detach().max())
 
 
 def in_chunks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """By turns: all at once, a row of a few queries, some images; gathers kept or made again; maps mixed or not."""
-    monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
-    monkeypatch.setitem(forward.VALUE_NUMBERS, "cpu", (2**20, 40, 2**20)[seed % 3])
-    monkeypatch.setattr(forward, "MERGE_KEYS", (0, 10**6)[seed // 9 % 2])
-    monkeypatch.setattr(fast, "KEEP_COST", (0.1, 0.0, 9.0)[seed // 3 % 3])
+    monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+    monkeypatch.setitem(stream.VALUE_NUMBERS, "cpu", (2**20, 40, 2**20)[seed % 3])
+    monkeypatch.setattr(stream, "MERGE_KEYS", (0, 10**6)[seed // 9 % 2])
+    monkeypatch.setattr(backends, "KEEP_COST", (0.1, 0.0, 9.0)[seed // 3 % 3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -306,7 +308,7 @@ def test_gaussian_is_a_kronecker_product(start: int, random_case: Callable[..., 
         center = 2 * torch.randn(5, 2, generator=generator, dtype=torch.float64)
         alpha = 3 * torch.rand(5, generator=generator, dtype=torch.float64) + 0.01
         rows, columns = functional.gaussian_factors(center, alpha, g, height, width)
-        whole = functional.gaussian_map(center, alpha, g, height, width)
+        whole = maps.gaussian_map(center, alpha, g, height, width)
         product = torch.stack([torch.kron(r, c) for r, c in zip(rows, columns, strict=True)])
         assert float((whole - product).abs().max()) < 1e-14, text
         assert float((whole.sum(-1) - 1).abs().max()) < 1e-14, text
@@ -363,11 +365,11 @@ def test_folded_value_is_the_product(start: int, random_case: Callable[..., Any]
         conv, x, text = random_case(seed)
         value = torch.randn(conv.in_channels, conv.in_channels // conv.groups, dtype=torch.float64)
         g = Geometry.of(conv)
-        expected = g.convolve(functional.project_values(x, value, conv.groups), conv.weight, conv.bias, conv.groups)
-        folded = functional.fold_value(conv.weight, value, conv.groups)
+        expected = g.convolve(operands.project_values(x, value, conv.groups), conv.weight, conv.bias, conv.groups)
+        folded = operands.fold_value(conv.weight, value, conv.groups)
         measured = g.convolve(x, folded, conv.bias, conv.groups)
         torch.testing.assert_close(measured, expected, rtol=1e-10, atol=1e-10, msg=text)
-        assert functional.fold_value(conv.weight, None, conv.groups) is conv.weight
+        assert operands.fold_value(conv.weight, None, conv.groups) is conv.weight
 
 
 def test_positional_factors_are_at_least_float32() -> None:
@@ -375,7 +377,7 @@ def test_positional_factors_are_at_least_float32() -> None:
         center, alpha = torch.zeros(1, 2, dtype=dtype), torch.ones(1, dtype=dtype)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             factors = functional.gaussian_factors(center, alpha, Geometry((3, 3)), 5, 6)
-            whole = functional.gaussian_map(center, alpha, Geometry((3, 3)), 5, 6)
+            whole = maps.gaussian_map(center, alpha, Geometry((3, 3)), 5, 6)
         expected = torch.promote_types(dtype, torch.float32)
         assert {t.dtype for t in (*factors, whole)} == {expected}
 
@@ -393,8 +395,8 @@ def test_half_precision_positions_reach_across_a_long_map() -> None:
 
 def test_identity_values_are_the_bits_of_the_input() -> None:
     x = torch.randn(2, 6, 5, 5)
-    assert functional.project_values(x, None, 6) is x
-    assert torch.equal(functional.project_values(x, torch.eye(3).repeat(2, 1), 2), x)
+    assert operands.project_values(x, None, 6) is x
+    assert torch.equal(operands.project_values(x, torch.eye(3).repeat(2, 1), 2), x)
 
 
 def test_gates_carry_gradients_where_they_are_zero() -> None:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.functional import fast, maps, written_out
+from recast.layers.functional import backends, maps, operands
+from recast.layers.functional.operands import inverse_softplus
 from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA, inverse_softplus
+from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule
 
@@ -254,13 +255,13 @@ def test_gate_range_keeps_every_map_convex() -> None:
 def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of heads of every computation of the part that is not a convolution."""
     counted: list[int] = []
-    original = fast._streamed
+    original = backends._streamed
 
     def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Tensor:
         counted.append(len({*w.with_gaussian(), *w.with_content()}))
         return original(x, values, w, *rest)
 
-    monkeypatch.setattr(fast, "_streamed", spy)
+    monkeypatch.setattr(backends, "_streamed", spy)
     return counted
 
 
@@ -452,7 +453,7 @@ def test_half_precision_modules_keep_positions_in_float32(
     x = torch.randn(1, 6, 7, 7)
     expected = layer(x)
     seen = set()
-    for module, name in ((maps, "gaussian_factors"), (fast, "gaussian_factors"), (written_out, "gaussian_map")):
+    for module, name in ((maps, "gaussian_factors"), (backends, "gaussian_factors"), (maps, "gaussian_map")):
         original = getattr(module, name)
 
         def spy(*args: Any, original: Callable[..., Any] = original) -> Any:
@@ -532,9 +533,9 @@ def test_attention_is_what_the_layer_does(open_gates: Callable[..., GPSA], error
     x = torch.randn(2, 4, 7, 5, dtype=torch.float64)
     maps = layer.attention(x)
     assert [len(m) for m in maps] == [1, 1, 2, 2]
-    values = layer.geometry.pad(functional.project_values(x, layer.value, 2)).flatten(2)
+    values = layer.geometry.pad(operands.project_values(x, layer.value, 2)).flatten(2)
     gathered = torch.einsum("bcm,bhnm->bchn", values, maps.mix).unflatten(-1, layer.geometry.output_size(7, 5))
-    y = functional.project_out(gathered, layer.weight.flatten(2), layer.bias, 2)
+    y = operands.project_out(gathered, layer.weight.flatten(2), layer.bias, 2)
     assert error_of(y, layer(x)) <= 1e-10
 
 

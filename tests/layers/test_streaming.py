@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.layers import functional
-from recast.layers.functional import fast
-from recast.layers.functional.streaming import attend, forward
+from recast.layers.functional import backends, maps
+from recast.layers.functional.streaming import attend, stream
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
@@ -71,8 +71,8 @@ def test_forms_agree_with_pruned_maps(
     config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding)
     first = 30000 + 1000 * (4 * (content == "linear") + 2 * (gate == "sigmoid") + attend_padding)
     for seed in range(first, first + max(40, NUM_GEOMETRIES // 12)):
-        monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
-        monkeypatch.setattr(forward, "MERGE_KEYS", (0, 10**6)[seed % 2])
+        monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
+        monkeypatch.setattr(stream, "MERGE_KEYS", (0, 10**6)[seed % 2])
         conv, x, text = random_case(seed)
         layer = open_gates(recast_layer(conv, config), seed)
         generator = torch.Generator().manual_seed(seed)
@@ -135,16 +135,16 @@ def test_no_map_is_kept_for_backward() -> None:
 
 def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
     weights = GPSA(512, 512, PAD_1, device="meta").weights()
-    assert not fast.keeps_gathered(14 * 14, 9, weights, groups=1)
-    assert fast.keeps_gathered(28 * 28, 9, GPSA(256, 256, PAD_1, device="meta").weights(), groups=1)
-    assert not fast.keeps_gathered(56 * 56, 0, weights, groups=1)
-    assert not fast.keeps_gathered(56 * 56, 9, weights, groups=2)
+    assert not backends.keeps_gathered(14 * 14, 9, weights, groups=1)
+    assert backends.keeps_gathered(28 * 28, 9, GPSA(256, 256, PAD_1, device="meta").weights(), groups=1)
+    assert not backends.keeps_gathered(56 * 56, 0, weights, groups=1)
+    assert not backends.keeps_gathered(56 * 56, 9, weights, groups=2)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the products of `dense`, which torch counts itself, on maps without padding."""
-    monkeypatch.setattr(fast, "KEEP_COST", 0.0 if keeps else 9.0)
+    monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
     layer, x = GPSA(18, 12, Geometry((3, 3))), torch.randn(2, 18, 9, 8, requires_grad=True)
     layer.prune_((), range(9))
     counts = {}
@@ -214,7 +214,7 @@ def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Cal
     torch.testing.assert_close(content.sum(-1), torch.ones_like(content.sum(-1)))
     assert bool((content >= 0).all())
     assert int(torch.linalg.matrix_rank(content[0, 0])) == layer.head_dim == 2
-    ring = functional.maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
+    ring = maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
     assert not content[..., ~ring].any()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recast.layers import functional
-from recast.layers.functional import fast
+from recast.layers.functional import backends
 from recast.zoo import examine as examining
 from recast.zoo.examine import examine
 from recast.zoo.subjects import Subject, spatial_convolutions
@@ -87,9 +87,9 @@ def test_a_broken_layer_is_inexact(walked: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fast.gaussian_factors
+    right = backends.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
-    monkeypatch.setattr(fast, "gaussian_factors", shifted)
+    monkeypatch.setattr(backends, "gaussian_factors", shifted)
     assert walked(Net).open_error > 1e-2  # `reference` writes its Gaussian out by itself
 
 

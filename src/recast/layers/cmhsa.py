@@ -6,47 +6,37 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers import functional
-from recast.layers.functional import BiasedMaps, BiasedWeights
+from recast.layers.attention_conv import AttentionConv2d
+from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.layers.taps import TapLayer
 from recast.run.config import RecastConfig
 
 
-class CMHSA(TapLayer):
-    """Self-attention over the pixels with a relative bias, one head per tap of the convolution it stands for.
+class CMHSA(AttentionConv2d):
+    """Self-attention over the pixels with a relative bias, one head for each kernel position of the convolution it was.
 
         y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h      B_h(δ) = M at δ = Δ_h, else 0, at the start
 
     (Lee et al. 2022, Progressive Reparameterization Scheduling, Eq. 3-5, after Li et al. 2021, Can Vision Transformers
-    Perform Convolution?). δ is the way from a query to a key, Δ_h the head's tap, M = `config.bias_init`. There is no
-    gate: position and content share one softmax. At the start a head gives its tap 1 / (1 + (L−1)·e^−M) of its
-    attention, L the number of keys: the convolution, but for a share (L−1)·e^−M that leaks to the other pixels.
+    Perform Convolution?). δ is the way from a query to a key, Δ_h the head's kernel position, M = `config.bias_init`.
+    There is no gate: position and content share one softmax. At the start a head gives its pixel 1 / (1 + (L−1)·e^−M)
+    of its attention, L the number of keys: the convolution, but for a share (L−1)·e^−M that leaks to other pixels.
 
-    X are the pixels of the explicitly padded input. The ring of zeros is seen as any token is: a tap that falls on it
+    X are the pixels of the explicitly padded input. The ring of zeros is seen as any token is: a head that looks at it
     finds a zero there, as the convolution does.
 
     NCHW in, NCHW out. `relative_bias` has an entry for every offset, so its size is the input's: `set_size_(height,
     width)` gives the layer its largest input (`recast_` does, from the plan's example). A smaller input has fewer
     offsets, the middle of the table. A larger one is a `RecastError`.
 
-    Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
-    none for depthwise), `query` and `key` (H·D, C) as in `GPSA`, and `relative_bias` (H, offsets of rows, of columns).
+    Parameters: those of `AttentionConv2d`, and `relative_bias` (H, offsets of rows, of columns).
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        geometry: Geometry,
-        *,
-        groups: int = 1,
-        bias: bool = True,
-        config: RecastConfig | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
+        config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         config = RecastConfig(gate="bias") if config is None else config
         if config.gate != "bias":
             raise RecastError(f"CMHSA is the layer of gate='bias', got gate={config.gate!r}: its layer is GPSA")
@@ -59,14 +49,14 @@ class CMHSA(TapLayer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; biases M at the taps, else 0."""
+        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; biases M at Δ, else 0."""
         super().reset_parameters()
         if self.size is not None:
             self.relative_bias.copy_(self._new_table(*self.size))
 
     def _new_table(self, height: int, width: int) -> Tensor:
         """B_h(δ) at the start, for every offset of an input of `height` × `width` pixels."""
-        rows, columns = functional.offset_ranges(self.geometry, height, width)
+        rows, columns = offset_ranges(self.geometry, height, width)
         table = self.relative_bias.new_zeros(self.num_heads, len(rows), len(columns))
         for head, (row, column) in enumerate(self.geometry.offsets()):
             table[head, row - rows.start, column - columns.start] = self.config.bias_init
@@ -79,7 +69,7 @@ class CMHSA(TapLayer):
         table = self._new_table(height, width)
         if self.size is not None:
             (old_rows, old_columns), (rows, columns) = (
-                functional.offset_ranges(self.geometry, *size) for size in (self.size, (height, width))
+                offset_ranges(self.geometry, *size) for size in (self.size, (height, width))
             )
             at_rows, from_rows = _shared(rows, old_rows)
             at_columns, from_columns = _shared(columns, old_columns)
@@ -89,7 +79,7 @@ class CMHSA(TapLayer):
 
     @torch.no_grad()
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel; the table starts anew, M at its taps."""
+        """Another stride, dilation or padding for the same kernel; the table starts anew."""
         assert geometry.kernel == self.geometry.kernel
         size, self.geometry, self.size = self.size, geometry, None
         if size is not None:
@@ -106,7 +96,7 @@ class CMHSA(TapLayer):
             )
         table: Tensor = self.relative_bias
         if (height, width) != self.size:
-            largest, here = (functional.offset_ranges(self.geometry, *size) for size in (self.size, (height, width)))
+            largest, here = (offset_ranges(self.geometry, *size) for size in (self.size, (height, width)))
             (_, rows), (_, columns) = (_shared(ours, all_) for ours, all_ in zip(here, largest, strict=True))
             table = table[:, rows, columns]
         return BiasedWeights(self.weight, self.bias, self.value, self.query, self.key, table)
@@ -117,7 +107,7 @@ class CMHSA(TapLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        return functional.biased(input, self.weights(*input.shape[-2:]), self.geometry, self.groups)
+        return biased(input, self.weights(*input.shape[-2:]), self.geometry, self.groups)
 
     def attention(self, x: Tensor) -> Tensor:
         """Attention maps for an input (B, C, height, width): (B, H, queries, padded keys)."""
@@ -126,15 +116,11 @@ class CMHSA(TapLayer):
     def maps(self, x: Tensor) -> BiasedMaps:
         """The maps, and those of the bias and of the content alone, each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
-        return functional.biased_maps(x, self.weights(*x.shape[-2:]), self.geometry)
+        return biased_maps(x, self.weights(*x.shape[-2:]), self.geometry)
 
     def extra_repr(self) -> str:
-        groups = f", groups={self.groups}" if self.groups > 1 else ""
         size = "none yet" if self.size is None else f"up to {self.size[0]}×{self.size[1]}"
-        return (
-            f"{self.in_channels} → {self.out_channels}, {self.geometry}{groups}, bias={self.bias is not None}, "
-            f"{self.num_heads} heads × {self.head_dim}, gate=bias, value={self.value is not None}, inputs {size}"
-        )
+        return self._repr("", f", value={self.value is not None}, inputs {size}")
 
 
 def _shared(rows: range, others: range) -> tuple[slice, slice]:

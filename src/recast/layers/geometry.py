@@ -1,8 +1,8 @@
 """Where a convolution looks: kernel, stride, padding and dilation as numbers, and the token grids they define.
 
-Tokens are the pixels of the *explicitly padded* input. One attention head stands for one kernel tap; an output pixel's
-query sits at the tap nearest the kernel's centre (its anchor), and the head's centre of attention Δ is the tap's offset
-from there.
+Tokens are the pixels of the *explicitly padded* input. One attention head stands for one position of the kernel; an
+output pixel's query sits at the position nearest the kernel's centre (its anchor), and the head's centre of attention Δ
+is the offset of its own position from there.
 
 A transposed convolution is a convolution of its input with zeros between the pixels (`upsample` apart), its kernel
 flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian, never by content attention.
@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -65,10 +66,15 @@ class Geometry:
     def of(cls, conv: nn.Conv2d | nn.ConvTranspose2d) -> Geometry:
         """The geometry of `conv`, string paddings resolved; an odd `"same"` total puts the extra pixel last."""
         kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
-        if isinstance(conv, nn.ConvTranspose2d):
-            return cls._of_transposed(
-                kernel, stride, dilation, _pair(cast("Pair", conv.padding)), _pair(conv.output_padding)
-            )
+        if isinstance(conv, nn.ConvTranspose2d):  # its `padding` crops the output, `output_padding` adds to its end
+            cropped = _pair(cast("Pair", conv.padding))
+            top, left = (d * (k - 1) - p for k, d, p in zip(kernel, dilation, cropped, strict=True))
+            if min(top, left) < 0:
+                text = "a transposed convolution that crops more than its kernel's reach"
+                raise RecastError(f"{text}: padding {cropped}")
+            rows, columns = _pair(conv.output_padding)
+            padding = (top, top + rows, left, left + columns)
+            return cls(kernel, padding=padding, dilation=dilation, upsample=stride, is_transposed=True)
         if conv.padding == "same":
             padding = _same_padding(kernel, dilation)
         elif conv.padding == "valid":
@@ -77,15 +83,6 @@ class Geometry:
             rows, columns = _pair(cast("Pair", conv.padding))
             padding = (rows, rows, columns, columns)
         return cls(kernel, stride, padding, conv.padding_mode, dilation)
-
-    @classmethod
-    def _of_transposed(cls, kernel: Pair, stride: Pair, dilation: Pair, cropped: Pair, added: Pair) -> Geometry:
-        """A transposed convolution's `padding` crops its output, `output_padding` adds to its end."""
-        before = [d * (k - 1) - p for k, d, p in zip(kernel, dilation, cropped, strict=True)]
-        if min(before) < 0:
-            raise RecastError(f"a transposed convolution that crops more than its kernel's reach: padding {cropped}")
-        (top, left), (bottom, right) = before, (b + a for b, a in zip(before, added, strict=True))
-        return cls(kernel, padding=(top, bottom, left, right), dilation=dilation, upsample=stride, is_transposed=True)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Geometry:
@@ -99,12 +96,12 @@ class Geometry:
 
     @property
     def num_heads(self) -> int:
-        """One head per tap; head h = row · kernel columns + column, the order of `weight.flatten(2)`."""
+        """One head per kernel position: h = row · kernel columns + column, the order of `weight.flatten(2)`."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Distance between the first and the last tap, d(k−1), in pixels."""
+        """Distance between the first and the last kernel position, d(k−1), in pixels."""
         return tuple(d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True))  # type: ignore[return-value]
 
     @property
@@ -179,42 +176,43 @@ class Geometry:
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, (left, right, top, bottom), mode=mode)
 
+    @property
+    def _crop(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """`padding` and `output_padding` of the transposed convolution that this is."""
+        top, bottom, left, right = self.padding
+        return (self.reach[0] - top, self.reach[1] - left), (bottom - top, right - left)
+
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         """The convolution itself, called as its module calls it so that equal weights give equal bits."""
         top, bottom, left, right = self.padding
         if self.is_transposed:
-            kernel = flip_transpose(weight, groups)
-            cropped = (self.reach[0] - top, self.reach[1] - left)
-            added = (bottom - top, right - left)
+            kernel, (cropped, added) = flip_transpose(weight, groups), self._crop
             return F.conv_transpose2d(x, kernel, bias, self.upsample, cropped, added, groups, self.dilation)
-        if self.same:
-            return F.conv2d(self.pad(x), weight, bias, self.stride, 0, self.dilation, groups)
-        if self.padding_mode == "zeros" and (top, left) == (bottom, right):
-            return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, groups)
-        if (
-            self.padding_mode == "zeros"
-            and self.stride == (1, 1)
-            and self.padding == _same_padding(self.kernel, self.dilation)
-        ):
-            return F.conv2d(x, weight, bias, self.stride, "same", self.dilation, groups)
-        return F.conv2d(self.pad(x), weight, bias, self.stride, 0, self.dilation, groups)
+        padding: tuple[int, int] | str | None = None
+        if self.padding_mode == "zeros" and not self.same:
+            if (top, left) == (bottom, right):
+                padding = (top, left)
+            elif self.stride == (1, 1) and self.padding == _same_padding(self.kernel, self.dilation):
+                padding = "same"
+        if padding is None:
+            x, padding = self.pad(x), (0, 0)
+        return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, groups)
 
     def __str__(self) -> str:
+        def times(pair: tuple[int, int]) -> str:
+            return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}×{pair[1]}"
+
         text = f"{self.kernel[0]}×{self.kernel[1]}"
         if self.is_transposed:
-            text += f" transposed stride {self.upsample[0]}"
-            text += f"×{self.upsample[1]}" if self.upsample[0] != self.upsample[1] else ""
+            text += f" transposed stride {times(self.upsample)}"
         if self.stride != (1, 1):
-            text += f" stride {self.stride[0]}" + (f"×{self.stride[1]}" if self.stride[0] != self.stride[1] else "")
+            text += f" stride {times(self.stride)}"
         if self.dilation != (1, 1):
-            text += f" dilation {self.dilation[0]}" + (
-                f"×{self.dilation[1]}" if self.dilation[0] != self.dilation[1] else ""
-            )
+            text += f" dilation {times(self.dilation)}"
         if self.same:
             text += " pad same"
         elif any(self.padding):
-            pads = set(self.padding)
-            text += f" pad {pads.pop() if len(pads) == 1 else self.padding}"
+            text += f" pad {self.padding[0] if len({*self.padding}) == 1 else self.padding}"
             text += "" if self.padding_mode == "zeros" else f" {self.padding_mode}"
         return text
 
@@ -235,3 +233,43 @@ def flip_transpose(weight: Tensor, groups: int) -> Tensor:
 def is_channels_last(t: Tensor) -> bool:
     """Whether a tensor's strides say channels_last; those of one channel or one pixel can be read both ways."""
     return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)
+
+
+PADDING_LAYERS: dict[str, type[nn.Module]] = {
+    "zeros": nn.ZeroPad2d,
+    "reflect": nn.ReflectionPad2d,
+    "replicate": nn.ReplicationPad2d,
+    "circular": nn.CircularPad2d,
+}
+
+
+def convolution(
+    geometry: Geometry, kernel: Tensor, bias: Tensor | None, groups: int, trained: bool = True
+) -> nn.Module:
+    """The module that computes `geometry.convolve(x, kernel, bias, groups)`.
+
+    `kernel` (O, C/g, rows, columns) becomes its parameter and is not copied, `bias` (O,) is. Where `nn.Conv2d` has no
+    word for the padding, a padding layer goes before it.
+    """
+    g, (top, bottom, left, right) = geometry, geometry.padding
+    options: dict[str, Any] = {
+        "in_channels": kernel.shape[1] * groups, "out_channels": kernel.shape[0], "kernel_size": g.kernel,
+        "dilation": g.dilation, "groups": groups, "bias": bias is not None, "device": kernel.device,
+        "dtype": kernel.dtype,
+    }  # fmt: skip
+    pads_first = not g.is_transposed and not g.same and (top, left) != (bottom, right)
+    conv: nn.Module
+    if g.is_transposed:
+        cropped, added = g._crop
+        conv = nn.ConvTranspose2d(**options, stride=g.upsample, padding=cropped, output_padding=added)
+        kernel = flip_transpose(kernel, groups)
+    elif g.same:
+        conv = Conv2dSame(**options, stride=g.stride)
+    elif pads_first:
+        conv = nn.Conv2d(**options, stride=g.stride)
+    else:
+        conv = nn.Conv2d(**options, stride=g.stride, padding=(top, left), padding_mode=g.padding_mode)
+    conv.weight = nn.Parameter(kernel, trained)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return nn.Sequential(PADDING_LAYERS[g.padding_mode]((left, right, top, bottom)), conv) if pads_first else conv

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,26 +11,69 @@ from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.functional import AttentionMaps, Weights
+from recast.layers.attention_conv import AttentionConv2d
+from recast.layers.functional.maps import AttentionMaps
+from recast.layers.functional.operands import (
+    Gates,
+    Weights,
+    clamp_inward,
+    inverse_softplus,
+    linear_gates,
+    scatter_heads,
+    select_heads,
+    sigmoid_gates,
+    softplus,
+    take_heads,
+)  # fmt: skip
 from recast.layers.geometry import Geometry
-from recast.layers.heads import Heads, inverse_softplus
 from recast.run.config import RecastConfig
 
+LAMBDA_WITHOUT_CONTENT = 40.0
+"""λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
 
-class GPSA(Heads):
-    """Gated positional self-attention over the pixels, one head per tap of the convolution it stands for.
+
+def _where(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero().flatten().tolist())
+
+
+class _SeenGates(NamedTuple):
+    """Which heads had open gates when somebody looked: of their Gaussian, of their content map."""
+
+    gaussian: tuple[int, ...]
+    content: tuple[int, ...]
+    gates: tuple[Tensor, ...]
+    """The tensors themselves: Python gives the address of a freed one out again."""
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, gaussian: tuple[int, ...], content: tuple[int, ...], *gates: Tensor) -> _SeenGates:
+        return cls(gaussian, content, gates, tuple(map(_version, gates)))
+
+    def still_hold(self, *gates: Tensor) -> bool:
+        """Whether these are the very tensors, and nobody wrote to them since."""
+        same = all(a is b for a, b in zip(gates, self.gates, strict=True))
+        return same and self.versions == tuple(map(_version, gates))
+
+
+def _version(tensor: Tensor) -> int:
+    """A Python number that every in-place write raises."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class GPSA(AttentionConv2d):
+    """Gated positional self-attention over the pixels, one head for each kernel position of the convolution it was.
 
         y = b + Σ_h A_h X W_val W_out^h
 
         gate="linear":   A = (1−γ)·[(1−s)·S + s·G] + γ·C     γ = s = 0 at the start: exactly the convolution
         gate="sigmoid":  A = σ(λ)·G + (1−σ(λ))·C             d'Ascoli et al. 2021 (Transformed CNNs), Eq. 7
 
-    S is the one-hot shift to the head's tap, G a Gaussian of locality strength α around Δ, C content attention
-    (`layers.functional`). NCHW in, NCHW out, any height and width: nothing in `state_dict` depends on the input's size.
+    S is the one-hot shift to the head's kernel position, G a Gaussian of locality strength α around Δ, C content
+    attention (`layers.functional`). NCHW in, NCHW out, any height and width: nothing in `state_dict` depends on the
+    input's size.
 
-    Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
-    none for depthwise), `query` and `key` (H·D, C), `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha;
-    β = 5), and the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
+    Parameters: those of `AttentionConv2d`, `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha; β = 5), and
+    the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
     eval without gradients, maps that `refresh_gates` found closed are left out: call `recast.refresh_gates_(model)`
@@ -42,36 +85,38 @@ class GPSA(Heads):
     all heads closed that is the convolution itself, bit for bit.
     """
 
+    gaussian_heads: tuple[int, ...]
+    """Heads that have a Gaussian map; the others' was pruned (`prune_`)."""
+    content_heads: tuple[int, ...]
+    """Heads that have a content map; the others' was pruned."""
+    _seen: _SeenGates | None
+    _skips_closed: bool
+    """Whether eval leaves out what was closed; not what was only known from the start, or before a training."""
+    raw_alpha: nn.Parameter
+    gamma: nn.Parameter
+    spread: nn.Parameter
+    lam: nn.Parameter
+
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        geometry: Geometry,
-        *,
-        groups: int = 1,
-        bias: bool = True,
-        config: RecastConfig | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
+        config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         config = RecastConfig() if config is None else config
         if config.gate == "bias":
             raise RecastError("GPSA has gate='linear' or gate='sigmoid': the layer of gate='bias' is CMHSA")
         super().__init__(in_channels, out_channels, geometry, groups, bias, config, device, dtype)
         self.backend = config.backend
         self.gaussian_heads = self.content_heads = tuple(range(self.num_heads))
-        self.open_maps = self._noted = self._closed = None
+        self._seen, self._skips_closed = None, False
         self.center = self._parameter(self.num_heads, 2)
         self.raw_alpha = self._parameter(self.num_heads)
-        if config.gate == "linear":
-            self.gamma, self.spread = self._parameter(self.num_heads), self._parameter(self.num_heads)
-        else:
-            self.lam = self._parameter(self.num_heads)
+        for name in ("gamma", "spread") if config.gate == "linear" else ("lam",):
+            setattr(self, name, self._parameter(self.num_heads))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; positions at the taps."""
+        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; positions at the kernel's."""
         super().reset_parameters()
         self.center.copy_(torch.tensor(self.geometry.offsets(), dtype=torch.float32))
         nn.init.constant_(self.raw_alpha, inverse_softplus(self.config.alpha))
@@ -83,21 +128,95 @@ class GPSA(Heads):
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
+    # --- positions and gates ------------------------------------------------------------------------------------------
+
+    @property
+    def alpha(self) -> Tensor:
+        """Locality strength α > 0 of the heads that have a Gaussian, (H_g,), at least fp32."""
+        return softplus(self.raw_alpha)
+
+    def spans(self) -> Tensor:
+        """Attention span 1/α of every head, (H,); 0 for one whose Gaussian was pruned."""
+        return scatter_heads(1 / self.alpha, self.gaussian_heads, self.num_heads)
+
+    def gates(self) -> dict[str, Tensor]:
+        """Gate values of every head, (H,) each: γ and s as "gamma" and "s", or λ and σ(λ) as "lambda" and "sigma".
+
+        Those of pruned maps are 0; a sigmoid head without content has σ(λ) = 1.
+        """
+        if self.config.gate == "sigmoid":
+            lam = scatter_heads(self.lam, self.content_heads, self.num_heads, LAMBDA_WITHOUT_CONTENT)
+            return {"lambda": lam, "sigma": torch.sigmoid(lam)}
+        gamma: Tensor = self.gamma
+        s: Tensor = self.spread
+        if self.config.gate_range is not None:
+            gamma, s = (clamp_inward(gate, *self.config.gate_range) for gate in (gamma, s))
+        return {
+            "gamma": scatter_heads(gamma, self.content_heads, self.num_heads),
+            "s": scatter_heads(s, self.gaussian_heads, self.num_heads),
+        }
+
+    def coefficients(self) -> Gates:
+        """Shares of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; those of a head sum to one."""
+        gates = self.gates()
+        sigmoid = self.config.gate == "sigmoid"
+        every = sigmoid_gates(gates["lambda"]) if sigmoid else linear_gates(gates["gamma"], gates["s"])
+        gaussian = take_heads(every.gaussian, self.gaussian_heads)
+        return Gates(every.shift, gaussian, take_heads(every.content, self.content_heads))
+
+    @property
+    def open_heads(self) -> tuple[int, ...] | None:
+        """Heads that eval computes beyond the shift, None: all of them."""
+        if not self._skips_closed or self._seen is None:
+            return None
+        return tuple(sorted({*self._seen.gaussian, *self._seen.content}))
+
+    def note_closed(self) -> None:
+        """The gates were just set to 0: until somebody writes to them, eval need not look."""
+        self._seen = _SeenGates.of((), (), self.gamma, self.spread)
+
+    @torch.no_grad()
+    def refresh_gates(self) -> tuple[int, ...] | None:
+        """Note which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others; returns them.
+
+        The one place where gate values are read as Python numbers. None means that every head runs.
+        """
+        if self.config.gate != "linear":
+            return None
+        gates = self.gates()
+        self._seen = _SeenGates.of(_where(gates["s"] != 0), _where(gates["gamma"] != 0), self.gamma, self.spread)
+        self._skips_closed = True
+        return self.open_heads
+
+    def _maps_to_run(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Heads whose Gaussian and whose content map is open where the others may be skipped, None where all run.
+
+        Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for.
+        """
+        if self.training or torch.is_grad_enabled() or not self._skips_closed or self._seen is None:
+            return None
+        if torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread):
+            return self._seen.gaussian, self._seen.content
+        return None
+
+    def _is_known_closed(self) -> bool:
+        """Whether all heads were closed when somebody looked, and no gate was written to since; never in training.
+
+        A step of training must not depend on what was seen: a resumed run takes the same steps bit for bit.
+        """
+        if self.training or torch.compiler.is_compiling() or self._seen is None:
+            return False
+        closed = not self._seen.gaussian and not self._seen.content
+        return closed and self._seen.still_hold(self.gamma, self.spread)
+
+    # --- what the layer computes --------------------------------------------------------------------------------------
+
     def weights(self) -> Weights:
         """The tensors as the pure functions take them."""
-        pruned = len(self.gaussian_heads) + len(self.content_heads) < 2 * self.num_heads
         return Weights(
-            self.weight,
-            self.bias,
-            self.value,
-            self.query,
-            self.key,
-            self.center,
-            self.alpha,
-            self.coefficients(),
-            self.gaussian_heads if pruned else None,
-            self.content_heads if pruned else None,
-        )
+            self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
+            self.gaussian_heads, self.content_heads,
+        )  # fmt: skip
 
     def chosen_backend(self) -> str:
         """Which code runs now: the configuration's, or what `functional.choose_backend` finds cheapest."""
@@ -113,16 +232,74 @@ class GPSA(Heads):
         self._check_input(input)
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
-            w = functional.select_heads(w, *maps)
-        form = getattr(functional, self.chosen_backend())
-        return form(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
+            w = select_heads(w, *maps)
+        backend = getattr(functional, self.chosen_backend())
+        return backend(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
-        return functional.attention_maps(
-            x, self.weights(), self.geometry, self.config.attend_padding, self.config.content
-        )
+        config = self.config
+        return functional.attention_maps(x, self.weights(), self.geometry, config.attend_padding, config.content)
+
+    # --- smaller forms ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def gate_sizes(self) -> Tensor:
+        """How open the maps are that can be removed: |s| of Gaussian and |γ| of content heads, or 1 − σ(λ); one row."""
+        if self.config.gate == "sigmoid":
+            return self.coefficients().content.abs()
+        gates = self.gates()
+        s, gamma = take_heads(gates["s"], self.gaussian_heads), take_heads(gates["gamma"], self.content_heads)
+        return torch.cat([s.abs(), gamma.abs()])
+
+    @torch.no_grad()
+    def close_maps_(self, tol: float) -> None:
+        """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`).
+
+        Raises `RecastError` where `gate_range` does not hold 0.
+        """
+        low, high = self.config.gate_range or (0.0, 0.0)
+        if tol > 0 and not low <= 0 <= high:
+            raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
+        # what is not within the tolerance is open, NaN among it
+        opened = _where(~(self.gate_sizes() <= tol))
+        gaussian, first = self.gaussian_heads, 0
+        if self.config.gate == "linear":
+            first = len(gaussian)
+            gaussian = tuple(gaussian[i] for i in opened if i < first)
+        content = tuple(self.content_heads[i - first] for i in opened if i >= first)
+        if (gaussian, content) != (self.gaussian_heads, self.content_heads):
+            self.prune_(gaussian, content)
+        self.refresh_gates()
+
+    @torch.no_grad()
+    def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
+        """Remove the Gaussian and content maps of all heads but these, with their parameters; their share stays 0.
+
+        What remains is trained as before; what is gone costs nothing, in training neither. A sigmoid head keeps its
+        Gaussian. Raises `RecastError` for heads that have no such map.
+        """
+        gaussian, content = tuple(sorted(set(gaussian_heads))), tuple(sorted(set(content_heads)))
+        if not (set(gaussian) <= set(self.gaussian_heads) and set(content) <= set(self.content_heads)):
+            raise RecastError(
+                f"prune_ keeps maps that are there: Gaussian heads {self.gaussian_heads}, content heads "
+                f"{self.content_heads}, got {gaussian} and {content}"
+            )
+        if self.config.gate == "sigmoid" and len(gaussian) < self.num_heads:
+            raise RecastError("a head with a sigmoid gate is its Gaussian and its content map: only content is pruned")
+        among_content = [self.content_heads.index(h) for h in content]
+        among_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
+        width = [h * self.head_dim + d for h in among_content for d in range(self.head_dim)]
+        rows = {"query": width, "key": width, "center": among_gaussian, "raw_alpha": among_gaussian}
+        if self.config.gate == "sigmoid":
+            rows["lam"] = among_content
+        else:
+            rows |= {"gamma": among_content, "spread": among_gaussian}
+        for name, index in rows.items():
+            old: nn.Parameter = getattr(self, name)
+            setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
+        self.gaussian_heads, self.content_heads, self._skips_closed = gaussian, content, False
 
     def fold(self, tol: float = 0.0) -> nn.Module:
         """The convolution this layer is, if all its maps are closed within `tol`; else the layer in its smallest form:
@@ -142,31 +319,34 @@ class GPSA(Heads):
 
     @torch.no_grad()
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its taps."""
+        """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its positions."""
         assert geometry.kernel == self.geometry.kernel
         self.geometry = geometry
         offsets = [geometry.offsets()[h] for h in self.gaussian_heads]
         self.center.copy_(torch.tensor(offsets, dtype=torch.float32).view(-1, 2))
 
+    # --- what was seen of the gates is forgotten where they may change ------------------------------------------------
+
     def train(self, mode: bool = True) -> GPSA:
-        if mode:
-            self.open_maps = None
+        self._skips_closed = self._skips_closed and not mode
         return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.open_maps = None
+        self._skips_closed = False
         super()._load_from_state_dict(state_dict, *args, **kwargs)
 
-    def extra_repr(self) -> str:
-        def count(heads: tuple[int, ...]) -> str:
-            return "all" if len(heads) == self.num_heads else str(len(heads))
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles know nothing of what was seen of the original's gates."""
+        return self.__dict__ | {"_seen": None, "_skips_closed": False}
 
-        opened = "all" if self.open_heads is None else str(len(self.open_heads))
-        maps = f"{count(self.gaussian_heads)} Gaussian, {count(self.content_heads)} content; {opened} open in eval"
-        groups = f", groups={self.groups}" if self.groups > 1 else ""
+    def extra_repr(self) -> str:
+        def count(heads: tuple[int, ...] | None) -> str:
+            return "all" if heads is None or len(heads) == self.num_heads else str(len(heads))
+
+        maps = f"{count(self.gaussian_heads)} Gaussian, {count(self.content_heads)} content"
         content = "" if self.config.content == "softmax" else f", content={self.config.content}"
-        return (
-            f"{self.in_channels} → {self.out_channels}, {self.geometry}{groups}, bias={self.bias is not None}, "
-            f"{self.num_heads} heads × {self.head_dim} ({maps}), gate={self.config.gate}{content}, "
-            f"value={self.value is not None}, backend={self.chosen_backend()}"
+        opened = "all" if self.open_heads is None else str(len(self.open_heads))
+        return self._repr(
+            f" ({maps}; {opened} open in eval)",
+            f"{content}, value={self.value is not None}, backend={self.chosen_backend()}",
         )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.layers.functional.streaming import forward
+from recast.layers.functional.streaming import stream
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 
@@ -120,7 +120,7 @@ def test_backends_agree_with_random_open_gates(
     config = RecastConfig(gate=gate, attend_padding=attend_padding, keep_parametrization=True)
     for seed in range(100, 100 + NUM_GEOMETRIES // 2):
         # by turns: everything at once, and chunks of a few queries
-        monkeypatch.setitem(forward.MAP_NUMBERS, "cpu", 60 if seed % 2 else 2**20)
+        monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", 60 if seed % 2 else 2**20)
         module, x, text = case_of(kind, seed)
         layer = open_gates(layer_of(module, config), seed)
         parameters, outputs = dict(layer.named_parameters()), {}

@@ -1,4 +1,8 @@
-"""The attention maps written out: S the shift, G the Gaussian (also as a Kronecker product), C the content."""
+"""The layer as the paper defines it: the attention maps S, G and C, and two backends that hold them whole.
+
+`reference` goes head by head; everything is compared with it. `dense` takes two products. Both hold all B·H·N·M numbers
+of the maps and have derivatives of any order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.weights import Weights, expand_heads
+from recast.layers.functional.operands import (
+    Weights,
+    block_diagonal,
+    expand_heads,
+    project_out,
+    project_values,
+)  # fmt: skip
 from recast.layers.geometry import Geometry
 
 
@@ -22,26 +32,18 @@ class AttentionMaps(NamedTuple):
     mix: Tensor
 
 
-def _at_least_float32(*tensors: Tensor) -> torch.dtype:
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
 def shift_map(geometry: Geometry, height: int, width: int, like: Tensor) -> Tensor:
-    """One-hot S, (H, N, M): head h of a query attends to the pixel under tap h."""
-    _, columns = geometry.padded_size(height, width)
+    """One-hot S, (H, N, M): head h of a query attends to the pixel under position h of the kernel."""
+    rows, columns = geometry.padded_size(height, width)
     rows_at, columns_at = geometry.query_positions(height, width)
     anchors = torch.tensor([(i, j) for i in rows_at for j in columns_at], device=like.device)
-    taps = anchors + torch.tensor(geometry.offsets(), device=like.device)[:, None]
-    num_keys = columns * geometry.padded_size(height, width)[0]
-    return F.one_hot(taps[..., 0] * columns + taps[..., 1], num_keys).to(like.dtype)
+    seen = anchors + torch.tensor(geometry.offsets(), device=like.device)[:, None]
+    return F.one_hot(seen[..., 0] * columns + seen[..., 1], rows * columns).to(like.dtype)
 
 
 def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
     """G = softmax_δ(−α‖δ−Δ‖²), (H, N, M), written out over all pairs of query and key; at least fp32."""
-    dtype = _at_least_float32(center, alpha)
+    dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
     rows, columns = geometry.padded_size(height, width)
     rows_at, columns_at = geometry.query_positions(height, width)
     keys_at = torch.tensor([(y, x) for y in range(rows) for x in range(columns)], dtype=dtype, device=center.device)
@@ -59,7 +61,7 @@ def gaussian_factors(
     Exact on any rectangle, borders included, because ‖δ−Δ‖² is a sum over the two axes. At least fp32: half precision
     cannot hold the squared distances of a large map.
     """
-    dtype = _at_least_float32(center, alpha)
+    dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
     factors = []
     for axis, (size, at) in enumerate(
         zip(geometry.padded_size(height, width), geometry.query_positions(height, width), strict=True)
@@ -144,7 +146,54 @@ def attention_maps(
     G = torch.einsum("hiy,hjx->hijyx", rows, columns).flatten(1, 2).flatten(2)[None].to(x.dtype)
     C = CONTENT_MAPS[content](x, w.query, w.key, w.num_heads, geometry, attend_padding)
     S = shift_map(geometry, height, width, x)[None]
-    mix = w.gates.gaussian[:, None, None] * G + w.gates.content[:, None, None] * C
-    if w.gates.shift is not None:
-        mix = mix + w.gates.shift[:, None, None] * S
-    return AttentionMaps(S, G, C, mix)
+    return AttentionMaps(S, G, C, w.gates.mix(S, G, C))
+
+
+# --- the layer with its maps written out ------------------------------------------------------------------------------
+
+
+def reference(
+    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
+) -> Tensor:
+    """y = b + Σ_h A_h X W_val W_out^h, (B, C, height, width) → (B, O, I, J)."""
+    w = expand_heads(w, geometry)
+    height, width = x.shape[-2:]
+    S = shift_map(geometry, height, width, x)
+    G = gaussian_map(w.center, w.alpha, geometry, height, width).to(x.dtype)
+    C = CONTENT_MAPS[content](x, w.query, w.key, w.num_heads, geometry, attend_padding)
+    return apply_maps(x, w.gates.mix(S, G, C), w.weight, w.bias, w.value, geometry, groups)
+
+
+def apply_maps(
+    x: Tensor, A: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor | None, geometry: Geometry, groups: int
+) -> Tensor:
+    """y = b + Σ_h A_h X W_val W_out^h for maps A (B, H, N, M), head by head: (B, C, height, width) → (B, O, I, J)."""
+    tokens = geometry.pad(x).flatten(2).transpose(1, 2)
+    values = tokens if value is None else tokens @ block_diagonal(value, groups).T
+    output = torch.zeros((), dtype=x.dtype, device=x.device)
+    for h, W_out in enumerate(weight.flatten(2).unbind(-1)):
+        output = output + A[:, h] @ values @ block_diagonal(W_out, groups).T
+    if bias is not None:
+        output = output + bias
+    return output.transpose(1, 2).unflatten(-1, geometry.output_size(*x.shape[-2:]))
+
+
+def gather(
+    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
+) -> Tensor:
+    """What every head gathers from the shared values, A_h X W_val: (B, C, H, I, J).
+
+    A convolution gathers the pixel under each position of its kernel (im2col); here the gather is a mix of maps.
+    """
+    mix = attention_maps(x, w, geometry, attend_padding, content).mix
+    values = geometry.pad(project_values(x, w.value, groups)).flatten(2)
+    gathered = values @ mix.to(values.dtype).flatten(1, 2).transpose(-1, -2)
+    return gathered.unflatten(-1, (w.num_heads, *geometry.output_size(*x.shape[-2:])))
+
+
+def dense(
+    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
+) -> Tensor:
+    """One product of the mixed maps with the shared values, one with W_out: a 1×1 convolution of what was gathered."""
+    gathered = gather(x, w, geometry, groups, attend_padding, content)
+    return project_out(gathered, w.weight.flatten(2), w.bias, groups)

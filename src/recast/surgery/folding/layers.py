@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.layers import functional
-from recast.layers.convolution import convolution
-from recast.layers.geometry import Geometry
+from recast.layers.functional.operands import fold_value
+from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA
 from recast.surgery.plan import Fold
 
@@ -55,7 +54,7 @@ def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
     the layer's Gaussian keeps to the tokens there are, the convolution looks at zeros.
     """
     w = layer.weights()
-    taps = functional.fold_value(weight, w.value, layer.groups).flatten(2)
+    taps = fold_value(weight, w.value, layer.groups).flatten(2)
     offsets = torch.tensor(wider.offsets(), device=taps.device)
     shares = w.alpha.new_zeros(layer.num_heads, wider.num_heads)
     distance = (offsets - w.center[:, None].to(w.alpha.dtype)).square().sum(-1)

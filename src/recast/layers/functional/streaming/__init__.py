@@ -1,4 +1,4 @@
-"""The operator under the fast paths: heads gather and project one after another, and no map is ever held whole.
+"""The operator under the fast backends: heads gather and project one after another, and no map is ever held whole.
 
     y = b + Σ_h (shift_h · S_h + R_h ⊗ K_h + content_h · softmax(Q_h K_hᵀ / √D)) V W_out^h
 
@@ -7,12 +7,6 @@ thousand queries at a time stay in the processor's cache. The backward pass comp
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
 Derivatives of the first order only: `dense` has the others.
-
-layout      which heads have which maps, and where their taps are
-forward     what heads gather, a chunk at a time
-backward    the gradients of that
-projection  W_out of one head, and sums
-operators   the two custom operators, one node each for `torch.compile`
 """
 
 from recast.layers.functional.streaming.operators import attend

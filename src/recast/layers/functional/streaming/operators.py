@@ -9,54 +9,42 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from recast.layers.functional.streaming.backward import Gradients
-from recast.layers.functional.streaming.forward import Stream
-from recast.layers.functional.streaming.layout import Layout
-from recast.layers.functional.streaming.projection import project, project_backward, weight_gradient
+from recast.layers.functional.streaming.backward import Gradients, project_backward, weight_gradient
+from recast.layers.functional.streaming.stream import Stream, project
 
 
 @torch.library.custom_op("recast::attend", mutates_args=())
 def attend(
-    values: Tensor,
-    query: Tensor,
-    key: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    shift: Tensor | None,
-    content: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    size: Sequence[int],
-    content_heads: Sequence[int],
-    gaussian_heads: Sequence[int],
-    taps: Sequence[int],
-    stride: Sequence[int],
-    window: Sequence[int],
-    groups: int,
-    linear: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
+    values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None, content: Tensor,
+    weight: Tensor, bias: Tensor | None, size: Sequence[int], content_heads: Sequence[int],
+    gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int,
+    linear: bool, keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
 
     `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
     multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g); `bias` (O,). All of one
-    dtype but `content` and `shift`. The rest is a `Layout`. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C)
-    is softmax_tokens(K)ᵀ V. `keep` saves the backward pass one product a head.
+    dtype but `content` and `shift`. `size` I, J of the queries; `content_heads` and `gaussian_heads` among the h;
+    `spans` where their shifts are (`Stream.shift_views`), empty without; `window` first row, first column, rows and
+    columns of the values that content sees. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is
+    softmax_tokens(K)ᵀ V. `keep` saves the backward pass one product a head.
     """
-    layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
+        s = Stream(
+            values, query, key, rows, columns, shift, content, weight, size, content_heads, gaussian_heads, spans,
+            stride, window, groups, linear,
+        )  # fmt: skip
         y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
         if bias is not None:
             y += bias
         kept = values.new_empty(s.heads if keep else 0, s.batch, s.I, s.J, s.channels)
         for h in range(s.heads):
-            for i0, i1, b, e in s.chunks():
-                tokens = (e - b) * (i1 - i0) * s.J
-                shape = (e - b, i1 - i0, s.J, s.channels)
-                gathered = kept[h, b:e, i0:i1] if keep else s.buffer("gathered", *shape)
-                s.gather(h, i0, i1, b, e, s.maps(h, i0, i1, b, e), gathered)
-                project(gathered.view(tokens, -1), weight[h], groups, y[b:e, i0:i1].view(tokens, -1))
+            for chunk in s.chunks():
+                at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
+                gathered = kept[h][at] if keep else s.buffer("gathered", *shape)
+                s.gather(h, chunk, s.maps(h, chunk), gathered)
+                tokens = chunk.n * chunk.r * s.J
+                project(gathered.view(tokens, -1), weight[h], groups, y[at].view(tokens, -1))
     return y.to(values.dtype), kept
 
 
@@ -70,44 +58,32 @@ def _(values, query, key, rows, columns, shift, content, weight, bias, size, *re
 
 @torch.library.custom_op("recast::attend_backward", mutates_args=())
 def attend_backward(
-    dy: Tensor,
-    values: Tensor,
-    query: Tensor,
-    key: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    shift: Tensor | None,
-    content: Tensor,
-    weight: Tensor,
-    kept: Tensor,
-    size: Sequence[int],
-    content_heads: Sequence[int],
-    gaussian_heads: Sequence[int],
-    taps: Sequence[int],
-    stride: Sequence[int],
-    window: Sequence[int],
-    groups: int,
+    dy: Tensor, values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None,
+    content: Tensor, weight: Tensor, kept: Tensor, size: Sequence[int], content_heads: Sequence[int],
+    gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int,
     linear: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
-    layout = Layout.of(size, content_heads, gaussian_heads, taps, stride, window)
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(values, query, key, rows, columns, shift, content, weight, layout, groups, linear)
+        s = Stream(
+            values, query, key, rows, columns, shift, content, weight, size, content_heads, gaussian_heads, spans,
+            stride, window, groups, linear,
+        )  # fmt: skip
         g = Gradients(s, weight)
         for h in range(s.heads):
-            for i0, i1, b, e in s.chunks():
-                n, r, tokens = e - b, i1 - i0, (e - b) * (i1 - i0) * s.J
-                dy_part = dy[b:e, i0:i1].reshape(tokens, -1)
-                d_gathered = s.buffer("d_gathered", n, r, s.J, s.channels)
-                project_backward(dy_part, weight[h], groups, d_gathered.view(tokens, -1))
-                maps = s.maps(h, i0, i1, b, e)
+            for chunk in s.chunks():
+                at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
+                dy_part = dy[at].reshape(chunk.n * chunk.r * s.J, weight.shape[1])
+                d_gathered = s.buffer("d_gathered", *shape)
+                project_backward(dy_part, weight[h], groups, d_gathered.view(len(dy_part), -1))
+                maps = s.maps(h, chunk)
                 if len(kept):
-                    gathered = kept[h, b:e, i0:i1]
+                    gathered = kept[h][at]
                 else:
-                    gathered = s.buffer("gathered", n, r, s.J, s.channels)
-                    s.gather(h, i0, i1, b, e, maps, gathered)
-                weight_gradient(dy_part, gathered.view(tokens, -1), groups, g.weight[h])
-                g.add(h, i0, i1, b, e, maps, d_gathered)
+                    gathered = s.buffer("gathered", *shape)
+                    s.gather(h, chunk, maps, gathered)
+                weight_gradient(dy_part, gathered.view(len(dy_part), -1), groups, g.weight[h])
+                g.add(h, chunk, maps, d_gathered)
             if s.is_merged(h):
                 g.finish(h)
     return g.results()
@@ -120,9 +96,9 @@ def _(dy, values, query, key, rows, columns, shift, content, weight, *rest):  # 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, bias, size, content_heads, gaussian_heads, taps, stride, window, groups, linear, _keep = inputs
+    tensors, bias, (*numbers, _keep) = inputs[:8], inputs[8], inputs[9:]
     ctx.save_for_backward(*tensors, output[1])
-    ctx.numbers = (size, content_heads, gaussian_heads, taps, stride, window, groups, linear)
+    ctx.numbers = numbers
     ctx.bias = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(output[1])
 

@@ -1,56 +1,65 @@
-"""The two fast forms: `split`, the convolution plus what open heads add to it, and `merged`, everything in one."""
+"""The two fast backends, `split` and `merged`, and which of them is cheapest for a layer.
+
+`split` is the convolution plus what open heads add to it, `merged` everything in one. Neither holds a map whole.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import gaussian_factors, query_tokens
+from recast.layers.functional.operands import Weights, project_values
 from recast.layers.functional.streaming import attend
-from recast.layers.functional.weights import Weights, head_width, project_values
 from recast.layers.geometry import Geometry, is_channels_last
 
 KEEP_COST = 0.1
 """What heads gathered is computed again for the backward pass where that takes at most this share of a step."""
+PRODUCT = 1.3
+"""Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
+
+
+def choose_backend(geometry: Geometry, groups: int, opened: int, has_shift: bool) -> Literal["split", "merged"]:
+    """`split` or `merged` for a layer of which `opened` heads have a Gaussian or a content map.
+
+    What a head gathers costs the same in both. `split` convolves with all H kernel positions and projects the open
+    heads' gathers; `merged` projects all heads' gathers by a matrix product, which is slower than a convolution:
+    H + PRODUCT · opened against PRODUCT · H. Grouped and transposed layers, where products are small, are always split.
+    """
+    heads = geometry.num_heads
+    if groups > 1 or geometry.is_transposed or not has_shift:
+        return "split"
+    return "merged" if PRODUCT * heads < heads + PRODUCT * opened else "split"
 
 
 def split(
-    x: Tensor,
-    w: Weights,
-    geometry: Geometry,
-    groups: int = 1,
-    attend_padding: bool = False,
-    content: str = "softmax",
+    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
 ) -> Tensor:
-    """The shift part is the convolution itself with scaled taps; the Gaussian and content parts are added to it.
+    """The shift part is the convolution itself with a scaled kernel; the Gaussian and content parts are added to it.
 
-    With closed gates the scaled taps are the kernel's own bits and the rest is exactly 0, so the output is bitwise the
-    convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
+    With closed gates the scaled kernel has the kernel's own bits and the rest is exactly 0, so the output is bitwise
+    the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
     """
     values = project_values(x, w.value, groups)
     if w.gates.shift is None:
-        return _in_format_of(
-            x, w.weight, _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias)
-        )
-    taps = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
-    output = geometry.convolve(values, taps, w.bias, groups)
+        streamed = _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias)
+        return _in_format_of(x, w.weight, streamed)
+    kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
+    output = geometry.convolve(values, kernel, w.bias, groups)
     if not w.with_gaussian() and not w.with_content():
         return output
     return output + _streamed(x, values, w, geometry, groups, attend_padding, content, None, None)
 
 
 def merged(
-    x: Tensor,
-    w: Weights,
-    geometry: Geometry,
-    groups: int = 1,
-    attend_padding: bool = False,
-    content: str = "softmax",
+    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
 ) -> Tensor:
     """All three parts of a head are gathered together and meet W_out once: cheapest when most heads are open.
 
-    A transposed convolution, whose taps fall between the pixels, is split.
+    A transposed convolution, whose kernel's positions fall between the pixels, is split.
     """
     if geometry.is_transposed:
         return split(x, w, geometry, groups, attend_padding, content)
@@ -62,25 +71,18 @@ def merged(
 
 
 def _streamed(
-    x: Tensor,
-    values: Tensor,
-    w: Weights,
-    geometry: Geometry,
-    groups: int,
-    attend_padding: bool,
-    content: str,
-    shift: Tensor | None,
-    bias: Tensor | None,
-) -> Tensor:
+    x: Tensor, values: Tensor, w: Weights, geometry: Geometry, groups: int, attend_padding: bool, content: str,
+    shift: Tensor | None, bias: Tensor | None,
+) -> Tensor:  # fmt: skip
     """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
     height, width = x.shape[-2:]
     size = geometry.output_size(height, width)
     heads, with_gaussian, with_content = tuple(range(w.num_heads)), w.with_gaussian(), w.with_content()
-    taps = w.weight.flatten(2)
+    kernel = w.weight.flatten(2)
     if shift is None:
         heads = tuple(h for h in heads if h in with_gaussian or h in with_content)
         if len(heads) < w.num_heads:
-            taps = taps[..., list(heads)]
+            kernel = kernel[..., list(heads)]
 
     # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
     padded = geometry.padding_mode != "zeros" or attend_padding
@@ -108,27 +110,22 @@ def _streamed(
         visible = pixels[:, top : top + rows_seen, left : left + columns_seen].flatten(1, 2).to(dtype)
         query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
         key = torch.softmax(key, -2).transpose(1, 2) @ visible
+    keeps = content == "softmax" and torch.is_grad_enabled()
     streamed, _ = attend(
-        pixels.to(dtype),
-        query.to(dtype),
-        key.to(dtype),
-        rows.to(dtype),
-        columns.to(dtype),
+        *(t.to(dtype) for t in (pixels, query, key, rows, columns)),
         shift,
         w.gates.content,
-        _head_by_head(taps).to(dtype),
+        _head_by_head(kernel).to(dtype),
         None if bias is None else bias.to(dtype),
         size,
         [heads.index(h) for h in with_content],
         [heads.index(h) for h in with_gaussian],
-        [] if shift is None else shift_taps(geometry, height, width, padded),
+        [] if shift is None else shift_spans(geometry, height, width, padded),
         geometry.stride,
         window,
         groups,
         content == "linear",
-        content == "softmax"
-        and torch.is_grad_enabled()
-        and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
+        keeps and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
     )
     return streamed.permute(0, 3, 1, 2)
 
@@ -141,25 +138,23 @@ def keeps_gathered(queries: int, content_heads: int, w: Weights, groups: int) ->
     """
     if groups > 1 or content_heads == 0:
         return False
-    channels, width = w.weight.shape[1], head_width(w)
+    channels, width = w.weight.shape[1], w.head_dim
     again = content_heads * queries * (channels + width)
     step = 3 * (w.num_heads * channels * w.weight.shape[0] + content_heads * (2 * channels * width)) + 3 * again
     return again > KEEP_COST * step
 
 
-def shift_taps(geometry: Geometry, height: int, width: int, padded: bool) -> list[int]:
-    """Per head (i₀, i₁, y₀, j₀, j₁, x₀): the queries whose tap is a pixel, and the first such pixel (`Layout.taps`).
+def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> list[int]:
+    """Per head (i₀, i₁, y₀, j₀, j₁, x₀): the queries whose kernel position is a pixel, and the first such pixel.
 
     Pixels are counted on the padded grid if `padded`, else on the image.
     """
-    (top, _, left, _), (rows, columns) = geometry.padding_at(height, width), geometry.output_size(height, width)
+    padding, outputs = geometry.padding_at(height, width), geometry.output_size(height, width)
     spans: list[int] = []
-    for row, column in geometry.offsets():
-        for offset, before, stride, count, size, axis in (
-            (row, top, geometry.stride[0], rows, height, 0),
-            (column, left, geometry.stride[1], columns, width, 1),
-        ):
-            first = offset + geometry.anchor[axis] - (0 if padded else before)
+    for offsets in geometry.offsets():
+        for axis, size in enumerate((height, width)):
+            stride, count = geometry.stride[axis], outputs[axis]
+            first = offsets[axis] + geometry.anchor[axis] - (0 if padded else padding[2 * axis])
             low = 0 if padded else max(0, -(first // stride))
             high = count if padded else min(count, (size - 1 - first) // stride + 1)
             spans += [low, max(low, high), first + low * stride]
@@ -171,10 +166,10 @@ def _as_tokens(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _head_by_head(taps: Tensor) -> Tensor:
+def _head_by_head(kernel: Tensor) -> Tensor:
     """(O, C/g, h) → (h, O, C/g), rows in one piece: no copy of a channels_last kernel."""
-    taps = taps.permute(2, 0, 1)
-    return taps if taps.stride(2) == 1 else taps.contiguous()
+    kernel = kernel.permute(2, 0, 1)
+    return kernel if kernel.stride(2) == 1 else kernel.contiguous()
 
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:

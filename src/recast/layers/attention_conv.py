@@ -1,4 +1,4 @@
-"""What every layer with one head a tap has: its kernel, values, queries and keys, and a convolution's words."""
+"""A layer of attention that stands for a convolution: kernel, values, queries and keys, and a convolution's words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
-from recast.layers import functional
-from recast.layers.convolution import convolution
-from recast.layers.geometry import Geometry
+from recast.layers.functional.operands import fold_value
+from recast.layers.geometry import Geometry, convolution
 from recast.run.config import RecastConfig
+from recast.tracing.hooks import in_eval
 
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
@@ -30,8 +30,8 @@ def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
     return narrow if groups == in_channels else min(dense, narrow)
 
 
-class TapLayer(nn.Module):
-    """A layer y = b + Σ_h A_h X W_val W_out^h with one head a tap; the maps A_h are the subclass's.
+class AttentionConv2d(nn.Module):
+    """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
     none for depthwise), `query` and `key` (H·D, C). A subclass adds its own and calls `reset_parameters`.
@@ -42,16 +42,9 @@ class TapLayer(nn.Module):
     value: nn.Parameter | None
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        geometry: Geometry,
-        groups: int,
-        bias: bool,
-        config: RecastConfig,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, geometry: Geometry, groups: int, bias: bool, config: RecastConfig,
+        device: torch.device | str | None, dtype: torch.dtype | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if in_channels % groups or out_channels % groups:
             raise RecastError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
@@ -99,7 +92,7 @@ class TapLayer(nn.Module):
 
     @property
     def dilation(self) -> tuple[int, int]:
-        """Distance of the taps."""
+        """Distance of the kernel's positions."""
         return self.geometry.dilation
 
     @property
@@ -109,11 +102,11 @@ class TapLayer(nn.Module):
 
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
-        """Every head taken as its tap alone: a convolution with W_val multiplied into W_out, and a padding layer in
-        front where `nn.Conv2d` has no word for it."""
+        """Every head taken as its kernel position alone: a convolution with W_val multiplied into W_out, and a padding
+        layer in front where `nn.Conv2d` has no word for it."""
         weight, trained = self.kernel_in_eval()
         kernel = torch.empty_like(weight)  # in the memory format of the layer's own
-        kernel.copy_(functional.fold_value(weight, self.value, self.groups))
+        kernel.copy_(fold_value(weight, self.value, self.groups))
         return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
 
     def kernel_in_eval(self) -> tuple[Tensor, bool]:
@@ -121,12 +114,8 @@ class TapLayer(nn.Module):
         if not parametrize.is_parametrized(self, "weight"):
             return self.weight, self.weight.requires_grad
         makers: nn.Module = self.parametrizations["weight"]  # type: ignore[index, assignment]
-        modes = [(module, module.training) for module in makers.modules()]
-        makers.eval()
-        weight = self.weight
-        for module, training in modes:
-            module.training = training
-        return weight, any(p.requires_grad for p in makers.parameters())
+        with in_eval(makers):
+            return self.weight, any(p.requires_grad for p in makers.parameters())
 
     @torch.no_grad()
     def fold_value_(self) -> None:
@@ -135,7 +124,7 @@ class TapLayer(nn.Module):
             return
         if parametrize.is_parametrized(self, "weight"):
             raise RecastError("W_val cannot be multiplied into a kernel that is computed (keep_parametrization)")
-        self.weight.copy_(functional.fold_value(self.weight, self.value, self.groups))
+        self.weight.copy_(fold_value(self.weight, self.value, self.groups))
         self.value = None
 
     def add_bias_(self) -> None:
@@ -147,3 +136,10 @@ class TapLayer(nn.Module):
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
             raise RecastError(f"{kind} expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")
+
+    def _repr(self, heads: str, rest: str) -> str:
+        groups = f", groups={self.groups}" if self.groups > 1 else ""
+        return (
+            f"{self.in_channels} → {self.out_channels}, {self.geometry}{groups}, bias={self.bias is not None}, "
+            f"{self.num_heads} heads × {self.head_dim}{heads}, gate={self.config.gate}{rest}"
+        )

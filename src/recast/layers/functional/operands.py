@@ -1,14 +1,17 @@
-"""The tensors of a GPSA layer as the pure functions take them: projections, gates, and choices of heads."""
+"""What the pure functions take: the tensors of a GPSA layer, its gates, choices of heads, and their projections."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.geometry import Geometry
+
+SOFTPLUS_BETA = 5.0
 
 
 class Gates(NamedTuple):
@@ -21,12 +24,22 @@ class Gates(NamedTuple):
     gaussian: Tensor
     content: Tensor
 
+    def mix(self, shift: Tensor, gaussian: Tensor, content: Tensor | None) -> Tensor:
+        """A = shift · S + gaussian · G + content · C of heads that have all maps (`expand_heads`): (…, H, N, M) each.
+
+        `content=None` leaves the content maps out, where every gate of theirs is 0.
+        """
+        mixed = self.gaussian[:, None, None] * gaussian
+        if content is not None:
+            mixed = mixed + self.content[:, None, None] * content
+        return mixed if self.shift is None else mixed + self.shift[:, None, None] * shift
+
 
 class Weights(NamedTuple):
     """All tensors of a layer. W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
 
-    Every head has a tap; H_g of them have a Gaussian (`gaussian_heads`) and H_c a content map (`content_heads`), all by
-    default. A map that is missing has the coefficient zero.
+    Every head has a position of the kernel; H_g of them have a Gaussian (`gaussian_heads`) and H_c a content map
+    (`content_heads`), all by default. A map that is missing has the coefficient zero.
     """
 
     weight: Tensor
@@ -51,8 +64,13 @@ class Weights(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """One head per tap of `weight`."""
+        """One head per position of `weight`."""
         return self.weight.shape[2] * self.weight.shape[3]
+
+    @property
+    def head_dim(self) -> int:
+        """D, the width of a head's queries and keys."""
+        return self.query.shape[0] // max(1, len(self.with_content()))
 
     def with_gaussian(self) -> tuple[int, ...]:
         """Heads with a Gaussian map."""
@@ -61,6 +79,9 @@ class Weights(NamedTuple):
     def with_content(self) -> tuple[int, ...]:
         """Heads with a content map."""
         return tuple(range(self.num_heads)) if self.content_heads is None else self.content_heads
+
+
+# --- gates and positions from what is trained -------------------------------------------------------------------------
 
 
 def linear_gates(gamma: Tensor, s: Tensor) -> Gates:
@@ -73,6 +94,40 @@ def sigmoid_gates(lam: Tensor) -> Gates:
     return Gates(None, torch.sigmoid(lam), torch.sigmoid(-lam))
 
 
+def softplus(raw: Tensor) -> Tensor:
+    """α = log(1 + exp(β α̃)) / β, β = 5, at least fp32."""
+    return F.softplus(raw.to(torch.promote_types(raw.dtype, torch.float32)), beta=SOFTPLUS_BETA)
+
+
+def inverse_softplus(alpha: float) -> float:
+    """α̃ with softplus(α̃) = α; α = 1 ↔ 0.99865. Stable for any α > 0."""
+    return alpha + math.log(-math.expm1(-SOFTPLUS_BETA * alpha)) / SOFTPLUS_BETA
+
+
+def clamp_inward(x: Tensor, low: float, high: float) -> Tensor:
+    """Clamp to [low, high]; outside and on the border only gradients that push inward pass.
+
+    A plain clamp would have no gradient outside, so a gate that an optimiser's momentum carried across the border
+    could never come back.
+    """
+    clamped: Tensor = _ClampInward.apply(x, low, high)
+    return clamped
+
+
+class _ClampInward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.low, ctx.high = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (x,) = grads, ctx.saved_tensors
+        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
+        return grad.masked_fill(outward, 0.0), None, None
+
+
 # --- projections ------------------------------------------------------------------------------------------------------
 
 
@@ -81,9 +136,9 @@ def project_values(x: Tensor, value: Tensor | None, groups: int) -> Tensor:
     return x if value is None else F.conv2d(x, value[:, :, None, None], groups=groups)
 
 
-def project_out(gathered: Tensor, taps: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """Σ_h of what head h gathered, times W_out^h: (B, C, H, I, J) and taps (O, C/g, H) → (B, O, I, J)."""
-    return F.conv2d(gathered.flatten(1, 2), taps.flatten(1)[:, :, None, None], bias, groups=groups)
+def project_out(gathered: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """Σ_h of what head h gathered, times W_out^h: (B, C, H, I, J) and `weight` (O, C/g, H) → (B, O, I, J)."""
+    return F.conv2d(gathered.flatten(1, 2), weight.flatten(1)[:, :, None, None], bias, groups=groups)
 
 
 def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
@@ -95,54 +150,55 @@ def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
     return folded.flatten(0, 1).view_as(weight)
 
 
+def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
+    """(g·a, b) → (g·a, g·b) with the g blocks on the diagonal."""
+    return torch.block_diag(*matrix.chunk(groups))
+
+
 # --- choices of heads -------------------------------------------------------------------------------------------------
 
 
-def scatter_heads(values: Tensor, heads: tuple[int, ...] | None, num_heads: int, fill: float = 0.0) -> Tensor:
-    """Entries of some heads (h, …) among `fill` for the others: (H, …). None: they are all there."""
-    if heads is None:
+def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: float = 0.0) -> Tensor:
+    """Entries of some heads (h, …) among `fill` for the others: (H, …)."""
+    if len(heads) == num_heads:
         return values
     index = torch.tensor(heads, dtype=torch.long, device=values.device)
     return values.new_full((num_heads, *values.shape[1:]), fill).index_copy(0, index, values)
 
 
+def take_heads(values: Tensor, heads: tuple[int, ...]) -> Tensor:
+    """Entries of some of all heads: (H, …) → (h, …)."""
+    return values if len(heads) == len(values) else values[list(heads)]
+
+
 def expand_heads(w: Weights, geometry: Geometry) -> Weights:
     """The same layer with all maps present: those that were missing get the coefficient zero."""
-    num_heads = w.num_heads
-    if w.gaussian_heads is None and w.content_heads is None:
+    num_heads, gaussian, content = w.num_heads, w.with_gaussian(), w.with_content()
+    if len(gaussian) == len(content) == num_heads:
         return w
-    absent = torch.tensor([float(h not in w.with_gaussian()) for h in range(num_heads)], device=w.alpha.device)
+    absent = torch.tensor([float(h not in gaussian) for h in range(num_heads)], device=w.alpha.device)
     offsets = torch.tensor(geometry.offsets(), dtype=w.center.dtype, device=w.center.device)
 
     def projection(matrix: Tensor) -> Tensor:
-        if w.content_heads is None:
-            return matrix
-        if not w.content_heads:
+        if not content:
             return matrix.new_zeros(num_heads, matrix.shape[1])
-        per_head = matrix.unflatten(0, (len(w.content_heads), -1))
-        return scatter_heads(per_head, w.content_heads, num_heads).flatten(0, 1)
+        return scatter_heads(matrix.unflatten(0, (len(content), -1)), content, num_heads).flatten(0, 1)
 
-    return w._replace(
-        query=projection(w.query),
-        key=projection(w.key),
-        center=scatter_heads(w.center, w.gaussian_heads, num_heads) + absent[:, None].to(w.center.dtype) * offsets,
-        alpha=scatter_heads(w.alpha, w.gaussian_heads, num_heads) + absent.to(w.alpha.dtype),
-        gates=Gates(
-            w.gates.shift,
-            scatter_heads(w.gates.gaussian, w.gaussian_heads, num_heads),
-            scatter_heads(w.gates.content, w.content_heads, num_heads),
-        ),
-        gaussian_heads=None,
-        content_heads=None,
+    gates = Gates(
+        w.gates.shift,
+        scatter_heads(w.gates.gaussian, gaussian, num_heads),
+        scatter_heads(w.gates.content, content, num_heads),
     )
+    center = scatter_heads(w.center, gaussian, num_heads) + absent[:, None].to(w.center.dtype) * offsets
+    alpha = scatter_heads(w.alpha, gaussian, num_heads) + absent.to(w.alpha.dtype)
+    return Weights(w.weight, w.bias, w.value, projection(w.query), projection(w.key), center, alpha, gates)
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
     """The same layer with fewer maps: `gaussian` and `content` are heads whose maps stay."""
     at = [w.with_gaussian().index(h) for h in gaussian]
     among = [w.with_content().index(h) for h in content]
-    width = head_width(w)
-    rows = [h * width + d for h in among for d in range(width)]
+    rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
     return w._replace(
         query=w.query[rows],
         key=w.key[rows],
@@ -152,13 +208,3 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
         gaussian_heads=gaussian,
         content_heads=content,
     )
-
-
-def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
-    """(g·a, b) → (g·a, g·b) with the g blocks on the diagonal."""
-    return torch.block_diag(*matrix.chunk(groups))
-
-
-def head_width(w: Weights) -> int:
-    """D, the width of a head's queries and keys."""
-    return w.query.shape[0] // max(1, len(w.with_content()))

@@ -4,11 +4,11 @@
                                                   (Lee et al. 2022, PRS, Eq. 3-5; Li et al. 2021, C-MHSA)
 
 B_h[i, j] depends on the offset δ = key − query alone, and is a table with an entry for every offset. With Q Kᵀ = 0,
-B_h = M at the head's tap and 0 elsewhere, a query gives its tap 1 / (1 + (keys − 1)·e^−M) of its attention: the
-convolution, in the limit.
+B_h = M at the head's kernel position and 0 elsewhere, a query gives that pixel 1 / (1 + (keys − 1)·e^−M) of its
+attention: the convolution, in the limit.
 
-Tokens are the pixels of the explicitly padded input, and padding is seen as any token is: where a head's tap lies on
-the padding of zeros, a token of zeros must be there to be looked at. Without it the head would find the same bias
+Tokens are the pixels of the explicitly padded input, and padding is seen as any token is: where a head's position lies
+on the padding of zeros, a token of zeros must be there to be looked at. Without it the head would find the same bias
 everywhere, and be the mean of the image.
 
 Shapes as in `recast.layers.functional`; R and S are the numbers of row and column offsets.
@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.maps import keys, queries
-from recast.layers.functional.weights import block_diagonal, project_out, project_values
+from recast.layers.functional.maps import apply_maps, keys, queries
+from recast.layers.functional.operands import project_out, project_values
 from recast.layers.geometry import Geometry
 
 
@@ -45,7 +45,7 @@ class BiasedWeights(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """One head per tap of `weight`."""
+        """One head per position of `weight`."""
         return self.weight.shape[2] * self.weight.shape[3]
 
 
@@ -77,8 +77,6 @@ def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int)
 def biased_reference(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:
     """y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h, head by head: (B, C, height, width) → (B, O, I, J)."""
     height, width = x.shape[-2:]
-    tokens = geometry.pad(x).flatten(2).transpose(1, 2)
-    values = tokens if w.value is None else tokens @ block_diagonal(w.value, groups).T
     q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
     rows, columns = offset_ranges(geometry, height, width)
     padded_rows, padded_columns = geometry.padded_size(height, width)
@@ -86,14 +84,9 @@ def biased_reference(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: in
     queries_at = torch.tensor([(i, j) for i in rows_at for j in columns_at])
     keys_at = torch.tensor([(y, x) for y in range(padded_rows) for x in range(padded_columns)])
     delta = keys_at[None] - queries_at[:, None]
-    at = (delta[..., 0] - rows.start, delta[..., 1] - columns.start)
-    output = torch.zeros((), dtype=x.dtype, device=x.device)
-    for h, tap in enumerate(w.weight.flatten(2).unbind(-1)):
-        logits = q[:, h] @ k[:, h].transpose(1, 2) / q.shape[-1] ** 0.5 + w.relative_bias[h][at]
-        output = output + torch.softmax(logits, dim=-1) @ values @ block_diagonal(tap, groups).T
-    if w.bias is not None:
-        output = output + w.bias
-    return output.transpose(1, 2).unflatten(-1, geometry.output_size(height, width))
+    B = w.relative_bias[:, delta[..., 0] - rows.start, delta[..., 1] - columns.start]
+    A = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + B, dim=-1)
+    return apply_maps(x, A, w.weight, w.bias, w.value, geometry, groups)
 
 
 def biased(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:

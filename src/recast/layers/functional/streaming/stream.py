@@ -1,0 +1,220 @@
+"""What heads gather, a chunk at a time, and its product with W_out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
+"""Numbers of a content map that are held at a time: 4 MiB on a CPU, whose cache they should stay in."""
+MERGE_KEYS = 2
+"""Keys per channel up to which a head's content map is mixed with its other two before the product with the values."""
+VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
+"""Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
+
+HeadMaps = tuple[Tensor | None, Tensor | None]
+"""Of one head and chunk, where it has them: the content map (n, r·J, keys), and R V (n, r, X·C)."""
+
+
+class Chunk(NamedTuple):
+    """n images and r query rows: all rows of some images, or some rows of one image."""
+
+    images: slice
+    rows: slice
+    queries: slice
+    """The same rows among the I·J queries."""
+    n: int
+    r: int
+
+
+class Stream:
+    """The tensors and numbers of a call (`operators.attend`), and the steps that both passes share.
+
+    Buffers hold one chunk.
+    """
+
+    def __init__(
+        self, values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None,
+        content: Tensor, weight: Tensor, size: Sequence[int], content_heads: Sequence[int],
+        gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int],
+        groups: int, linear: bool,
+    ) -> None:  # fmt: skip
+        self.values, self.query, self.key, self.rows, self.columns = values, query, key, rows, columns
+        self.shift, self.content, self.groups, self.linear = shift, content, groups, linear
+        self.content_heads, self.gaussian_heads = list(content_heads), list(gaussian_heads)
+        self.spans, self.stride, self.window = spans, stride, window
+        self.heads = weight.shape[0]
+        self.batch, self.Y, self.X, self.channels = values.shape
+        self.I, self.J = size
+        # half precision sums over the heads in fp32
+        self.sum_dtype = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
+        top, left, height, width = window
+        self.whole = (height, width) == (self.Y, self.X)
+        self.seen = values if self.whole else values[:, top : top + height, left : left + width].contiguous()
+        self.seen = self.seen.flatten(1, 2)
+        self.num_keys = height * width if self.content_heads and not linear else 0
+        self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
+        self.scale = max(1, self.head_dim) ** -0.5
+        kind = "cpu" if values.device.type == "cpu" else "cuda"
+        per_row = self.J * max(1, self.num_keys)
+        queries = VALUE_NUMBERS[kind] // self.channels
+        self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, queries // self.J)))
+        images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
+        self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
+        is_short = self.num_keys <= MERGE_KEYS * self.channels
+        self.merges = self.whole and self.chunk_rows == self.I and is_short and not linear
+        self.positional_of = -1
+        self.buffers: dict[str, Tensor] = {}
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every query of every image once."""
+        for i0 in range(0, self.I, self.chunk_rows):
+            i1 = min(self.I, i0 + self.chunk_rows)
+            for b in range(0, self.batch, self.chunk_images):
+                e = min(self.batch, b + self.chunk_images)
+                yield Chunk(slice(b, e), slice(i0, i1), slice(i0 * self.J, i1 * self.J), e - b, i1 - i0)
+
+    def buffer(self, name: str, *shape: int) -> Tensor:
+        """Memory that is used again by every chunk: pages that were touched once are fast."""
+        size = math.prod(shape)
+        known = self.buffers.get(name)
+        if known is None or known.numel() < size:
+            self.buffers[name] = known = self.values.new_empty(size)
+        return known[:size].view(shape)
+
+    # --- where the heads' maps are ------------------------------------------------------------------------------------
+
+    def head_maps(self, head: int) -> tuple[int | None, int | None]:
+        """Where `head` is among the content heads and among the Gaussian ones."""
+        c, g = self.content_heads, self.gaussian_heads
+        return c.index(head) if head in c else None, g.index(head) if head in g else None
+
+    def is_merged(self, head: int) -> bool:
+        """Whether `head`'s three maps are mixed: on short maps that is cheaper than a product for each."""
+        return self.merges and head in self.content_heads
+
+    def part(self, at: int) -> slice:
+        """Channels of the queries and keys of the content head `at`."""
+        return slice(at * self.head_dim, (at + 1) * self.head_dim)
+
+    def shift_views(self, head: int, rows: slice) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+        """Which queries of the `rows` are shifted to a pixel, counted from their first row, and where these pixels are.
+
+        Of `spans`, (i₀, i₁, y₀, j₀, j₁, x₀) per head: queries i₀ ≤ i < i₁ look at row y₀ + (i − i₀)·stride.
+        """
+        a, b, y0, c, d, x0 = self.spans[6 * head : 6 * head + 6]
+        first, last = max(a, rows.start), min(b, rows.stop)
+        if first >= last or c >= d:
+            return None
+        y, (s, t) = y0 + (first - a) * self.stride[0], self.stride
+        at = (slice(first - rows.start, last - rows.start), slice(c, d))
+        return at, (slice(y, y + (last - first - 1) * s + 1, s), slice(x0, x0 + (d - c - 1) * t + 1, t))
+
+    def shift_index(self, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """The same for all rows, as an index of maps (I, J, Y, X)."""
+        if (views := self.shift_views(head, slice(0, self.I))) is None:
+            return None
+        ends = (self.I, self.J, self.Y, self.X)
+        i, j, y, x = (
+            torch.arange(*v.indices(n), device=device) for v, n in zip((*views[0], *views[1]), ends, strict=True)
+        )
+        return i[:, None], j, y[:, None], x
+
+    # --- the maps -----------------------------------------------------------------------------------------------------
+
+    def maps(self, head: int, chunk: Chunk) -> HeadMaps:
+        """softmax(Q Kᵀ / √D) and R V of a chunk, where `head` has them and needs them on their own."""
+        content, gaussian = self.head_maps(head)
+        return (
+            None if content is None or self.linear else self._content_map(content, chunk),
+            None if gaussian is None or self.is_merged(head) else self._by_rows(gaussian, chunk),
+        )
+
+    def _content_map(self, at: int, chunk: Chunk) -> Tensor:
+        shape = (chunk.n, chunk.r * self.J, self.num_keys)
+        logits, attention = self.buffer("logits", *shape), self.buffer("attention", *shape)
+        q, k = self.query[chunk.images, chunk.queries, self.part(at)], self.key[chunk.images, :, self.part(at)]
+        torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=logits)
+        return torch.softmax(logits, -1, out=attention)
+
+    def _by_rows(self, at: int, chunk: Chunk) -> Tensor:
+        n, r, width = chunk.n, chunk.r, self.X * self.channels
+        values = self.values[chunk.images].view(n, self.Y, width)
+        out = self.buffer("by_rows", n, r, width)
+        return torch.bmm(self.rows[at, chunk.rows].expand(n, r, self.Y), values, out=out)
+
+    def _positional(self, head: int) -> Tensor:
+        """shift · S + R ⊗ K of a merged head, (N, keys): the same for all images, made once a head."""
+        out = self.buffer("positional", self.I * self.J, self.num_keys)
+        if self.positional_of == head:
+            return out
+        self.positional_of = head
+        grid, (_, gaussian) = out.view(self.I, self.J, self.Y, self.X), self.head_maps(head)
+        if gaussian is None:
+            grid.zero_()
+        else:
+            torch.mul(self.rows[gaussian][:, None, :, None], self.columns[gaussian][:, None], out=grid)
+        if self.shift is not None and (at := self.shift_index(head, out.device)):
+            grid[at] += self.shift[head].to(out.dtype)
+        return out
+
+    def mixed(self, head: int, attention: Tensor) -> Tensor:
+        """All three maps of a merged head, its content `attention` given: (n, N, keys)."""
+        gate = self.content[self.content_heads.index(head)].to(attention.dtype)
+        return torch.addcmul(self._positional(head), attention, gate, out=self.buffer("mixed", *attention.shape))
+
+    def gather(self, head: int, chunk: Chunk, maps: HeadMaps, out: Tensor) -> None:
+        """What `head` gathers for a chunk, into `out` (n, r, J, C)."""
+        content, gaussian = self.head_maps(head)
+        attention, by_rows = maps
+        flat = out.view(chunk.n, chunk.r * self.J, self.channels)
+        if attention is not None and self.is_merged(head):
+            torch.bmm(self.mixed(head, attention), self.seen[chunk.images], out=flat)
+            return
+        if content is not None:
+            if attention is None:  # linear: `key` holds the head's summaries of the values
+                q = self.query[chunk.images, chunk.queries, self.part(content)]
+                torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
+            else:
+                torch.bmm(attention, self.seen[chunk.images], out=flat)
+            out.mul_(self.content[content])
+        if by_rows is not None:
+            rows = chunk.n * chunk.r
+            product = out.view(rows, self.J, self.channels)
+            factor = self.columns[gaussian].expand(rows, self.J, self.X)
+            by_rows = by_rows.view(rows, self.X, self.channels)
+            if content is None:
+                torch.bmm(factor, by_rows, out=product)
+            else:
+                product.baddbmm_(factor, by_rows)
+        if content is None and gaussian is None:
+            out.zero_()
+        if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
+            hit = out[:, views[0][0], views[0][1]]
+            hit.addcmul_(self.values[chunk.images, views[1][0], views[1][1]], self.shift[head])
+
+
+def project(gathered: Tensor, weight: Tensor, groups: int, out: Tensor) -> None:
+    """out (T, O) += gathered (T, C) times W_out^h, `weight` (O, C/g)."""
+    if groups == 1:
+        add_product(out, gathered, weight.T)
+    elif weight.shape[0] == groups == gathered.shape[1]:
+        out.addcmul_(gathered, weight[:, 0])
+    else:
+        per_group = gathered.unflatten(1, (groups, -1)).transpose(0, 1)
+        product = torch.bmm(per_group, weight.unflatten(0, (groups, -1)).transpose(1, 2))
+        out.unflatten(1, (groups, -1)).add_(product.transpose(0, 1))
+
+
+def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out += a b, matrices or batches of them; half precision is summed in the type of `out`."""
+    if out.dtype != a.dtype:
+        out.add_(a @ b)
+    elif out.dim() == 2:
+        out.addmm_(a, b)
+    else:
+        out.baddbmm_(a, b)
