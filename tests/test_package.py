@@ -128,7 +128,7 @@ def test_there_are_no_cycles() -> None:
 
 
 def test_the_checks_see_something() -> None:
-    assert "recast.layers.geometry" in imports("recast.layers.functional.fast")
+    assert "recast.layers.geometry" in imports("recast.layers.functional.backends")
     assert "recast.layers.geometry" in reached("recast.layers.functional")
     assert "torch" in reached("recast.surgery.apply")
     assert rank("recast.errors") == 0
