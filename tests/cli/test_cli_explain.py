@@ -113,7 +113,7 @@ def test_mistakes_are_one_line_and_write_nothing(
         ([run, tmp_path / "empty"], "no images in folder"),
         ([run, tmp_path / "broken.jpg"], "cannot read image"),
         ([run, "val:99"], "it has 20, counted from 0"),
-        ([run, image, "--num-images", "0"], "--num-images must be at least 1"),
+        ([run, image, "--num-images", "0"], "--num-images must be 1 or more"),
         ([run, image, "--img-size", "big"], "--img-size takes pixels"),
         ([run, image, "--imgsize", "3"], "img-size"),
         ([run, image, "--out", tmp_path / "no" / "page.html"], "does not exist"),

@@ -150,7 +150,7 @@ def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None
     words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
     assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
     assert "square" in refused(*words, "--img-size", "12x10")
-    assert "--num-images must be at least 1" in refused("verify", *MODEL, "--num-images", "0")
+    assert "--num-images must be 1 or more" in refused("verify", *MODEL, "--num-images", "0")
     assert "--data-dir needs the data set's name" in refused("verify", *MODEL, "--data-dir", "x")
 
 
@@ -201,7 +201,7 @@ def test_a_regular_expression_may_hold_a_comma(cli: Cli) -> None:
 def test_zoo_walks_names_and_says_what_is_wrong(cli: Cli, refused: Refused, tmp_path: Path) -> None:
     out = tmp_path / "zoo.csv"
     assert "no architecture matches 'resnet18'" in refused("zoo", "resnet18", "--out", out)
-    assert "must be positive" in refused("zoo", "timm:resnet18", "--workers", "0", "--out", out)
+    assert "--workers must be 1 or more" in refused("zoo", "timm:resnet18", "--workers", "0", "--out", out)
     assert "does not exist" in refused("zoo", "timm:resnet18", "--out", tmp_path / "no" / "zoo.csv")
     out.write_text("mine\n", encoding="utf-8")
     assert "no table of a walk" in refused("zoo", "timm:resnet18", "--out", out)

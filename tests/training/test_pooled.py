@@ -17,14 +17,13 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load
-from recast.run.config import OptimConfig, PoolConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
 from recast.surgery.apply import applied_plan, gpsa_layers
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
 from recast.training.distributed import Interrupted
 from recast.training.loop import fit
 from recast.training.metrics import read_metrics
 from recast.training.optim import learning_rates, make_optimizer
-from recast.training.ranges import check_ranges
 from recast.training.regularization import prepare_, train_mode
 from recast.training.run import train
 
@@ -79,14 +78,6 @@ def test_pooling_has_a_rate_of_its_own() -> None:
     peaks = {group["name"]: group["peak_lr"] for group in optimizer.param_groups}
     assert peaks == {"decay": 5e-4, "no_decay": 5e-4, "pool_decay": 0.5, "pool_no_decay": 0.5}
     assert learning_rates(optimizer) == (5e-4, None), "the rate of the weights, not that of the pooling"
-
-
-def test_layers_that_would_never_train_are_refused() -> None:
-    check_ranges(Recipe(**FROZEN, pool=PoolConfig("single")))
-    check_ranges(Recipe(**FROZEN))
-    with pytest.raises(RecastError, match="would never train: add --where none") as raised:
-        check_ranges(Recipe(**FROZEN | {"where": ["last_stage"]}, pool=PoolConfig("single")))
-    assert "\n" not in str(raised.value)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

@@ -19,13 +19,12 @@ from recast import CMHSA, GPSA, Plan, RecastConfig, Schedule, load, recast_
 from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
-from recast.run.config import DistillConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.run.config import Recipe, RegularizationConfig, ScheduleConfig
 from recast.surgery.planning import plan
 from recast.training import switches
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
 from recast.training.loop import fit
-from recast.training.ranges import check_schedule
 from recast.training.run import train
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
@@ -221,28 +220,6 @@ def test_plan_and_schedule_need_each_other(data: Data, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=r"set recipe\.schedule"):
         fit(parent, data, small_recipe(), tmp_path, progress=False, plan=planned(parent))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"schedule": ScheduleConfig("progressive", conv_epochs=3)}, "conv_epochs belongs to schedule=at_once"),
-        ({"schedule": ScheduleConfig("before", dates=["1:*"])}, "dates belongs to schedule=listed"),
-        ({"schedule": ScheduleConfig("listed")}, r"needs schedule\.dates"),
-        ({"schedule": ScheduleConfig("listed", dates=["4:*"])}, "epochs 1 to 3, got 4"),
-        ({"schedule": ScheduleConfig("listed", dates=["0:*"])}, "epochs 1 to 3, got 0"),
-        ({"schedule": ScheduleConfig("at_once", conv_epochs=3)}, "no epoch of attention is left"),
-        ({"schedule": ScheduleConfig("at_once"), "epochs": 0}, "no epoch of attention is left"),
-        ({"schedule": ScheduleConfig("learned", order="first_first")}, "order belongs to schedule=progressive"),
-        ({"schedule": ScheduleConfig("learned"), "recast": RecastConfig(stride="remove")}, "got stride=remove"),
-        ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts no convolution"),
-        ({"schedule": PROGRESSIVE, "recalibrate_bn": 8}, "recalibrate_bn prepares a network"),
-        ({"schedule": PROGRESSIVE, "distill": DistillConfig("parent", feature_epochs=1.0)}, "feature_epochs prepares"),
-    ],
-)
-def test_options_that_a_schedule_has_no_use_for(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        check_schedule(small_recipe(**fields))
 
 
 def test_a_run_folder_from_the_command_s_function(tmp_path: Path) -> None:

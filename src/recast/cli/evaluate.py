@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-from jsonargparse import Namespace
+from typing import ClassVar
 
 from recast.cli.arms import arms_table
-from recast.cli.options import new_parser, parse, print_json
+from recast.cli.help import Command
+from recast.cli.options import JsonOption, Words, parse, print_json
+from recast.run.fields import CountOrZero
 from recast.run.recipe import load_recipe
 from recast.run.records import Row
 from recast.run.suites import DEFAULTS, SUITES
@@ -24,41 +25,56 @@ EXAMPLES = """  recast evaluate runs/mine
 LEGEND = "\n± half the 95 % interval of the paired difference over the images; × the ratio"
 
 
+ABOUT = """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
+What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it
+stopped. Suites:
+
+"""
+
+
+@dataclass
+class EvaluateOptions(JsonOption):
+    """What `recast evaluate` is asked for."""
+
+    WORDS: ClassVar[Words] = {"runs": "+"}
+    runs: list[str] = field(default_factory=list)
+    """run folders of recast train"""
+    suite: list[str] = field(default_factory=lambda: list(DEFAULTS))
+    """which suites, with commas"""
+    num_samples: int | None = None
+    """use this many images, class-balanced"""
+    eps: list[float] = field(default_factory=lambda: [1.0, 4.0])
+    """budgets of the attacks in 1/255"""
+    steps: int = 5
+    """steps of PGD"""
+    step_size: float | None = None
+    """of PGD in 1/255; None: 2.5·ε/steps"""
+    restarts: int = 1
+    """starts of PGD, from the second on random ones"""
+    random_start: bool = False
+    """start PGD at a random point of the ball"""
+    sizes: list[str] = field(default_factory=list)
+    """test sizes: 160 or 128x192 (height x width)"""
+    neighbours: list[int] = field(default_factory=lambda: [1, 5, 10, 20])
+    """k of the knn suite"""
+    sets: str | None = None
+    """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
+    seed: int = 0
+    """of corruptions, random starts and intervals"""
+    batch_size: int = 256
+    """images at a time"""
+    workers: CountOrZero = 0
+    """processes that load images"""
+    device: str = "auto"
+    """auto, cpu, cuda or mps"""
+    again: bool = False
+    """measure anew what is in RUN/scores"""
+
+
 def run(argv: Sequence[str]) -> int:
     """Measure runs, write their rows.csv, print the three-arm tables."""
-    parser = new_parser(
-        "evaluate",
-        "RUN… [options]",
-        "Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.\n"
-        "What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it\n"
-        "stopped. Suites:\n\n" + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items()),
-        EXAMPLES,
-    )
-    parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
-    parser.add_argument(
-        "--suite", type=list[str], default=[], help="which suites, with commas; None: " + ",".join(DEFAULTS)
-    )
-    parser.add_argument("--num_samples", type=int | None, default=None, help="use this many images, class-balanced")
-    parser.add_argument("--eps", type=list[float], default=[1.0, 4.0], help="budgets of the attacks in 1/255")
-    parser.add_argument("--steps", type=int, default=5, help="steps of PGD")
-    parser.add_argument("--step_size", type=float | None, default=None, help="of PGD in 1/255; None: 2.5·ε/steps")
-    parser.add_argument("--restarts", type=int, default=1, help="starts of PGD, from the second on random ones")
-    parser.add_argument("--random_start", type=bool, default=False, help="start PGD at a random point of the ball")
-    parser.add_argument("--sizes", type=list[str], default=[], help="test sizes: 160 or 128x192 (height x width)")
-    parser.add_argument("--neighbours", type=list[int], default=[1, 5, 10, 20], help="k of the knn suite")
-    parser.add_argument(
-        "--sets",
-        type=str | None,
-        default=None,
-        help="folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of corruptions, random starts and intervals")
-    parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
-    parser.add_argument("--workers", type=int, default=0, help="processes that load images")
-    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--again", type=bool, default=False, help="measure anew what is in RUN/scores")
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
-    options = parse(parser, argv)
+    about = ABOUT + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items())
+    options = parse(Command("evaluate", "RUN… [options]", about, EXAMPLES), EvaluateOptions(), argv)
     try:
         return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
     except KeyboardInterrupt:
@@ -66,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt(f"interrupted: {kept}") from None
 
 
-def _evaluate(options: Namespace, command: str) -> int:
+def _evaluate(options: EvaluateOptions, command: str) -> int:
     from recast.evaluation.bench import NotMeasured, Options
     from recast.evaluation.run_folder import check_run, evaluate_run
 
@@ -117,7 +133,7 @@ def _evaluate(options: Namespace, command: str) -> int:
 
 def _suites(asked: list[str], folder: Path) -> list[str]:
     """What is asked for, or the defaults that make sense for the run."""
-    if asked:
+    if asked != list(DEFAULTS):
         return asked
     recipe = load_recipe(folder / "recipe.yaml")
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from jsonargparse import ArgumentParser, Namespace
-
-from recast.cli.options import new_parser, parse, parse_size, print_json, rewrite
+from recast.cli.help import Command
+from recast.cli.options import JsonOption, Words, parse, parse_size, print_json
 from recast.errors import RecastError
 from recast.run.config import ModelConfig
+from recast.run.fields import Count
 
 if TYPE_CHECKING:
     from recast.explain.write import Explained
@@ -25,65 +26,54 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
 """
 OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
+ABOUT = """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
+shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
+it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
+whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,
+and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image."""
+
+
+@dataclass
+class ExplainOptions(JsonOption):
+    """What `recast explain` is asked for."""
+
+    WORDS: ClassVar[Words] = {"subject": "1", "images": "*"}
+    subject: str = ""
+    """run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME, pkg.module:function, or a file of
+    recast.save"""
+    images: list[str] = field(default_factory=list)
+    """files, folders; of a run val:N, default four of those"""
+    out: str | None = None
+    """the file, .html or .png; default RUN/explain/IMAGE.html, or here"""
+    layer: str | None = None
+    """the layer to open first, or to draw in a PNG"""
+    img_size: str | None = None
+    """224, or 224x160 (height x width); default the network's own"""
+    num_images: Count = 16
+    """at most this many images"""
+    checkpoint: str | None = None
+    """of a model: weights, .safetensors or .pth"""
+    pretrained: bool = False
+    """of a model: fetch the registry's own weights"""
+    num_classes: int | None = None
+    """of a model: classes of the head"""
+    classes: str | None = None
+    """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
+    mean: list[float] | None = None
+    """of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's"""
+    std: list[float] | None = None
+    """of a model: as for the mean"""
+    crop_pct: float | None = None
+    """of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 for small
+    images"""
+    device: str = "cpu"
+    """auto, cpu, cuda or mps"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the pages and say where they are."""
-    parser = new_parser(
-        "explain",
-        "RUN|MODEL [IMAGE …] [options]",
-        "One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it\n"
-        "shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where\n"
-        "it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs\n"
-        "whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,\n"
-        "and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image.",
-        EXAMPLES,
-    )
-    parser.add_argument(
-        "subject",
-        type=str,
-        help="run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME, pkg.module:function, or a "
-        "file of recast.save",
-    )
-    parser.add_argument(
-        "images", type=str, nargs="*", default=[], help="files, folders; of a run val:N, default four of those"
-    )
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="the file, .html or .png; default RUN/explain/IMAGE.html, or here"
-    )
-    parser.add_argument("--layer", type=str | None, default=None, help="the layer to open first, or to draw in a PNG")
-    parser.add_argument(
-        "--img_size", type=str | None, default=None, help="224, or 224x160 (height x width); default the network's own"
-    )
-    parser.add_argument("--num_images", type=int, default=16, help="at most this many images")
-    parser.add_argument("--checkpoint", type=str | None, default=None, help="of a model: weights, .safetensors or .pth")
-    parser.add_argument("--pretrained", type=bool, default=False, help="of a model: fetch the registry's own weights")
-    parser.add_argument("--num_classes", type=int | None, default=None, help="of a model: classes of the head")
-    parser.add_argument(
-        "--classes",
-        type=str | None,
-        default=None,
-        help="of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers",
-    )
-    parser.add_argument(
-        "--mean",
-        type=list[float] | None,
-        default=None,
-        help="of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's",
-    )
-    parser.add_argument("--std", type=list[float] | None, default=None, help="of a model: as for the mean")
-    parser.add_argument(
-        "--crop_pct",
-        type=float | None,
-        default=None,
-        help="of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 "
-        "for small images",
-    )
-    parser.add_argument("--device", type=str, default="cpu", help="auto, cpu, cuda or mps")
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
-    options = parse(parser, words_first(rewrite(argv, parser), parser))
-    if options.num_images < 1:
-        raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
+    usage = "RUN|MODEL [IMAGE …] [options]"
+    options = parse(Command("explain", usage, ABOUT, EXAMPLES), ExplainOptions(), argv)
     size = None if options.img_size is None else parse_size(options.img_size, 0)
     done = _explain(options, size)
     for note in done.notes:
@@ -97,23 +87,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def words_first(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
-    """What `rewrite` gives, its words before its options: argparse takes RUN and IMAGE … in one piece only."""
-    take_a_value = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
-    words: list[str] = []
-    options: list[str] = []
-    rest = list(argv)
-    while rest:
-        token = rest.pop(0)
-        if token == "--":  # whatever follows is a word, -x.jpg too
-            return [*options, "--", *words, *rest]
-        (options if token.startswith("-") else words).append(token)
-        if token in take_a_value and rest and not rest[0].startswith("--"):
-            options.append(rest.pop(0))
-    return [*words, *options]
-
-
-def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
+def _explain(options: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     from recast.explain.open import names_a_run
     from recast.explain.pages import explain_model, explain_run
 
@@ -121,12 +95,12 @@ def _explain(options: Namespace, size: tuple[int, int] | None) -> Explained:
         "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
     }  # fmt: skip
     if names_a_run(options.subject):
-        if given := [name for name in OF_MODELS if options[name] is not None and options[name] is not False]:
+        if given := [name for name in OF_MODELS if getattr(options, name) not in (None, False)]:
             option = given[0].replace("_", "-")
             raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
         return explain_run(options.subject, options.images, options.out, **rest)
     config = ModelConfig(options.subject, options.checkpoint, options.pretrained, options.num_classes)
-    told = {name: options[name] for name in ("classes", "mean", "std", "crop_pct")}
+    told = {name: getattr(options, name) for name in ("classes", "mean", "std", "crop_pct")}
     return explain_model(config, options.images, options.out, **told, **rest)
 
 

@@ -1,10 +1,19 @@
-"""The help text of a command: short names, what an option takes, its default; nothing twice."""
+"""A command and its options, and the help made from them: what an option takes, what it is for, its default."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import re
 import shutil
-from typing import Any, Literal, get_args, get_origin
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from recast.run.fields import words_of
 
 METAVARS = {
     "model": "MODEL", "runs": "RUN", "recipe": "RECIPE", "where": "LAYER", "suite": "SUITE", "eps": "NUM",
@@ -15,53 +24,126 @@ METAVARS = {
 }  # fmt: skip
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """`--lr NUM`, `--[no-]control`, `--gate {linear,sigmoid}`; the default in brackets."""
+class Command(NamedTuple):
+    """What is told of a command besides its options."""
 
-    def __init__(self, prog: str, **_: Any) -> None:
-        super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size((100, 24)).columns))
+    name: str
+    usage: str
+    description: str
+    examples: str
 
-    def add_argument(self, action: argparse.Action) -> None:
-        # `--optim FILE`, which jsonargparse adds to every group, would be a second way to say --config
-        if type(action).__name__ != "_ActionConfigLoad":
-            super().add_argument(action)
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        hint, last = getattr(action, "_typehint", None), action.dest.rpartition(".")[2]
-        if isinstance(action, argparse._HelpAction):
-            return "-h, --help"
-        if not action.option_strings:
-            return METAVARS.get(last, last.upper())
-        name = short_name(action.dest).replace("_", "-")
-        if hint is bool:
-            return f"--{name}" if name == "json" else f"--[no-]{name}"
-        return f"--{name} {_metavar(hint, last)}"
+@dataclass(frozen=True)
+class Option:
+    """A field of a dataclass as an option, or as a word without dashes."""
 
-    def _expand_help(self, action: argparse.Action) -> str:
-        # "None: …" in a field's docstring says what happens when the option is left out
-        text = (action.help or "").replace("; None: ", ". None: ").replace("None: ", "Default: ").rstrip(".")
-        default = action.default
-        if default in (None, argparse.SUPPRESS, "", []) or action.dest in ("json", "help") or not action.option_strings:
+    path: tuple[str, ...]
+    """Of the field, from the command's dataclass on."""
+    dotted: str
+    hint: Any
+    default: Any
+    group: str
+    words: str | None
+    """How many words the field takes without dashes: "1", "?", "*" or "+". None: it is an option."""
+    doc: str
+
+    @property
+    def last(self) -> str:
+        return self.path[-1]
+
+    @property
+    def short(self) -> str:
+        """model.name is --model, pool.kind is --pool, optim.lr is --lr."""
+        group = self.dotted.rpartition(".")[0]
+        return group if group and self.last in ("name", "kind") else self.last
+
+    @property
+    def shown(self) -> str:
+        return "--" + self.short.replace("_", "-")
+
+    @property
+    def item_types(self) -> tuple[type, ...]:
+        """int, float, bool or str: what a word of the option is."""
+        return tuple(dict.fromkeys(_leaves(self.hint)))
+
+    @property
+    def is_switch(self) -> bool:
+        return bool in self.item_types
+
+    @property
+    def is_list(self) -> bool:
+        return any(get_origin(kind) in (list, tuple) for kind in (self.hint, *get_args(self.hint)))
+
+    @property
+    def metavar(self) -> str:
+        choices = ",".join(words_of(self.hint))
+        kind = {int: "N", float: "NUM"}.get(self.item_types[0], "TEXT")
+        name = f"{{{choices}}}" if choices else METAVARS.get(self.last, self.last.upper() if self.words else kind)
+        return f"{name} …" if self.is_list and not choices and not self.words else name
+
+    @property
+    def help(self) -> str:
+        """The field's docstring and the default; "None: …" in it says what happens when the option is left out."""
+        text = self.doc.replace("; None: ", ". None: ").replace("None: ", "Default: ")
+        text = re.sub(r"(?<!\.)\.$", "", text)
+        default = self.default
+        if default in (None, "", []) or self.last == "json" or self.words:
             return text
         if isinstance(default, bool):
             default = "on" if default else "off"
         if isinstance(default, list | tuple):
-            default = " ".join(map(str, default))
+            default = ("," if str in self.item_types else " ").join(map(str, default))
         return f"{text} [{default}]"
 
 
-def short_name(dotted: str) -> str:
-    """model.name is --model, pool.kind is --pool, optim.lr is --lr."""
-    group, _, last = dotted.rpartition(".")
-    return group if group and last in ("name", "kind") else last
+def _leaves(hint: Any) -> Iterator[type]:
+    origin = get_origin(hint)
+    if origin is Literal:
+        yield str
+    elif origin is Annotated:
+        yield from _leaves(get_args(hint)[0])
+    elif origin in (types.UnionType, Union, list, tuple):
+        for arg in get_args(hint):
+            yield from _leaves(arg)
+    elif hint not in (types.NoneType, Ellipsis):
+        yield hint
 
 
-def _metavar(hint: Any, name: str) -> str:
-    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
-    if get_origin(hint) is Literal:
-        return "{" + ",".join(get_args(hint)) + "}"
-    if get_origin(kinds[0]) is Literal:
-        return _metavar(kinds[0], name)
-    if get_origin(hint) in (list, tuple) or get_origin(kinds[0]) in (list, tuple):
-        return f"{METAVARS.get(name, 'NUM')} …"
-    return METAVARS.get(name) or {int: "N", float: "NUM"}.get(kinds[0], "TEXT")
+def field_docs(kind: Any) -> Mapping[str, str]:
+    """Field → the string below it in the source of a dataclass and of those that it is derived from."""
+    found: dict[str, str] = {}
+    for each in reversed([base for base in kind.__mro__ if base is not object]):
+        (node,) = (
+            node
+            for node in ast.parse(inspect.getsource(sys.modules[each.__module__])).body
+            if isinstance(node, ast.ClassDef) and node.name == each.__name__
+        )
+        for field, below in zip(node.body, node.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return found
+
+
+def show_help(command: Command, options: Sequence[Option]) -> None:
+    """Print the help; argparse lays it out, and parses nothing."""
+    width = min(110, shutil.get_terminal_size((100, 24)).columns)
+    parser = argparse.ArgumentParser(
+        prog=f"recast {command.name}",
+        usage=f"recast {command.name} {command.usage}",
+        description=command.description,
+        epilog=f"examples:\n{command.examples}",
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width),
+    )
+    groups: dict[str, argparse._ArgumentGroup | argparse.ArgumentParser] = {"": parser}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        group, text = groups[option.group], option.help.replace("%", "%%")
+        if option.words:
+            group.add_argument(option.last, metavar=option.metavar, help=text)
+        elif option.is_switch:
+            dashes = "--" if option.last == "json" else "--[no-]"
+            group.add_argument(f"{dashes}{option.shown[2:]}", action="store_true", help=text)
+        else:
+            group.add_argument(option.shown, metavar=option.metavar, help=text)
+    parser.print_help()

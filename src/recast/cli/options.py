@@ -1,154 +1,208 @@
-"""What the commands' parsers share: one grammar of options, read off the parser's own types.
+"""The options of a command are the fields of a dataclass: their types, defaults and docstrings; one grammar for all.
 
 Every field of a recipe is an option under its dotted name (`--optim.lr`) and under its last part (`--lr`), with `-` or
-`_`. Switches are `--json` and `--no-control`, lists `--where a b` or `--suite clean,fgsm`. A mistake is one line.
+`_`. Switches are `--json` and `--no-control`, lists `--where a b` or `--suite clean,fgsm`. Values are read as a recipe
+file's are (`recast.run.fields`), and a mistake is one line.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
+import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+import yaml
 
-from recast.cli.help import METAVARS, Formatter, short_name
+from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
-from recast.run.recipe import describe_type
+from recast.run.config import PoolConfig, RecastConfig, Recipe
+from recast.run.fields import check_value, field_types, read_value
 
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
+GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
+"""Lists of words that go on over the following words that match; lists of numbers go on over numbers. Any list may be
+one word with commas."""
+NUMBER = r"-?[\d.,]+(e-?\d+)?"
+SWITCHED = ("true", "false", "yes", "no", "on", "off", "null")
 
-GREEDY = {
-    "where": r".*",
-    "dates": r"\d+:.*",
-    "eps": r"-?[\d.,]+",
-    "sizes": r"\d+(x\d+)?",
-    "neighbours": r"\d+",
-    "gate_range": r"-?[\d.,]+",
-    "mean": r"[\d.,]+",
-    "std": r"[\d.,]+",
-}
-"""Lists that go on over the following words that match; any list may be one word with commas."""
+Words: TypeAlias = dict[str, str]
+"""Field → how many words without dashes it takes: "1", "?" (one or none), "*", "+" (one or more)."""
+
+Asked = TypeVar("Asked")
 
 
-def new_parser(command: str, usage: str, description: str, examples: str = "") -> ArgumentParser:
-    """A parser that raises instead of exiting, with examples below its options."""
-    return ArgumentParser(
-        prog=f"recast {command}",
-        usage=f"recast {command} {usage}",
-        description=description,
-        epilog=f"examples:\n{examples}" if examples else "",
-        exit_on_error=False,
-        allow_abbrev=False,
-        formatter_class=Formatter,
-    )
+def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
+    """`asked`, which holds the defaults, with what `argv` gives; `--help` prints the help and leaves.
+
+    Words that belong to no option go to the fields that `asked.WORDS` names.
+    Raises RecastError in the words that the user typed, with the nearest option or choice.
+    """
+    options = list(options_of(asked))
+    ahead = argv[: argv.index("--")] if "--" in argv else argv
+    if {"-h", "--help"} & set(ahead):
+        show_help(command, options)
+        raise SystemExit(0)
+    values, words = _Splitter(command, options).split(argv)
+    return _changed(asked, {**values, **_placed(command, options, words)})
 
 
-def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
-    """Parse after rewriting the short forms; a mistake becomes one `RecastError` line with a suggestion."""
+def options_of(asked: Any, path: tuple[str, ...] = (), prefix: str = "", title: str = "") -> Iterator[Option]:
+    """Every field of a dataclass as an option with its value as default; those of groups last, below a title."""
+    words: dict[str, str] = getattr(asked, "WORDS", {})
+    docs, groups = field_docs(type(asked)), []
+    for name, hint in sorted(field_types(type(asked)).items(), key=lambda item: item[0] == "json"):
+        value = getattr(asked, name)
+        if dataclasses.is_dataclass(value):
+            groups.append((name, value))
+        else:
+            yield Option((*path, name), prefix + name, hint, value, title, words.get(name), docs.get(name, ""))
+    for name, value in groups:
+        heading = (type(value).__doc__ or "").splitlines()[0].rstrip(".")
+        yield from options_of(value, (*path, name), "" if isinstance(value, Recipe) else f"{name}.", heading)
+
+
+class _Splitter:
+    """What belongs to which option."""
+
+    def __init__(self, command: Command, options: Sequence[Option]) -> None:
+        self.prog, self.options = f"recast {command.name}", [option for option in options if not option.words]
+        self.named = {option.dotted: option for option in self.options} | {
+            option.short: option for option in self.options
+        }
+
+    def split(self, argv: Sequence[str]) -> tuple[dict[tuple[str, ...], Any], list[str]]:
+        """The values by the path of their field, and the words that are no option's."""
+        values: dict[tuple[str, ...], Any] = {}
+        words: list[str] = []
+        rest = list(argv)
+        while rest:
+            token = rest.pop(0)
+            if token == "--":  # whatever follows is a word, -x.jpg too
+                return values, words + rest
+            match = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", token, flags=re.DOTALL)
+            if match is not None:
+                option, given = self._take(match[1].replace("-", "_"), match[2], rest)
+                values[option.path] = read_words(option, given)
+            elif token.startswith("-"):
+                raise RecastError(f"unexpected argument {token!r}. See {self.prog} --help")
+            else:
+                words.append(token)
+        return values, words
+
+    def _take(self, name: str, value: str | None, rest: list[str]) -> tuple[Option, list[str]]:
+        """The option, and its words, which leave `rest`."""
+        negated = name.startswith("no_") and (off := self.named.get(name[3:])) is not None and off.is_switch
+        option = self.named.get(name[3:] if negated else name)
+        if option is None:
+            raise self._unknown(name)
+        if value is not None:
+            return option, [value]
+        if option.is_switch:
+            spoken = not negated and bool(rest) and rest[0].lower() in SWITCHED
+            return option, [rest.pop(0) if spoken else "false" if negated else "true"]
+        given: list[str] = []
+        while rest and not rest[0].startswith("--") and (not given or re.fullmatch(_goes_on_over(option), rest[0])):
+            given.append(rest.pop(0))
+        if not given:
+            raise RecastError(f"{option.shown} needs a value. See {self.prog} --help")
+        return option, given
+
+    def _unknown(self, name: str) -> RecastError:
+        if members := [option.shown for option in self.options if option.dotted.startswith(f"{name}.")]:
+            return RecastError(f"--{name} is a group of options, give them one by one: {', '.join(members[:3])}, …")
+        typed = "--" + name.replace("_", "-")
+        known = ["--" + option.dotted.replace("_", "-") if "." in name else option.shown for option in self.options]
+        return RecastError(f"unknown option {typed}.{suggest(typed, known)} See {self.prog} --help")
+
+
+def _goes_on_over(option: Option) -> str:
+    """The words that a list goes on over; nothing, where the option is none."""
+    if not option.is_list:
+        return ""
+    return GREEDY.get(option.last, NUMBER if {int, float} & set(option.item_types) else "")
+
+
+def read_words(option: Option, words: list[str]) -> Any:
+    """What was typed as a value of the option's type, read as YAML where it is no text."""
+    value: Any
+    if option.is_list and not (len(words) == 1 and (words[0].startswith("[") or words[0] == "null")):
+        # commas separate words, but belong to a regular expression
+        parts = [part for word in words for part in ([word] if word.startswith("re:") else word.split(","))]
+        value = [_scalar(option, part) for part in parts if part]
+    else:
+        value = _scalar(option, words[0])
+    value = read_value(option.hint, value, option.shown, " ".join(words))
+    check_value(option.hint, value, option.shown)
+    return value
+
+
+def _scalar(option: Option, word: str) -> Any:
+    if str in option.item_types and not (option.is_list and word.startswith("[")):
+        return None if word == "null" and type(None) in get_args(option.hint) else word
     try:
-        return parser.parse_args(rewrite(argv, parser))
-    except argparse.ArgumentError as error:
-        raise RecastError(_one_line(str(error), parser)) from None
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return word
 
 
-def short_names(parser: ArgumentParser) -> dict[str, str]:
-    """`{"lr": "optim.lr", "model": "model.name", "pool": "pool.kind", …}`: last part of a dotted option, or its group
-    for what the group is about."""
-    dotted = [action.dest for action in parser._actions if "." in action.dest]
-    return {short_name(name): name for name in dotted}
-
-
-def rewrite(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
-    """`--batch-size 8 --pretrained --where a b` → `--data.batch_size 8 --model.pretrained=true --where=["a", "b"]`."""
-    short = short_names(parser)
-    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
-    rewritten: list[str] = []
-    rest = list(argv)
-    while rest:
-        token = rest.pop(0)
-        match = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", token, flags=re.DOTALL)
-        if match is None:
-            rewritten.append(token)
+def _placed(command: Command, options: Sequence[Option], words: list[str]) -> dict[tuple[str, ...], Any]:
+    """The words that are no option's, by the path of the field that takes them."""
+    values: dict[tuple[str, ...], Any] = {}
+    for option in options:
+        if option.words is None or not words:
+            if option.words in ("1", "+"):
+                hint = " (--where takes all words that follow it)" if any(o.last == "where" for o in options) else ""
+                raise RecastError(f"recast {command.name} {command.usage}: {option.metavar} is missing{hint}")
             continue
-        name, value = match[1].replace("-", "_"), match[2]
-        negated = name.startswith("no_") and hints.get(short.get(name[3:], name[3:])) is bool
-        name = name[3:] if negated else name
-        name = short.get(name, name)
-        if hints.get(name) is bool and value is None:
-            given = not negated and rest and rest[0] in ("true", "false")
-            value = rest.pop(0) if given else str(not negated).lower()
-        elif _is_list(hints.get(name)):
-            words = [] if value is None else [value]
-            pattern = GREEDY.get(name.rpartition(".")[2], "")
-            while value is None and rest and not rest[0].startswith("--") and _goes_on(rest[0], words, pattern):
-                words.append(rest.pop(0))
-            value = _as_json(words) if words else value
-        rewritten.append(f"--{name}" if value is None else f"--{name}={value}")
-    return rewritten
+        several = option.words in ("*", "+")
+        values[option.path], words = (words, []) if several else (words[0], words[1:])
+    if words:
+        raise RecastError(f"unexpected argument {words[0]!r}. See recast {command.name} --help")
+    return values
 
 
-def _goes_on(word: str, words: list[str], pattern: str) -> bool:
-    return not words or re.fullmatch(pattern, word) is not None
+def _changed(asked: Asked, values: dict[tuple[str, ...], Any]) -> Asked:
+    """A copy with other values, each under the path of its field; groups that nothing is given of stay as they are."""
+    own: dict[str, Any] = {path[0]: value for path, value in values.items() if len(path) == 1}
+    for name in {path[0] for path in values if len(path) > 1}:
+        inner = {path[1:]: value for path, value in values.items() if path[0] == name}
+        own[name] = _changed(getattr(asked, name), inner)
+    return dataclasses.replace(asked, **own)  # type: ignore[type-var]
 
 
-def _as_json(words: list[str]) -> str:
-    if len(words) == 1 and (words[0].startswith("[") or words[0] == "null"):
-        return words[0]
-    # commas separate words, but belong to a regular expression
-    parts = [part for word in words for part in ([word] if word.startswith("re:") else word.split(","))]
-    return json.dumps([part for part in parts if part])
+@dataclasses.dataclass(kw_only=True)
+class JsonOption:
+    """Of the commands whose only output is a result."""
+
+    json: bool = False
+    """machine-readable output"""
 
 
-def _is_list(hint: Any) -> bool:
-    return any(get_origin(kind) in (list, tuple) for kind in (hint, *get_args(hint)))
+@dataclasses.dataclass
+class ModelOptions(JsonOption):
+    """Of the commands that look at one model: which one, and what of it becomes attention."""
 
-
-def _one_line(message: str, parser: ArgumentParser) -> str:
-    """argparse's and jsonargparse's messages in the words that the user typed, with the nearest option or value."""
-    short = {dotted: name for name, dotted in short_names(parser).items()}
-    options = [action for action in parser._actions if action.option_strings and hasattr(action, "_typehint")]
-    shown = {action.dest: _dashed(short.get(action.dest, action.dest)) for action in options}
-    unknown = re.search(r"unrecognized arguments: (\S+)", message, flags=re.IGNORECASE)
-    if unknown and unknown[1].startswith("--"):
-        option = _dashed(unknown[1][2:].partition("=")[0])
-        known = map(_dashed, shown) if "." in option else shown.values()
-        return f"unknown option {option}.{suggest(option, known)} See {parser.prog} --help"
-    if unknown:
-        return f"unexpected argument {unknown[1]!r}. See {parser.prog} --help"
-    if missing := re.search(r"arguments are required: (\w+)", message):
-        hint = " (--where takes all words that follow it)" if "where" in shown else ""
-        return f"{parser.usage}: {METAVARS.get(missing[1], missing[1].upper())} is missing{hint}"
-    if bad := re.search(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
-        key, value = bad[1], " ".join(bad[2].split())
-        kind = next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == key), None)
-        if kind is not None:
-            choices = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
-            wanted = describe_type(kind).replace(" or null", "")
-            return f"{shown.get(key, key)} must be {wanted}, got {_typed(value)}.{suggest(value, choices)}".rstrip(".")
-    if group := re.search(r'Parser key "(\w+)":.*Unable to load', message, flags=re.DOTALL):
-        fields = [name for dest, name in shown.items() if dest.startswith(f"{group[1]}.")]
-        return f"--{group[1]} is a group of options, give them one by one: {', '.join(fields[:3])}, …"
-    if needs := re.search(r"--([\w.]+)\W*expected one argument", message, flags=re.IGNORECASE):
-        return f"{shown.get(needs[1], needs[1])} needs a value. See {parser.prog} --help"
-    return " ".join(message.split())
-
-
-def _dashed(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _typed(value: str) -> str:
-    """A value as the user typed it: a list was rewritten as JSON."""
-    try:
-        words = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return repr(value)
-    return repr(" ".join(map(str, words))) if isinstance(words, list) else repr(value)
+    WORDS: ClassVar[Words] = {"model": "1"}
+    model: str = ""
+    """timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"""
+    checkpoint: str | None = None
+    """weights, .safetensors or .pth"""
+    pretrained: bool = False
+    """fetch the registry's own weights"""
+    num_classes: int | None = None
+    """classes of the head"""
+    img_size: str | None = None
+    """pixels, 224 or 224x160 (height x width)"""
+    where: list[str] = dataclasses.field(default_factory=lambda: ["last_stage"])
+    """last_stage, all, stage:N, names, globs or re:REGEX; none: the pooling alone"""
+    budget: str = "tokens=1024"
+    """limits, e.g. macs=1.3x,memory=2GiB"""
+    plan: str | None = None
+    """a plan.json, edited or not: layers, settings"""
+    recast: RecastConfig = dataclasses.field(default_factory=RecastConfig)
+    pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
 
 
 def parse_size(text: str | None, default: int) -> tuple[int, int]:

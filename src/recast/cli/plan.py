@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser, Namespace
-
-from recast.cli.options import new_parser, parse, parse_size
+from recast.cli.help import Command
+from recast.cli.options import ModelOptions, parse, parse_size
 from recast.errors import RecastError
-from recast.run.config import ModelConfig, PoolConfig, RecastConfig
+from recast.run.config import ModelConfig
 from recast.run.files import write_text
 
 if TYPE_CHECKING:
@@ -30,30 +30,18 @@ Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glo
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
 amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
-DEFAULT_WHERE, DEFAULT_BUDGET = ["last_stage"], "tokens=1024"
+ABOUT = "What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed."
 
 
-def add_model_options(parser: ArgumentParser) -> None:
-    """Options of the commands that look at one model."""
-    parser.add_argument("model", type=str, help="timm:NAME (or NAME), torchvision:NAME, or pkg.module:function")
-    parser.add_argument("--checkpoint", type=str | None, default=None, help="weights, .safetensors or .pth")
-    parser.add_argument("--pretrained", type=bool, default=False, help="fetch the registry's own weights")
-    parser.add_argument("--num_classes", type=int | None, default=None, help="classes of the head")
-    parser.add_argument("--img_size", type=str | None, default=None, help="pixels, 224 or 224x160 (height x width)")
-    parser.add_argument(
-        "--where",
-        type=list[str],
-        default=DEFAULT_WHERE,
-        help="last_stage, all, stage:N, names, globs or re:REGEX; none: the pooling alone",
-    )
-    parser.add_argument("--budget", type=str, default=DEFAULT_BUDGET, help="limits, e.g. macs=1.3x,memory=2GiB")
-    parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
-    parser.add_argument("--recast", type=RecastConfig, default=RecastConfig())
-    parser.add_argument("--pool", type=PoolConfig, default=PoolConfig())
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
+@dataclass
+class PlanOptions(ModelOptions):
+    """What `recast plan` is asked for."""
+
+    out: str | None = None
+    """also write the plan to this .json file"""
 
 
-def model_config(options: Namespace) -> ModelConfig:
+def model_config(options: ModelOptions) -> ModelConfig:
     """The parent that the options name."""
     return ModelConfig(options.model, options.checkpoint, options.pretrained, options.num_classes)
 
@@ -69,19 +57,21 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     return channels, *parse_size(img_size, defaults.img_size if defaults else 224)
 
 
-def make_plan(model: nn.Module, example: Example, options: Namespace) -> Plan:
+def make_plan(model: nn.Module, example: Example, options: ModelOptions) -> Plan:
     """The plan that the options ask for: by selection and budget, or by a plan file."""
     from recast.surgery.planning import plan, replan
 
     if options.plan is None:
         return plan(model, example, options.recast, where=options.where, budget=options.budget, pool=options.pool)
-    given = {"--where": options.where != DEFAULT_WHERE, "--budget": options.budget != DEFAULT_BUDGET}
-    if clash := [name for name, is_given in given.items() if is_given]:
-        raise RecastError(f"--plan names the layers itself: leave {clash[0]} away")
-    if options.recast != RecastConfig():
-        raise RecastError("--plan holds the settings of the layers: change them in its config")
-    if options.pool != PoolConfig():
-        raise RecastError("--plan holds the settings of the pooling: change them in its pool")
+    instead = {
+        "where": "names the layers itself: leave --where away",
+        "budget": "names the layers itself: leave --budget away",
+        "recast": "holds the settings of the layers: change them in its config",
+        "pool": "holds the settings of the pooling: change them in its pool",
+    }
+    for name, what in instead.items():
+        if getattr(options, name) != getattr(ModelOptions(), name):
+            raise RecastError(f"--plan {what}")
     return replan(model, example, read_edited(options.plan))
 
 
@@ -99,15 +89,7 @@ def read_edited(path: str) -> Edited:
 
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or write it to a file."""
-    parser = new_parser(
-        "plan",
-        "MODEL [options]",
-        "What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.",
-        EXAMPLES,
-    )
-    add_model_options(parser)
-    parser.add_argument("--out", type=str | None, default=None, help="also write the plan to this .json file")
-    options = parser.instantiate(parse(parser, argv))
+    options = parse(Command("plan", "MODEL [options]", ABOUT, EXAMPLES), PlanOptions(), argv)
     out = Path(options.out) if options.out else None
     if out is not None:
         _check_target(out)

@@ -6,13 +6,14 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from recast.cli.arms import arms_table
-from recast.cli.options import new_parser, parse, print_json
+from recast.cli.help import Command
+from recast.cli.options import parse, print_json
 from recast.errors import RecastError
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
@@ -23,21 +24,28 @@ EXAMPLES = """  recast quickstart
 """
 
 
+ABOUT = """Train a small ResNet on scikit-learn's 1,797 handwritten digits; recast its last stage without changing
+one prediction; train on beside the parent; measure; write the report. A few minutes on a laptop's CPU,
+nothing is downloaded."""
+
+
+@dataclass
+class QuickstartOptions:
+    """What `recast quickstart` is asked for."""
+
+    out: str = "runs/quickstart"
+    """new run folder"""
+    seed: int = 0
+    """seed of everything"""
+    resume: bool = False
+    """go on with an interrupted quickstart in --out"""
+    json: bool = False
+    """machine-readable output; the story goes to stderr"""
+
+
 def run(argv: Sequence[str]) -> int:
     """Train a small CNN on handwritten digits, recast it, verify, train on, evaluate, report."""
-    parser = new_parser(
-        "quickstart",
-        "[options]",
-        "Train a small ResNet on scikit-learn's 1,797 handwritten digits; recast its last stage without changing\n"
-        "one prediction; train on beside the parent; measure; write the report. A few minutes on a laptop's CPU,\n"
-        "nothing is downloaded.",
-        EXAMPLES,
-    )
-    parser.add_argument("--out", type=str, default="runs/quickstart", help="new run folder")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything")
-    parser.add_argument("--resume", type=bool, default=False, help="go on with an interrupted quickstart in --out")
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output; the story goes to stderr")
-    options = parse(parser, argv)
+    options = parse(Command("quickstart", "[options]", ABOUT, EXAMPLES), QuickstartOptions(), argv)
     out = Path(options.out)
     parent = out / "parent"
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:

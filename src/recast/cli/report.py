@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from recast.cli.options import new_parser, parse, print_json
+from recast.cli.help import Command
+from recast.cli.options import JsonOption, Words, parse, print_json
 
 EXAMPLES = """  recast report runs/mine
   recast report runs/seed0 runs/seed1 --out report.html
@@ -12,23 +15,27 @@ EXAMPLES = """  recast report runs/mine
 """
 
 
+ABOUT = """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
+gates, attention maps, frequencies, and how each number was made; --figures writes them for a paper too.
+Reads the files of run folders only; evaluate them first."""
+
+
+@dataclass
+class ReportOptions(JsonOption):
+    """What `recast report` is asked for."""
+
+    WORDS: ClassVar[Words] = {"runs": "+"}
+    runs: list[str] = field(default_factory=list)
+    """run folders of recast train"""
+    out: str | None = None
+    """the HTML file; of one run: RUN/report.html"""
+    figures: str | None = None
+    """a folder for every figure as SVG, PNG and CSV, and tables"""
+
+
 def run(argv: Sequence[str]) -> int:
     """Write the report and say where it is."""
-    parser = new_parser(
-        "report",
-        "RUN… [options]",
-        "One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,\n"
-        "gates, attention maps, frequencies, and how each number was made; --figures writes them for a paper too.\n"
-        "Reads the files of run folders only; evaluate them first.",
-        EXAMPLES,
-    )
-    parser.add_argument("runs", type=str, nargs="+", help="run folders of recast train")
-    parser.add_argument("--out", type=str | None, default=None, help="the HTML file; of one run: RUN/report.html")
-    parser.add_argument(
-        "--figures", type=str | None, default=None, help="a folder for every figure as SVG, PNG and CSV, and tables"
-    )
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
-    options = parse(parser, argv)
+    options = parse(Command("report", "RUN… [options]", ABOUT, EXAMPLES), ReportOptions(), argv)
 
     from recast.report import write_report
 

@@ -11,16 +11,15 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from jsonargparse import ArgumentParser, Namespace
-
-from recast.cli.options import new_parser, parse, print_json
+from recast.cli.help import Command
+from recast.cli.options import Words, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
 from recast.run.config import PoolConfig, Recipe
-from recast.run.recipe import load_recipe, recipe_to_dict
+from recast.run.recipe import load_recipe
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
@@ -40,17 +39,36 @@ AUTO = "auto"
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
 
+@dataclasses.dataclass
+class TrainOptions:
+    """What `recast train` is asked for: every field of the recipe too."""
+
+    WORDS: ClassVar[Words] = {"recipe": "?"}
+    recipe: str | None = None
+    """a recipe's name or a recipe.yaml"""
+    config: str | None = None
+    """a recipe.yaml, as RECIPE"""
+    out: str | None = None
+    """new run folder; default runs/RECIPE-MODEL"""
+    plan: str | None = None
+    """a plan.json, edited or not: layers, settings"""
+    resume: str | None = None
+    """run folder to go on with, or auto: --out if it is one"""
+    json: bool = False
+    """machine-readable output; progress stays on stderr"""
+    run: Recipe = dataclasses.field(default_factory=Recipe)
+
+
 def run(argv: Sequence[str]) -> int:
     """Train the arms of a recipe into a run folder; prints where it lies."""
     # twice: which recipe is named decides whose values the other options have by default
     arguments = [word for word in argv if word not in ("-h", "--help")]
-    named = parse(_parser(Recipe()), arguments)
+    named = parse(_command(None), TrainOptions(), arguments)
     base = _base(named)
-    parser = _parser(base or Recipe(), named.recipe)
-    options = parser.instantiate(parse(parser, argv))
+    options = parse(_command(named.recipe), TrainOptions(run=base or Recipe()), argv)
     if base is None:
         raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
-    recipe = Recipe(**{field.name: options[field.name] for field in dataclasses.fields(Recipe)})
+    recipe = options.run
     if recipe.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         recipe.model.pretrained = False  # weights that were given stand for those the recipe would fetch
     _check_weights(options.recipe, recipe)
@@ -103,7 +121,7 @@ def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
     )  # fmt: skip
 
 
-def _base(named: Namespace) -> Recipe | None:
+def _base(named: TrainOptions) -> Recipe | None:
     """The recipe that the command names in one of three ways, or None."""
     resumed = None if named.resume == AUTO else named.resume
     given = {"RECIPE": named.recipe, "--config": named.config, "--resume": resumed}
@@ -142,20 +160,8 @@ def _description(named: str | None) -> str:
     )
 
 
-def _parser(base: Recipe, named: str | None = None) -> ArgumentParser:
-    """Every field of the recipe as an option, with the recipe's own values as defaults."""
-    parser = new_parser("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
-    parser.add_argument("recipe", type=str | None, nargs="?", default=None, help="a recipe's name or a recipe.yaml")
-    parser.add_argument("--config", type=str | None, default=None, help="a recipe.yaml, as RECIPE")
-    parser.add_argument("--out", type=str | None, default=None, help="new run folder; default runs/RECIPE-MODEL")
-    parser.add_argument("--plan", type=str | None, default=None, help="a plan.json, edited or not: layers, settings")
-    parser.add_argument(
-        "--resume", type=str | None, default=None, help="run folder to go on with, or auto: --out if it is one"
-    )
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output; progress stays on stderr")
-    parser.add_class_arguments(Recipe, None, sub_configs=False)
-    parser.set_defaults(recipe_to_dict(base))
-    return parser
+def _command(named: str | None) -> Command:
+    return Command("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
 
 
 def _first_line(make: Any) -> str:

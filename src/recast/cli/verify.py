@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recast.cli.options import new_parser, parse, parse_size, print_json
-from recast.cli.plan import add_model_options, example_shape, make_plan, model_config
+from recast.cli.help import Command
+from recast.cli.options import ModelOptions, parse, parse_size, print_json
+from recast.cli.plan import example_shape, make_plan, model_config
 from recast.errors import RecastError
 from recast.run.config import Backend, DataConfig
+from recast.run.fields import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,26 +29,31 @@ EXAMPLES = """  recast verify resnet50
 FORMS: tuple[Backend, ...] = ("split", "dense")
 
 
+ABOUT = """Recast a model and compare it with its parent on images: random ones, or those of a data set.
+Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer, or
+moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the
+same function, or nothing proved."""
+
+
+@dataclass
+class VerifyOptions(ModelOptions):
+    """What `recast verify` is asked for."""
+
+    data: str | None = None
+    """a data set's name, for real images"""
+    data_dir: str | None = None
+    """where it lies"""
+    num_images: Count = 8
+    """images to compare on"""
+    device: str = "cpu"
+    """auto, cpu, cuda or mps"""
+    seed: int = 0
+    """seed of random weights and images"""
+
+
 def run(argv: Sequence[str]) -> int:
     """Print how far the recast model is from its parent in each form of the layer; 1 if it is another function."""
-    parser = new_parser(
-        "verify",
-        "MODEL [options]",
-        "Recast a model and compare it with its parent on images: random ones, or those of a data set.\n"
-        "Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer, or\n"
-        "moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the\n"
-        "same function, or nothing proved.",
-        EXAMPLES,
-    )
-    add_model_options(parser)
-    parser.add_argument("--data", type=str | None, default=None, help="a data set's name, for real images")
-    parser.add_argument("--data_dir", type=str | None, default=None, help="where it lies")
-    parser.add_argument("--num_images", type=int, default=8, help="images to compare on")
-    parser.add_argument("--device", type=str, default="cpu", help="auto, cpu, cuda or mps")
-    parser.add_argument("--seed", type=int, default=0, help="seed of random weights and images")
-    options = parser.instantiate(parse(parser, argv))
-    if options.num_images < 1:
-        raise RecastError(f"--num-images must be at least 1, got {options.num_images}")
+    options = parse(Command("verify", "MODEL [options]", ABOUT, EXAMPLES), VerifyOptions(), argv)
 
     import torch
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from recast.cli.options import new_parser, parse, print_json
+from recast.cli.help import Command
+from recast.cli.options import JsonOption, Words, parse, print_json
 from recast.errors import RecastError
+from recast.run.fields import Count, Positive
 
 if TYPE_CHECKING:
     from recast.zoo.examine import ZooRow
@@ -20,26 +22,33 @@ EXAMPLES = """  recast zoo 'timm:resnet*' --out resnets.csv
 """
 
 
+ABOUT = """Recast architectures of timm and torchvision with random weights and compare each with its parent: the last
+stage, then everything within 600 tokens; in both forms of the layer; with a control that must show, and
+with random open heads. One row per architecture is appended to a CSV file; what has a row is not run again."""
+
+
+@dataclass
+class ZooOptions(JsonOption):
+    """What `recast zoo` is asked for."""
+
+    WORDS: ClassVar[Words] = {"patterns": "*"}
+    patterns: list[str] = field(default_factory=lambda: ["timm:*", "torchvision:*"])
+    """globs of names"""
+    out: str = "zoo.csv"
+    """table of rows, resumed where it exists"""
+    workers: Count = 1
+    """networks at a time, one process of one thread each"""
+    memory: Positive = 20.0
+    """GiB that they may need together"""
+    timeout: Positive = 1800.0
+    """seconds for one network"""
+    again: str | None = None
+    """run rows of this status again, or all"""
+
+
 def run(argv: Sequence[str]) -> int:
     """Walk, print what came out; 1 if an architecture is not recast exactly."""
-    parser = new_parser(
-        "zoo",
-        "[GLOB ...] [options]",
-        "Recast architectures of timm and torchvision with random weights and compare each with its parent: the last\n"
-        "stage, then everything within 600 tokens; in both forms of the layer; with a control that must show, and\n"
-        "with random open heads. One row per architecture is appended to a CSV file; what has a row is not run again.",
-        EXAMPLES,
-    )
-    parser.add_argument("patterns", type=str, nargs="*", default=["timm:*", "torchvision:*"], help="globs of names")
-    parser.add_argument("--out", type=str, default="zoo.csv", help="table of rows, resumed where it exists")
-    parser.add_argument("--workers", type=int, default=1, help="networks at a time, one process of one thread each")
-    parser.add_argument("--memory", type=float, default=20.0, help="GiB that they may need together")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one network")
-    parser.add_argument("--again", type=str | None, default=None, help="run rows of this status again, or all")
-    parser.add_argument("--json", type=bool, default=False, help="machine-readable output")
-    options = parser.instantiate(parse(parser, argv))
-    if options.workers < 1 or options.memory <= 0 or options.timeout <= 0:
-        raise RecastError("--workers, --memory and --timeout must be positive")
+    options = parse(Command("zoo", "[GLOB ...] [options]", ABOUT, EXAMPLES), ZooOptions(), argv)
     out = Path(options.out)
     if not out.parent.is_dir():
         raise RecastError(f"the folder of --out does not exist: {out.parent}")
@@ -63,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt(f"interrupted: {out} holds the rows so far; the same command goes on") from None
     write_zoo(out, read_zoo(out))
     if options.json:
-        print_json([dataclasses.asdict(row) for row in rows])
+        print_json([asdict(row) for row in rows])
     else:
         print(summary(rows))
     return 0 if all(row.status in (*EXACT, *NOTHING) for row in rows) else 1

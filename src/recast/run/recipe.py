@@ -6,15 +6,15 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 
 from recast.errors import RecastError, suggest
 from recast.run.config import Recipe
+from recast.run.fields import field_types, read_value
 from recast.run.files import write_text
 
 T = TypeVar("T")
@@ -98,68 +98,17 @@ def _plain(value: Any) -> Any:
 
 
 def _read(kind: type[T], found: Mapping[str, Any], source: str, prefix: str) -> T:
-    hints = get_type_hints(kind)
-    for key in found:
+    hints, values = field_types(kind), dict[str, Any]()
+    for key, value in found.items():
         if key not in hints:
             raise RecastError(f"{source}: unknown key {prefix}{key}.{suggest(str(key), hints)}")
-    values = {key: _convert(hints[key], value, source, prefix + key) for key, value in found.items()}
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping | None):
+                raise RecastError(f"{source}: {prefix}{key} must be a mapping, got {value!r}")
+            values[key] = _read(hint, value or {}, source, f"{prefix}{key}.")  # type: ignore[arg-type]
     try:
+        values |= {key: read_value(hints[key], found[key], prefix + key) for key in found if key not in values}
         return kind(**values)
     except RecastError as error:
         raise RecastError(f"{source}: {error}") from None
-
-
-def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
-    """`value`, as YAML gives it, as the type that `hint` names."""
-    wrong = RecastError(f"{source}: {key} must be {describe_type(hint)}, got {value!r}")
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping | None):
-            raise wrong
-        return _read(hint, value or {}, source, f"{key}.")  # type: ignore[arg-type]
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (types.UnionType, Union):
-        if value is None and type(None) in args:
-            return None
-        (inner,) = (arg for arg in args if arg is not type(None))
-        try:
-            return _convert(inner, value, source, key)
-        except RecastError as error:
-            raise RecastError(
-                str(error).replace(f" must be {describe_type(inner)}", f" must be {describe_type(hint)}")
-            ) from None
-    if origin is Literal:
-        if value is False and "off" in args:  # YAML 1.1 reads a bare `off` as false
-            return "off"
-        if value not in args:
-            raise RecastError(f"{wrong}.{suggest(str(value), args)}")
-        return value
-    if origin in (list, tuple):
-        items = [value] if isinstance(value, str) and origin is list else value
-        if not isinstance(items, list | tuple) or (
-            origin is tuple and Ellipsis not in args and len(items) != len(args)
-        ):
-            raise wrong
-        return origin(_convert(args[0], item, source, key) for item in items)
-    if hint is float and not isinstance(value, bool):
-        try:  # YAML 1.1 reads 1e-4, without a point, as text
-            return float(value)
-        except (TypeError, ValueError):
-            raise wrong from None
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise wrong
-    return value
-
-
-def describe_type(hint: Any) -> str:
-    """What a value of this type looks like, for a message: "a whole number", "one of linear, sigmoid"."""
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if hint in names:
-        return names[hint]
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, args))}"
-    if origin in (types.UnionType, Union):
-        return " or ".join("null" if arg is type(None) else describe_type(arg) for arg in args)
-    if origin is tuple and Ellipsis not in args:
-        return f"a list of {len(args)} items, each {describe_type(args[0])}"
-    return f"a list, each item {describe_type(args[0])}" if origin in (list, tuple) else "a mapping"

@@ -32,10 +32,10 @@ from torch.optim import Optimizer
 
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
+from recast.run.checks import check_recipe
 from recast.run.config import OptimConfig, Recipe
 from recast.surgery.apply import gpsa_layers
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
-from recast.training.ranges import check_ranges
 
 LINEAR_GATES = "gates"
 RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
@@ -44,7 +44,7 @@ RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool
 
 def check_trainable(recipe: Recipe) -> None:
     """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
-    check_ranges(recipe)
+    check_recipe(recipe)
     optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
         raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")

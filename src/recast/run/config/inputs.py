@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recast.run.fields import (
+    Count,
+    CountOrZero,
+    Finite,
+    NotNegative,
+    Positive,
+    Probability,
+    ProperShare,
+    Share,
+    check_fields,
+)
+
 Crop = Literal["none", "pad", "random", "simple"]
 
 
@@ -18,12 +30,15 @@ class ModelConfig:
     """Weights of the parent, .safetensors or .pth (never unpickled)."""
     pretrained: bool = False
     """Let timm or torchvision fetch its pretrained weights."""
-    num_classes: int | None = None
+    num_classes: Count | None = None
     """Classes of the head; None: the model's own, or the data set's when training."""
     new_head: bool = False
     """Load the checkpoint without its classifier and draw a new one: for data with other classes."""
-    input_size: int | None = None
+    input_size: Count | None = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.")
 
 
 @dataclass
@@ -35,31 +50,34 @@ class DataConfig:
     (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset)."""
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
-    img_size: int | None = None
+    img_size: Count | None = None
     """Side in pixels. None: 32 for digits and CIFAR, a zip's own (at most 224), 224 otherwise."""
-    test_size: int | None = None
+    test_size: Count | None = None
     """Side in pixels in validation. None: img_size."""
-    crop_pct: float | None = None
+    crop_pct: Share | None = None
     """Share of the short side that validation's centre crop keeps. None: 0.875, and 1 for small images."""
-    mean: tuple[float, ...] | None = None
+    mean: tuple[Finite, ...] | None = None
     """Per-channel mean of the normalisation in [0, 1] pixels. None: what the network was trained with, if it says so
     (timm's do), else the data set's own."""
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
     """Per-channel standard deviation of the normalisation. None: as for the mean."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Images an update, over all processes and accumulated parts."""
-    workers: int = 0
+    workers: CountOrZero = 0
     """Loader processes (of each process); 0 is fastest for small images held in memory."""
-    num_train: int | None = None
+    num_train: Count | None = None
     """Use only this many training images (class-balanced, seeded)."""
-    num_val: int | None = None
+    num_val: Count | None = None
     """Use only this many validation images (class-balanced, seeded)."""
-    data_fraction: float | None = None
+    data_fraction: Share | None = None
     """Use only this share of every class's training images (seeded), at least one: for data-scale studies."""
-    val_fraction: float = 0.1
+    val_fraction: ProperShare = 0.1
     """Share of every class that is held out where the data have no validation part."""
     bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data.")
 
 
 @dataclass
@@ -70,25 +88,28 @@ class AugmentConfig:
     """none: as in validation. pad: shifted by up to S/8 (CIFAR's 4 of 32). random: random resized crop. simple: short
     side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images, random
     otherwise."""
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: tuple[Share, Share] = (0.08, 1.0)
     """crop=random: share of the image's area that is cut out."""
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
     auto_augment: str | None = None
     """timm's policy: rand-m9-mstd0.5-inc1 (RandAugment), 3a (3-Augment), original, augmix-m3-w3, ..."""
-    color_jitter: float = 0.0
+    color_jitter: NotNegative = 0.0
     """Strength of brightness, contrast and saturation jitter; under RandAugment and AutoAugment off, as in timm."""
-    erasing: float = 0.0
+    erasing: Probability = 0.0
     """Probability of random erasing (one box of noise, pixel mode)."""
-    repeats: int = 1
+    repeats: Count = 1
     """Repeated augmentation: each image that many times in a batch; an epoch stays as long, shows 1/repeats of them."""
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """Mixup's alpha of the Beta distribution; 0: off."""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """CutMix's alpha of the Beta distribution; 0: off."""
-    mix_prob: float = 1.0
+    mix_prob: Probability = 1.0
     """Probability that a batch is mixed at all."""
-    mix_switch_prob: float = 0.5
+    mix_switch_prob: Probability = 0.5
     """Where both are on: probability of CutMix instead of Mixup."""
     mix_mode: Literal["batch", "pair", "elem"] = "batch"
     """One draw per batch, pair or element."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "augment.")

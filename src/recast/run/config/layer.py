@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
+from recast.run.fields import Count, Finite, Positive, check_fields
 
 Gate = Literal["linear", "sigmoid", "bias"]
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
@@ -21,20 +21,20 @@ class RecastConfig:
     gate: Gate = "linear"
     """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
     is a learned bias in the content's own softmax (C-MHSA, PRS)."""
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     """Locality strength α > 0 of the Gaussian heads at the start; 1/α is the attention span."""
-    lambda_init: float = 1.0
+    lambda_init: Finite = 1.0
     """Sigmoid gate only: λ at the start; σ(λ) is the share of positional attention."""
-    gamma_init: float = 0.0
+    gamma_init: Finite = 0.0
     """Linear gate only: share γ of content attention at the start; 0 is exact."""
-    s_init: float = 0.0
+    s_init: Finite = 0.0
     """Linear gate only: spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
-    bias_init: float = 20.0
+    bias_init: Positive = 20.0
     """bias only: relative bias M of a head's tap at the start; other pixels have 0, so e^-M of its weight. 20: exact to
     7e-7, but its attention hardly learns. 10 to 15 is for training."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    head_dim: int | None = None
+    head_dim: Count | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
     content: Content = "softmax"
     """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
@@ -48,19 +48,7 @@ class RecastConfig:
     """Which code computes the layer: they agree to rounding."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("gate", Gate), ("content", Content), ("stride", StrideMode), ("backend", Backend)):
-            value, options = getattr(self, name), get_args(allowed)
-            if value not in options:
-                raise RecastError(
-                    f"{name} must be one of {', '.join(options)}, got {value!r}.{suggest(value, options)}"
-                )
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise RecastError(f"alpha must be a positive number (locality strength), got alpha={self.alpha}")
-        if self.head_dim is not None and self.head_dim < 1:
-            raise RecastError(f"head_dim must be at least 1, got head_dim={self.head_dim}")
-        for name in ("lambda_init", "gamma_init", "s_init"):
-            if not math.isfinite(getattr(self, name)):
-                raise RecastError(f"{name} must be finite, got {getattr(self, name)}")
+        check_fields(self)
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
             raise RecastError(
                 "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
@@ -80,8 +68,6 @@ class RecastConfig:
 
     def _check_bias(self) -> None:
         """Raise for a positional part that C-MHSA does not have: its maps are one softmax of content and bias."""
-        if not (math.isfinite(self.bias_init) and self.bias_init > 0):
-            raise RecastError(f"bias_init must be a positive number (bias of a head's tap), got {self.bias_init}")
         plain = RecastConfig()
         others = ("alpha", "lambda_init", "gamma_init", "s_init", "gate_range", "content", "attend_padding", "backend")
         if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
+from recast.run.fields import Count, Finite, Positive, check_fields
 
 PoolKind = Literal["none", "single", "per_class"]
 PoolStart = Literal["average", "paper"]
@@ -24,26 +24,15 @@ class PoolConfig:
     cls_in_keys: bool | None = None
     """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
     no with start=average."""
-    num_heads: int = 1
+    num_heads: Count = 1
     """Attention heads; the paper takes one."""
-    mlp_ratio: float = 3.0
+    mlp_ratio: Positive = 3.0
     """Hidden width of the pooling's MLP, in widths of the map."""
-    init_values: float | None = None
+    init_values: Finite | None = None
     """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("kind", PoolKind), ("start", PoolStart)):
-            value, options = getattr(self, name), get_args(allowed)
-            if value not in options:
-                raise RecastError(
-                    f"pool.{name} must be one of {', '.join(options)}, got {value!r}.{suggest(str(value), options)}"
-                )
-        if self.num_heads < 1:
-            raise RecastError(f"pool.num_heads must be at least 1, got {self.num_heads}")
-        if not 0 < self.mlp_ratio < math.inf:
-            raise RecastError(f"pool.mlp_ratio must be a positive number, got {self.mlp_ratio}")
-        if self.init_values is not None and not math.isfinite(self.init_values):
-            raise RecastError(f"pool.init_values must be finite, got {self.init_values}")
+        check_fields(self, "pool.")
         if self.start == "average" and self.cls_in_keys:
             raise RecastError(
                 "pool.start=average is the mean of the n pixels, and a token among its keys would take 1/(n+1) of the "

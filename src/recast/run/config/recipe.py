@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recast.errors import RecastError
 from recast.run.config.inputs import AugmentConfig, DataConfig, ModelConfig
 from recast.run.config.layer import RecastConfig
 from recast.run.config.pool import PoolConfig
 from recast.run.config.schedule import ScheduleConfig
 from recast.run.config.training import DistillConfig, OptimConfig, RegularizationConfig
+from recast.run.fields import Count, CountOrZero, check_fields
 
 
 @dataclass
@@ -28,16 +28,16 @@ class Recipe:
     """Limits of a plan: tokens=N per layer; macs=, params=, memory= of the recast model (1.3x, 5G, 64MiB)."""
     pool: PoolConfig = field(default_factory=PoolConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    calibrate: int = 0
+    calibrate: CountOrZero = 0
     """Sigmoid gate: solve W_out on this many training images right after the recast; 0: the paper's start."""
-    recalibrate_bn: int = 0
+    recalibrate_bn: CountOrZero = 0
     """Measure BatchNorm's statistics again on this many training images right after the recast; 0: the parent's."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    epochs: int = 5
+    epochs: CountOrZero = 5
     """Passes over the training images."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Parts that a process computes its share of a batch in, one after the other: less memory, the same gradient."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Mixed precision."""
@@ -51,11 +51,11 @@ class Recipe:
     """Several GPUs: BatchNorm's statistics over all of them."""
     control: bool = True
     """Also train the parent itself the same way: without this arm a gain proves nothing."""
-    save_steps: int | None = None
+    save_steps: Count | None = None
     """Save the state every so many updates too; after every epoch it is saved anyway."""
-    keep: int = 2
+    keep: Count = 2
     """How many of the newest states are kept."""
-    keep_every: int | None = None
+    keep_every: Count | None = None
     """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
     folder, for `recast explain` and analyses over epochs. None: only the last weights."""
     trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
@@ -76,7 +76,4 @@ class Recipe:
         return not (self.has_layers or self.pool.is_on)
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise RecastError(f"epochs must be 0 or more, got {self.epochs}")
-        if self.calibrate and self.recast.gate != "sigmoid":
-            raise RecastError("calibrate is for gate='sigmoid': the linear gate already starts as the parent itself")
+        check_fields(self)

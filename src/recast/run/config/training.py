@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recast.run.fields import BelowOne, Count, NotNegative, Positive, Probability, Share, check_fields
+
 
 @dataclass
 class OptimConfig:
@@ -12,37 +14,40 @@ class OptimConfig:
 
     opt: str = "adamw"
     """Any optimiser of timm."""
-    lr: float = 1e-4
+    lr: NotNegative = 1e-4
     """Peak learning rate."""
-    base_batch: int | None = None
+    base_batch: Count | None = None
     """lr is for this many images an update and scales linearly with data.batch_size. None: lr is taken as it is."""
-    gate_lr: float | None = None
+    gate_lr: NotNegative | None = None
     """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
     the weights for λ where a schedule recasts during training (T-CNN*)."""
-    pool_lr: float | None = None
+    pool_lr: NotNegative | None = None
     """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
-    weight_decay: float = 0.05
+    weight_decay: NotNegative = 0.05
     """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
-    layer_decay: float | None = None
+    layer_decay: Share | None = None
     """Learning rate of a layer: this to the power of its distance from the head. None: 1."""
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     """Momentum, for optimisers that have one."""
-    betas: tuple[float, float] | None = None
+    betas: tuple[BelowOne, BelowOne] | None = None
     """Adam's and LAMB's decay rates of the moments. None: the optimiser's own."""
-    eps: float | None = None
+    eps: Positive | None = None
     """Adam's and LAMB's ε. None: the optimiser's own."""
-    warmup_epochs: float = 1.0
+    warmup_epochs: NotNegative = 1.0
     """Epochs of linear warm-up."""
-    warmup_lr: float = 1e-6
+    warmup_lr: NotNegative = 1e-6
     """Learning rate at step 0."""
-    min_lr: float = 1e-6
+    min_lr: NotNegative = 1e-6
     """Learning rate at the end."""
     warmup_prefix: bool = True
     """The cosine begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
-    clip_grad: float | None = None
+    clip_grad: Positive | None = None
     """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
-    gate_l1: float = 0.0
+    gate_l1: NotNegative = 0.0
     """L1 on γ and s by a soft threshold after each step: heads that do not earn their cost close at exactly 0."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "optim.")
 
 
 @dataclass
@@ -51,23 +56,26 @@ class RegularizationConfig:
 
     loss: Literal["ce", "bce"] = "ce"
     """ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
-    bce_threshold: float | None = None
+    bce_threshold: BelowOne | None = None
     """bce: targets above it become 1, others 0 (DeiT III: 0, so that both mixed classes count fully)."""
-    label_smoothing: float = 0.0
+    label_smoothing: BelowOne = 0.0
     """Share of a label that is spread over all classes."""
-    drop_path: float | None = None
+    drop_path: BelowOne | None = None
     """Stochastic depth: probability that a residual branch is left out. None: as the network was built."""
     drop_path_mode: Literal["linear", "uniform"] = "linear"
     """linear: from 0 at the first block to drop_path at the last; uniform: the same in every block."""
-    layer_scale: float | None = None
+    layer_scale: NotNegative | None = None
     """Value that the network's LayerScale starts with. None: as the network was built."""
     freeze: Literal["none", "trunk"] = "none"
     """trunk: only attention pooling and the classifier train (in the control arm the classifier); everything else keeps
     its weights and BatchNorm statistics and drops nothing."""
     freeze_bn: bool = False
     """BatchNorm normalises with its stored statistics and does not update them."""
-    ema_decay: float | None = None
+    ema_decay: BelowOne | None = None
     """Keep an exponential moving average of the weights, evaluate and save it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "regularization.")
 
 
 @dataclass
@@ -82,14 +90,17 @@ class DistillConfig:
     """Let timm or torchvision fetch the teacher's weights."""
     targets: Literal["soft", "hard"] = "soft"
     """soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it decides on."""
-    teacher_weight: float = 0.5
+    teacher_weight: Probability = 0.5
     """Share of the teacher's term; the labels' has the rest. With a distillation token each has its own head."""
-    temperature: float = 3.0
+    temperature: Positive = 3.0
     """soft: temperature τ of both distributions; the term is scaled by τ²."""
     reduction: Literal["batchmean", "numel"] = "batchmean"
     """soft: mean over the batch, or over batch and classes as in DeiT's published code (C times weaker)."""
-    teacher_size: int | None = None
+    teacher_size: Count | None = None
     """Side that images are resized to for the teacher. None: the student's."""
-    feature_epochs: float = 0.0
+    feature_epochs: NotNegative = 0.0
     """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution
     gives in the parent; the labels come after it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "distill.")

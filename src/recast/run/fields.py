@@ -1,0 +1,138 @@
+"""The types of a config's fields: what they say of themselves, how plain data becomes them, which numbers they take.
+
+A range is part of the type, `lr: NotNegative = 1e-4`. The same types read a recipe file and the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from numbers import Real
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from recast.errors import RecastError, suggest
+
+
+class Range(NamedTuple):
+    """Which numbers are allowed, in words and as a test. NaN, of which every comparison is false, lies in none."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Range("1 or more", lambda x: 1 <= x < math.inf)]
+CountOrZero = Annotated[int, Range("0 or more", lambda x: 0 <= x < math.inf)]
+Finite = Annotated[float, Range("a finite number", math.isfinite)]
+NotNegative = Annotated[float, Range("0 or a positive number", lambda x: 0 <= x < math.inf)]
+Positive = Annotated[float, Range("a positive number", lambda x: 0 < x < math.inf)]
+Probability = Annotated[float, Range("between 0 and 1", lambda x: 0 <= x <= 1)]
+BelowOne = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
+Share = Annotated[float, Range("above 0 and at most 1", lambda x: 0 < x <= 1)]
+ProperShare = Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)]
+
+
+_FIELD_TYPES: dict[Any, Mapping[str, Any]] = {}
+"""What `field_types` has found: configs are made often."""
+
+
+def field_types(kind: Any) -> Mapping[str, Any]:
+    """Name → type of the fields of a dataclass, with their ranges."""
+    if kind not in _FIELD_TYPES:
+        hints = get_type_hints(kind, include_extras=True)
+        _FIELD_TYPES[kind] = {field.name: hints[field.name] for field in fields(kind)}
+    return _FIELD_TYPES[kind]
+
+
+def check_fields(config: object, prefix: str = "") -> None:
+    """Raise RecastError that names the first field of a dataclass whose number or word its type does not allow."""
+    for name, hint in field_types(type(config)).items():
+        check_value(hint, getattr(config, name), prefix + name)
+
+
+def check_value(hint: Any, value: Any, name: str) -> None:
+    """Raise RecastError for a number out of its range, or a word that is none of the choices."""
+    several = isinstance(value, list | tuple)
+    for kind in (part for part in _parts(hint) if get_origin(part) in (Annotated, Literal)):
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        for item in value if several else () if value is None else (value,):
+            if choices and item not in choices:
+                raise mismatch(name, f"one of {', '.join(choices)}", item, choices)
+            if not choices and not (isinstance(item, Real) and kind.__metadata__[0].holds(item)):
+                raise RecastError(f"{name} must {'each ' * several}be {kind.__metadata__[0].text}, got {value}")
+
+
+def read_value(hint: Any, value: Any, name: str, given: object = None) -> Any:
+    """`value`, as YAML gives it, as the type `hint`. RecastError: what `name` must be; it got `given`, or `value`."""
+    try:
+        return _convert(hint, value)
+    except (TypeError, ValueError):
+        raise mismatch(name, describe(hint), value if given is None else given, words_of(hint)) from None
+
+
+def mismatch(name: str, wanted: str, value: object, choices: tuple[str, ...] = ()) -> RecastError:
+    """The sentence for a value that is of another type, with the nearest choices."""
+    nearest = suggest(str(value), choices)
+    return RecastError(f"{name} must be {wanted}, got {value!r}{'.' * bool(nearest)}{nearest}")
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """Raises ValueError or TypeError without a text for a value of another type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _convert(args[0], value)
+    if origin in (types.UnionType, Union):
+        (inner,) = (arg for arg in args if arg is not types.NoneType)
+        return None if value is None else _convert(inner, value)
+    if origin in (list, tuple):
+        items = [value] if isinstance(value, str) and origin is list else value
+        if not isinstance(items, list | tuple) or fixed_length(hint) not in (None, len(items)):
+            raise TypeError
+        return origin(_convert(args[0], item) for item in items)
+    if origin is Literal:
+        value = "off" if value is False and "off" in args else value  # YAML 1.1 reads a bare `off` as false
+        fits = value in args
+    elif hint is float:
+        value = float(value if not isinstance(value, bool) else "")  # YAML 1.1 reads 1e-4, without a point, as text
+        fits = True
+    else:
+        fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if not fits:
+        raise TypeError
+    return value
+
+
+def describe(hint: Any) -> str:
+    """What a value of this type looks like, for a message: "a whole number", "one of linear, sigmoid"."""
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in names:
+        return names[hint]
+    if origin is Annotated:
+        return describe(args[0])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin in (types.UnionType, Union):
+        return " or ".join(map(describe, args))
+    length = fixed_length(hint)
+    return f"a list of {length} items, each {describe(args[0])}" if length else f"a list, each item {describe(args[0])}"
+
+
+def fixed_length(hint: Any) -> int | None:
+    """Items of a tuple such as `tuple[float, float]`; None for lists and tuples of any length."""
+    args = get_args(hint)
+    return len(args) if get_origin(hint) is tuple and Ellipsis not in args else None
+
+
+def words_of(hint: Any) -> tuple[str, ...]:
+    """The choices of a type, however deep in it."""
+    return tuple(word for part in _parts(hint) if get_origin(part) is Literal for word in get_args(part))
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """The type and the types in it, each once."""
+    yield hint
+    if get_origin(hint) in (types.UnionType, Union, list, tuple):
+        for arg in dict.fromkeys(get_args(hint)):
+            yield from _parts(arg)

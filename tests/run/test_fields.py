@@ -1,0 +1,151 @@
+"""The ranges of a recipe's numbers, what its fields ask of one another, and what a value of another type is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+
+from recast.errors import RecastError
+from recast.run.checks import check_recipe
+from recast.run.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    OptimConfig,
+    PoolConfig,
+    RecastConfig,
+    Recipe,
+    RegularizationConfig,
+    ScheduleConfig,
+)
+from recast.run.fields import Count, field_types, read_value
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (OptimConfig, {"lr": -1.0}, "optim.lr must be 0 or a positive number, got -1.0"),
+        (OptimConfig, {"lr": float("nan")}, "optim.lr must be 0 or a positive number, got nan"),
+        (OptimConfig, {"clip_grad": 0.0}, "optim.clip_grad must be a positive number"),
+        (OptimConfig, {"lr": "fast"}, "optim.lr must be 0 or a positive number"),
+        (OptimConfig, {"layer_decay": 1.1}, "optim.layer_decay must be above 0 and at most 1"),
+        (OptimConfig, {"betas": (0.9, 1.0)}, r"optim.betas must each be at least 0 and below 1, got .*1.0"),
+        (RegularizationConfig, {"loss": "mse"}, "regularization.loss must be one of ce, bce, got 'mse'"),
+        (AugmentConfig, {"erasing": 1.5}, "augment.erasing must be between 0 and 1"),
+        (DataConfig, {"std": (0.2, 0.0, 0.2)}, "data.std must each be a positive number"),
+        (DataConfig, {"val_fraction": 1.0}, "data.val_fraction must be above 0 and below 1"),
+        (RecastConfig, {"alpha": float("inf")}, "alpha must be a positive number"),
+        (RecastConfig, {"gate": "sigmoids"}, "gate must be one of linear, sigmoid, bias, .*Did you mean sigmoid"),
+        (PoolConfig, {"num_heads": 0}, "pool.num_heads must be 1 or more"),
+        (Recipe, {"accumulate": 0}, "accumulate must be 1 or more"),
+        (Recipe, {"recalibrate_bn": -1}, "recalibrate_bn must be 0 or more"),
+        (Recipe, {"trackers": ["mlflow"]}, "trackers must be one of tensorboard, wandb"),
+    ],
+)
+def test_what_a_field_does_not_take_is_named(kind: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message) as error:
+        kind(**values)
+    assert "\n" not in str(error.value)
+
+
+def test_the_ends_of_ranges_are_allowed() -> None:
+    check_recipe(Recipe())
+    check_recipe(
+        Recipe(
+            optim=OptimConfig(lr=0.0, layer_decay=1.0, momentum=0.0, betas=(0.0, 0.0), base_batch=1),
+            regularization=RegularizationConfig(drop_path=0.0, bce_threshold=0.0, layer_scale=0.0),
+            augment=AugmentConfig(scale=(1.0, 1.0), erasing=1.0),
+            distill=DistillConfig(feature_epochs=5.0, teacher_weight=1.0),
+            epochs=5,
+            save_steps=1,
+            keep=1,
+        )
+    )
+
+
+def test_every_number_of_a_recipe_has_a_range() -> None:
+    def bare(kind: Any, prefix: str) -> set[str]:
+        found: set[str] = set()
+        for name, hint in field_types(kind).items():
+            if dataclasses.is_dataclass(hint):
+                found |= bare(hint, f"{prefix}{name}.")
+            elif {int, float} & set(leaves(hint)):
+                found.add(prefix + name)
+        return found
+
+    def leaves(hint: Any) -> list[Any]:
+        if get_origin(hint) in (Annotated, Literal) or not get_args(hint):
+            return [hint]
+        return [leaf for arg in get_args(hint) for leaf in leaves(arg)]
+
+    # any seed will do, and the ends of a gate's range are compared with one another
+    assert bare(Recipe, "") == {"seed", "recast.gate_range"}
+
+
+def test_a_recipe_that_was_changed_is_checked_again() -> None:
+    recipe = Recipe()
+    recipe.optim.lr = -1.0
+    with pytest.raises(RecastError, match=r"optim\.lr must be"):
+        check_recipe(recipe)
+
+
+PROGRESSIVE = ScheduleConfig("progressive")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"augment": AugmentConfig(scale=(0.5, 0.2))}, r"augment.scale must be \(smallest, largest\)"),
+        ({"distill": DistillConfig(feature_epochs=6.0), "epochs": 5}, r"feature_epochs must be at most epochs \(5\)"),
+        ({"calibrate": 8}, "calibrate is for gate='sigmoid'"),
+        ({"regularization": RegularizationConfig(freeze="trunk")}, "would never train"),
+        ({"schedule": ScheduleConfig("progressive", conv_epochs=3)}, "conv_epochs belongs to schedule=at_once"),
+        ({"schedule": ScheduleConfig("before", dates=["1:*"])}, "dates belongs to schedule=listed"),
+        ({"schedule": ScheduleConfig("listed")}, r"needs schedule\.dates"),
+        ({"schedule": ScheduleConfig("listed", dates=["6:*"])}, "epochs 1 to 5, got 6"),
+        ({"schedule": ScheduleConfig("listed", dates=["0:*"])}, "epochs 1 to 5, got 0"),
+        ({"schedule": ScheduleConfig("at_once", conv_epochs=5)}, "no epoch of attention is left"),
+        ({"schedule": ScheduleConfig("at_once"), "epochs": 0}, "no epoch of attention is left"),
+        ({"schedule": ScheduleConfig("learned", order="first_first")}, "order belongs to schedule=progressive"),
+        ({"schedule": ScheduleConfig("learned"), "recast": RecastConfig(stride="remove")}, "got stride=remove"),
+        ({"schedule": PROGRESSIVE, "where": ["none"]}, "where none recasts no convolution"),
+        ({"schedule": PROGRESSIVE, "recalibrate_bn": 8}, "recalibrate_bn prepares a network"),
+        ({"schedule": PROGRESSIVE, "distill": DistillConfig("parent", feature_epochs=1.0)}, "feature_epochs prepares"),
+    ],
+)
+def test_fields_that_clash(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        check_recipe(Recipe(**fields))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "read"),
+    [
+        (float, "1e-4", 1e-4),
+        (Count | None, None, None),
+        (list[str], "all", ["all"]),
+        (tuple[float, ...], [1, 2], (1.0, 2.0)),
+        (Literal["off", "bf16"], False, "off"),
+    ],
+)
+def test_plain_data_become_what_the_type_says(hint: Any, value: object, read: object) -> None:
+    assert read_value(hint, value, "x") == read
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "wanted"),
+    [
+        (Count | None, "x", "a whole number or null"),
+        (int, True, "a whole number"),
+        (float, False, "a number"),
+        (bool, 1, "true or false"),
+        (tuple[float, float], [1.0], "a list of 2 items, each a number"),
+        (list[Literal["a", "b"]], ["c"], "a list, each item one of a, b"),
+    ],
+)
+def test_a_value_of_another_type_is_told_what_is_wanted(hint: Any, value: object, wanted: str) -> None:
+    with pytest.raises(RecastError) as error:
+        read_value(hint, value, "x.y")
+    assert str(error.value) == f"x.y must be {wanted}, got {value!r}"
