@@ -64,7 +64,7 @@ def test_the_three_ways_to_name_a_recipe_exclude_one_another(shared: Path, refus
         (["--num-classes", "3", "--checkpoint", "null"], "got (1, 3)"),
         (["--where", "layer9"], "no convolution matches 'layer9'"),
         (["--opt", "adamwx"], "Did you mean adamw"),
-        (["--lr", "-1"], "optim.lr must be 0 or a positive number"),
+        (["--lr", "-1"], "--lr must be 0 or a positive number"),
         (["--budget", "tokens=3"], "the budget of 3"),
         (["--device", "banana"], "use device=cpu"),
         (["--lambda-init", "2"], "belongs to gate='sigmoid'"),

@@ -95,7 +95,7 @@ def _explain(options: ExplainOptions, size: tuple[int, int] | None) -> Explained
         "size": size, "num_images": options.num_images, "layer": options.layer, "device": options.device,
     }  # fmt: skip
     if names_a_run(options.subject):
-        if given := [name for name in OF_MODELS if getattr(options, name) not in (None, False)]:
+        if given := [name for name in OF_MODELS if getattr(options, name) != getattr(ExplainOptions(), name)]:
             option = given[0].replace("_", "-")
             raise RecastError(f"{options.subject} is a run folder, which knows its own: leave --{option} away")
         return explain_run(options.subject, options.images, options.out, **rest)
