@@ -25,7 +25,6 @@ from recast.device import surroundings
 from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import constructor
-from recast.run.checks import check_shares
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import write_json, write_text
 from recast.run.recipe import save_recipe
@@ -43,6 +42,7 @@ from recast.training.distributed import (
     first_then_all,
     is_first,
     on_first,
+    process_count,
     process_group,
 )
 from recast.training.loop import fit
