@@ -1,8 +1,7 @@
-"""pytorch-grad-cam (Gildenblat et al.) runs unchanged on what we make, beside the maps that attention pooling has."""
+"""pytorch-grad-cam (Gildenblat et al.) runs unchanged on what we make."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -14,8 +13,6 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.layers.attention_pool import AttentionPool
-from recast.layers.gpsa import GPSA
 from recast.models.patchconvnet import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -32,21 +29,18 @@ def resnet() -> nn.Module:
 def pooled(per_class: bool) -> nn.Module:
     model = attention_pool_(resnet(), per_class)
     for pool in attention_pools(model).values():  # it looks, and differently for each class
-        nn.init.normal_(pool.attn.q.weight)
-        nn.init.normal_(pool.attn.k.weight)
-        nn.init.normal_(pool.cls_token)
+        for weight in (pool.attn.q.weight, pool.attn.k.weight, pool.cls_token):
+            nn.init.normal_(weight)
     return model
+
+
+def recast_resnet() -> nn.Module:
+    model = resnet()
+    return recast_(model, plan(model, torch.randn(1, 3, *SIZE)))
 
 
 def patchconvnet(per_class: bool) -> nn.Module:
     return PatchConvNet(16, 2, CLASSES, per_class=per_class, init_values=1.0).eval()
-
-
-def recast_resnet() -> nn.Module:
-    parent = resnet()
-    child = recast_(copy.deepcopy(parent), plan(parent, torch.randn(1, 3, *SIZE)))
-    assert any(isinstance(module, GPSA) for module in child.modules())
-    return child
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -63,42 +57,17 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, target: int) ->
         return cam(input_tensor=images, targets=[ClassifierOutputTarget(target)] * len(images))
 
 
-@torch.no_grad()
-def own_maps(model: nn.Module, pool: AttentionPool, images: Tensor) -> Tensor:
-    """What the pool looks at while the model runs: (B, H, T, h, w)."""
-    seen: list[Tensor] = []
-    handle = pool.register_forward_hook(lambda _, inputs, __: seen.append(pool.attention_maps(pool.as_map(inputs[0]))))
-    model(images)
-    handle.remove()
-    return seen[0]
-
-
 @pytest.mark.parametrize("name", NETWORKS)
-def test_maps_of_the_images_size_that_differ_between_classes(
-    name: str, make_non_vacuous: Callable[..., nn.Module]
-) -> None:
+def test_maps_differ_between_images_and_classes(name: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
     build, blocks = NETWORKS[name]
     model = make_non_vacuous(build())
     layer, images = model.get_submodule(blocks)[-1], torch.randn(2, 3, *SIZE)  # type: ignore[index]
     maps = np.stack([grad_cam(model, layer, images, target) for target in range(CLASSES)])
     assert maps.shape == (CLASSES, 2, *SIZE)
     assert np.isfinite(maps).all()
-    assert maps.min() >= 0
-    assert maps.max() <= 1
-    different = [np.abs(maps[a] - maps[b]).max() for a in range(CLASSES) for b in range(a)]
-    assert max(different) > 0.1
-    assert np.abs(maps[:, 0] - maps[:, 1]).max() > 0.1  # and between images
+    assert max(np.abs(maps[a] - maps[b]).max() for a in range(CLASSES) for b in range(a)) > 0.1
+    assert np.abs(maps[:, 0] - maps[:, 1]).max() > 0.1
     assert all(not module._forward_hooks for module in model.modules())
-
-    for pool in attention_pools(model).values():  # the pool's own maps, of the same pass
-        own = own_maps(model, pool, images)
-        tokens = 1 if pool.num_classes is None else CLASSES
-        grid = (SIZE[0] // 16, SIZE[1] // 16) if blocks == "blocks" else (SIZE[0] // 32, SIZE[1] // 32)
-        assert own.shape == (2, 1, tokens, *grid)
-        assert torch.isfinite(own).all()
-        assert float(own.flatten(-2).std(-1).min()) > 0
-        if tokens > 1:
-            assert not torch.allclose(own[:, :, 0], own[:, :, 1])
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -107,7 +76,6 @@ def test_it_is_the_gradient_of_the_logit(per_class: bool, make_non_vacuous: Call
     model, images = make_non_vacuous(patchconvnet(per_class)), torch.randn(1, 3, *SIZE)
     features = model.forward_features(images).detach().requires_grad_(True)
     (gradient,) = torch.autograd.grad(model.forward_head(features)[0, 3], features)
-    assert gradient.abs().max() > 0
     by_hand = (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu().detach()
     enlarged = F.interpolate(by_hand[:, None] - by_hand.amin(), size=SIZE, mode="bilinear")[:, 0].numpy()
     found = grad_cam(model, model.blocks[-1], images, 3)

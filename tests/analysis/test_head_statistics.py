@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis import queries
-from recast.analysis.head_statistics import Head, HeadStatistics, head_statistics, tabulate_heads
+from recast.analysis.head_statistics import Head, head_statistics, tabulate_heads
 from recast.analysis.queries import content_of, pieces
 from recast.errors import RecastError
 from recast.io import load, save
@@ -243,7 +243,7 @@ def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(RecastError, match="none of parent"):
         tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="at least one query"):
-        HeadStatistics(GPSA(2, 2, PLAIN), queries=0)
+        head_statistics(GPSA(2, 2, PLAIN), torch.rand(1, 2, 4, 4), queries=0)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
+from recast.report.tables.agreement import mcnemar
 from recast.run.records import Table
 from recast.tracing.hooks import in_eval
 
@@ -40,17 +41,8 @@ class Agreement:
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact test: how likely at least so uneven a split of won and lost is if both are as likely.
-
-        p = min(1, 2 · Σ_{i ≤ m} C(k, i) / 2^k),  k = won + lost, m the smaller
-        """
-        k, m = len(self.won) + len(self.lost), min(len(self.won), len(self.lost))
-        term = total = 1
-        for i in range(m):
-            term = term * (k - i) // (i + 1)
-            total += term
-        # integers of thousands of digits fit no float: the logarithms do
-        return min(1.0, math.exp(math.log(2 * total) - k * math.log(2)))
+        """McNemar's exact test: how likely at least so uneven a split of won and lost is if both are as likely."""
+        return mcnemar(len(self.won), len(self.lost))
 
 
 @torch.no_grad()
@@ -86,15 +78,17 @@ def agreement(predictions: Predictions, model: str, against: str) -> Agreement:
     for name in (model, against):
         if name not in predictions.predicted:
             raise RecastError(f"there are predictions of {', '.join(predictions.predicted)}, none of {name!r}")
-    ours, theirs = predictions.predicted[model], predictions.predicted[against]
-    right = [(a == label, b == label, a == b) for a, b, label in zip(ours, theirs, predictions.labels, strict=True)]
+    labels, ours, theirs = (
+        np.asarray(of) for of in (predictions.labels, predictions.predicted[model], predictions.predicted[against])
+    )
+    right, other = ours == labels, theirs == labels
     return Agreement(
-        n=len(right),
-        same=sum(same for *_, same in right),
-        both_right=sum(a and b for a, b, _ in right),
-        both_wrong=sum(not a and not b for a, b, _ in right),
-        won=tuple(i for i, (a, b, _) in enumerate(right) if a and not b),
-        lost=tuple(i for i, (a, b, _) in enumerate(right) if b and not a),
+        n=len(labels),
+        same=int((ours == theirs).sum()),
+        both_right=int((right & other).sum()),
+        both_wrong=int((~right & ~other).sum()),
+        won=tuple(np.flatnonzero(right & ~other).tolist()),
+        lost=tuple(np.flatnonzero(other & ~right).tolist()),
     )
 
 
@@ -112,13 +106,7 @@ def tabulate_agreement(
     largest = max(max(found.labels), *(max(values) for values in found.predicted.values()))
     if largest >= len(classes):
         raise RecastError(f"class {largest} has no name: {len(classes)} were given")
-    rows = tuple(
-        (
-            i,
-            None if names is None else names[i],
-            classes[label],
-            *(classes[values[i]] for values in found.predicted.values()),
-        )
-        for i, label in enumerate(found.labels)
-    )
+    images = [None] * len(found.labels) if names is None else names
+    said = [[classes[one] for one in column] for column in (found.labels, *found.predicted.values())]
+    rows = tuple(zip(range(len(images)), images, *said, strict=True))
     return Table("agreement", ("index", "image", "label", *found.predicted), rows)

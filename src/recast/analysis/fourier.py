@@ -75,48 +75,51 @@ def fourier(
     Maps too small for two bins (1×1; 2×2 for the notebook) are in `left_out`. Raises `RecastError` for a network
     without a known sequence of blocks, blocks that are not there or give no map, and images of several sizes.
     """
-    spectra = Spectra(model, blocks)
-    for batch in each_batch(images):
-        spectra.add(batch)
-    return spectra.curves(mode)
+    return _measure({"": model}, images, blocks, mode)[""]
 
 
 def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches, mode: Mode = "true") -> Table:
     """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
     frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
-    spectra = {name: Spectra(model) for name, model in models.items()}
-    for batch in each_batch(batches()):
-        for one in spectra.values():
-            one.add(batch)
-    rows = [
+    lines = [
         FourierLine(name, curve.block, curve.index, curve.depth, *point, found.mode, found.n)
-        for name, found in ((name, one.curves(mode)) for name, one in spectra.items())
+        for name, found in _measure(models, batches(), None, mode).items()
         for curve in found.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
-    return Table.of("fourier", FourierLine, rows)
+    return Table.of("fourier", FourierLine, lines)
 
 
-class Spectra:
+def _measure(
+    models: Mapping[str, nn.Module], images: Images, blocks: Sequence[str] | None, mode: Mode
+) -> dict[str, FourierCurves]:
+    """The curves of every model, in one pass over the images."""
+    if mode not in get_args(Mode):
+        raise RecastError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
+    spectra = {name: _Spectra(BlockSequence(model, blocks)) for name, model in models.items()}
+    n = 0
+    for batch in each_batch(images):
+        n += len(batch)
+        for one in spectra.values():
+            one.sequence.run(batch, one.add)
+    return {name: one.curves(mode, n) for name, one in spectra.items()}
+
+
+class _Spectra:
     """Sums of log amplitudes after every block of a model, batch by batch."""
 
-    def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
-        self._sequence = BlockSequence(model, blocks)
+    def __init__(self, sequence: BlockSequence) -> None:
+        self.sequence = sequence
         self._sums: dict[str, Tensor] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
         self._no_maps: dict[str, str] = {}
-        self._n = 0
 
-    def add(self, images: Tensor) -> None:
-        """Run the model, in eval mode, and add what its maps hold."""
-        self._sequence.run(images, self._keep)
-        self._n += len(images)
-
-    def _keep(self, name: str, output: Tensor) -> None:
+    def add(self, name: str, output: Tensor) -> None:
+        """What a block gave."""
         try:
-            maps = self._sequence.as_map(name, output)
+            maps = self.sequence.as_map(name, output)
         except RecastError as error:
-            if self._sequence.is_given or output.dim() == 3:  # tokens in an order that is not known: so are all others
+            if self.sequence.is_given or output.dim() == 3:  # tokens in an order that is not known: so are all others
                 raise
             self._no_maps[name] = str(error)
             return
@@ -130,31 +133,26 @@ class Spectra:
         sums = diagonal_log_amplitude(maps).mean(1).sum(0, dtype=dtype).cpu().double()
         self._sums[name] = self._sums.get(name, 0) + sums
 
-    def curves(self, mode: Mode = "true") -> FourierCurves:
-        """The curves of the images so far."""
-        if mode not in get_args(Mode):
-            raise RecastError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
-        names = list(self._sums)
+    def curves(self, mode: Mode, n: int) -> FourierCurves:
+        """The curves of n images."""
         curves, left_out = [], dict(self._no_maps)
-        for index, name in enumerate(names):
-            short = min(self._sizes[name])
-            amplitudes = (self._sums[name] / self._n).numpy()
+        for index, (name, sums) in enumerate(self._sums.items()):
+            size = self._sizes[name]
+            amplitudes = (sums / n).numpy()
             if mode == "notebook":
-                amplitudes = amplitudes[: (short + 1) // 2]
+                amplitudes = amplitudes[: (min(size) + 1) // 2]
             if len(amplitudes) < 2:
-                left_out[name] = f"maps of {self._sizes[name][0]}×{self._sizes[name][1]} hold no frequency but 0"
+                left_out[name] = f"maps of {size[0]}×{size[1]} hold no frequency but 0"
                 continue
             delta = amplitudes - amplitudes[0]
             if mode == "notebook":
                 frequency = np.linspace(0, 1, len(delta))
             else:
                 frequency = np.asarray(FREQUENCIES)
-                delta = np.interp(frequency, 2 * np.arange(len(delta)) / short, delta)
-            depth = index / max(1, len(names) - 1)
-            curves.append(
-                Curve(name, index, depth, tuple(frequency.tolist()), tuple(delta.tolist()), self._sizes[name])
-            )
-        return FourierCurves(tuple(curves), left_out, mode, self._n)
+                delta = np.interp(frequency, 2 * np.arange(len(delta)) / min(size), delta)
+            depth = index / max(1, len(self._sums) - 1)
+            curves.append(Curve(name, index, depth, tuple(frequency.tolist()), tuple(delta.tolist()), size))
+        return FourierCurves(tuple(curves), left_out, mode, n)
 
 
 def diagonal_log_amplitude(maps: Tensor) -> Tensor:

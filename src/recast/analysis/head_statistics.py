@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,10 +75,11 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
     pieces whatever the layer's size (`queries.pieces`). Layers are in the order of the network, named without
     wrappers around it. Raises `RecastError` for a model without recast layers, and if queries < 1.
     """
-    statistics = HeadStatistics(model, queries=queries, seed=seed)
-    for batch in each_batch(images):
-        statistics.add(batch)
-    return statistics.heads()
+    if queries < 1:
+        raise RecastError(f"at least one query must be looked at, got queries={queries}")
+    if not recast_layers(model):
+        raise RecastError(f"{type(model).__name__} has no layer that was recast: it has no heads to measure")
+    return _measure({"": model}, images, queries, seed)[""]
 
 
 def tabulate_heads(
@@ -92,68 +93,72 @@ def tabulate_heads(
     are loaded and measured one after the other, and the rows of `models` themselves have no epoch. A checkpoint from
     before its layers were recast has no rows. Raises `RecastError` if nothing has recast layers.
     """
-    found = {name: HeadStatistics(model) for name, model in models.items() if recast_layers(model)}
-    rows: list[HeadLine] = []
-    if found:
-        for batch in each_batch(batches()):
-            for one in found.values():
-                one.add(batch)
+    lines: list[HeadLine] = []
+
+    def put(name: str, epoch: int | None, heads: list[Head]) -> None:
+        for h in heads:
+            means = h.distance, h.nonlocality, h.entropy
+            lines.append(
+                HeadLine(name, epoch, h.layer, h.head, *h.tap, h.gate, h.span, *means, h.is_convolution, h.images)
+            )
+
     for name, epoch, load in epochs:
-        model = load()
-        if recast_layers(model):
-            rows += _rows(name, epoch, head_statistics(model, batches()))
-    for name, one in found.items():
-        rows += _rows(name, None, one.heads())
-    if not rows:
+        put(name, epoch, _measure({"": load()}, batches())[""])
+    for name, heads in _measure(models, batches()).items():
+        put(name, None, heads)
+    if not lines:
         raise RecastError(f"none of {', '.join(models)} has a layer that was recast: there are no heads to measure")
-    return Table.of("heads", HeadLine, rows)
+    return Table.of("heads", HeadLine, lines)
 
 
-def _rows(model: str, epoch: int | None, heads: Iterable[Head]) -> list[HeadLine]:
-    return [
-        HeadLine(
-            model, epoch, h.layer, h.head, *h.tap, h.gate, h.span, h.distance, h.nonlocality, h.entropy,
-            h.is_convolution, h.images,
-        )
-        for h in heads
-    ]  # fmt: skip
+@torch.no_grad()
+def _measure(
+    models: Mapping[str, nn.Module], images: Images, queries: int = MAX_QUERIES, seed: int = 0
+) -> dict[str, list[Head]]:
+    """The heads of every model, in one pass over the images in eval mode; of models without recast layers none."""
+    sums = {
+        name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(unwrapped(model)[1]).items()}
+        for name, model in models.items()
+    }
+    if any(sums.values()):
+        for batch in each_batch(images):
+            for name, model in models.items():
+                modules = [(layer, one.layer) for layer, one in sums[name].items()]
+                if modules:
+                    see = partial(_see, sums[name])
+                    with in_eval(model), hooked(modules, before=see):
+                        model(batch.to(device_of(model)))
+    return {
+        name: [head for layer, one in layers.items() if one.images for head in one.heads(layer)]
+        for name, layers in sums.items()
+    }
 
 
-class HeadStatistics:
-    """Sums over the maps of every recast layer of a model, batch by batch."""
+def _see(sums: Mapping[str, _Sums], name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    sums[name].add(inputs[0])
 
-    def __init__(self, model: nn.Module, *, queries: int = MAX_QUERIES, seed: int = 0) -> None:
-        if queries < 1:
-            raise RecastError(f"at least one query must be looked at, got queries={queries}")
-        self._model, self._queries, self._seed = model, queries, seed
-        self._layers = recast_layers(unwrapped(model)[1])
-        if not self._layers:
-            raise RecastError(f"{type(model).__name__} has no layer that was recast: it has no heads to measure")
-        self._sums: dict[str, Tensor] = {}
-        self._images: Counter[str] = Counter()
-        self._looked_at: dict[str, int] = {}
 
-    @torch.no_grad()
-    def add(self, images: Tensor) -> None:
-        """Run the model, in eval mode, and add what its heads do."""
-        with in_eval(self._model), hooked(self._layers.items(), before=self._see):
-            self._model(images.to(device_of(self._model)))
+class _Sums:
+    """Sums over the maps of a recast layer, batch by batch."""
 
-    def _see(self, name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(layer, RecastLayer)
-        x: Tensor = inputs[0]
-        geometry, (height, width) = layer.geometry, x.shape[-2:]
+    def __init__(self, layer: RecastLayer, queries: int, seed: int) -> None:
+        self.layer, self._most, self._seed = layer, queries, seed
+        self._sums = torch.zeros(4, layer.num_heads, dtype=torch.float64)
+        self.images = self._queries = 0
+
+    def add(self, x: Tensor) -> None:
+        """What the heads do on the layer's input (B, C, height, width)."""
+        geometry, (height, width) = self.layer.geometry, x.shape[-2:]
         queries_at, keys_at = (at.to(x.device) for at in positions(geometry, height, width))
         chosen = torch.arange(len(queries_at))
-        if len(chosen) > self._queries:
+        if len(chosen) > self._most:
             generator = torch.Generator().manual_seed(self._seed)
-            chosen = torch.randperm(len(chosen), generator=generator)[: self._queries].sort().values
-        chosen = chosen.to(x.device)
+            chosen = torch.randperm(len(chosen), generator=generator)[: self._most].sort().values
         scale = torch.tensor(geometry.upsample, device=x.device)
         columns = geometry.padded_size(height, width)[1]
-        sums = torch.zeros(4, layer.num_heads, dtype=torch.float64)
+        sums = torch.zeros_like(self._sums)
         seen = 0
-        for at, maps in pieces(layer, x, chosen):
+        for at, maps in pieces(self.layer, x, chosen.to(x.device)):
             # half precision has too few digits for sums over a map
             maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
             distance = ((keys_at - queries_at[at][:, None]) / scale).norm(dim=-1).to(maps.dtype)
@@ -172,28 +177,20 @@ class HeadStatistics:
             sums += measured.sum(dim=(1, 3)).cpu().double()
             seen += len(maps) * len(at)
         # maps that are the same for all images were given once
-        weighted = sums * (len(x) * len(chosen) / seen)
-        self._sums[name] = self._sums.get(name, 0) + weighted
-        self._images[name] += len(x)
-        self._looked_at[name] = len(chosen)
+        self._sums += sums * (len(x) * len(chosen) / seen)
+        self.images += len(x)
+        self._queries = len(chosen)
 
-    @torch.no_grad()
-    def heads(self) -> list[Head]:
-        """Every head of the layers that ran, in the order of the network."""
-        found = []
-        for name, layer in self._layers.items():
-            if name not in self._sums:
-                continue
-            n, queries = self._images[name], self._looked_at[name]
-            means: list[list[float]] = (self._sums[name] / (n * queries)).T.tolist()
-            gates: list[float | None] = [None] * layer.num_heads
-            spans = gates
-            if isinstance(layer, GPSA):
-                gates = expand_heads(layer.weights(), layer.geometry).gates.content.tolist()
-                spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
-            for head, (tap, (distance, nonlocality, entropy, tap_share)) in enumerate(
-                zip(layer.geometry.offsets(), means, strict=True)
-            ):
-                measured = distance, nonlocality, entropy, tap_share
-                found.append(Head(name, head, tap, gates[head], spans[head], *measured, n, queries))
-        return found
+    def heads(self, name: str) -> list[Head]:
+        """Every head, in the mean over images and queries."""
+        layer, geometry = self.layer, self.layer.geometry
+        gates: list[float | None] = [None] * layer.num_heads
+        spans = gates
+        if isinstance(layer, GPSA):
+            gates = expand_heads(layer.weights(), geometry).gates.content.tolist()
+            spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
+        means = (self._sums / (self.images * self._queries)).T.tolist()
+        return [
+            Head(name, head, tap, gates[head], spans[head], far, signed_far, entropy, share, self.images, self._queries)
+            for head, (tap, (far, signed_far, entropy, share)) in enumerate(zip(geometry.offsets(), means, strict=True))
+        ]

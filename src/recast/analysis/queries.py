@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +93,16 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
 
 def content_of(layer: GPSA, x: Tensor) -> Rows:
     """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
-    geometry, config = layer.geometry, layer.config
+    geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = expand_heads(layer.weights(), geometry)
     q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
-    height, width = x.shape[-2:]
-    mask = None if config.attend_padding else ~real_keys(geometry, height, width, x.device)
-    return partial(_linear_content if config.content == "linear" else _softmax_content, q, k, mask)
-
-
-def _softmax_content(q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor) -> Tensor:
-    logits = q[:, :, at] @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return torch.softmax(logits if mask is None else logits.masked_fill(mask, float("-inf")), dim=-1)
-
-
-def _linear_content(q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor) -> Tensor:
-    k = k if mask is None else k.masked_fill(mask[:, None], float("-inf"))
-    return torch.softmax(q[:, :, at], dim=-1) @ torch.softmax(k, dim=-2).transpose(-1, -2)
+    hidden = torch.zeros(k.shape[2], dtype=x.dtype, device=x.device)
+    if not layer.config.attend_padding:
+        hidden = hidden.masked_fill(~real_keys(geometry, height, width, x.device), float("-inf"))
+    if layer.config.content == "linear":
+        shares = torch.softmax(k + hidden[:, None], dim=-2).transpose(-1, -2)
+        return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
+    return lambda at: _softmax(q[:, :, at], k, hidden)
 
 
 def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
@@ -119,14 +112,18 @@ def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
     q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
     rows, columns = geometry.padded_size(height, width)
     windows = w.relative_bias.unfold(1, rows, geometry.stride[0]).unfold(2, columns, geometry.stride[1])
-    output_rows, output_columns = geometry.output_size(height, width)
+    down, right = geometry.output_size(height, width)
 
-    def biased(at: Tensor) -> Tensor:
+    def rows_at(at: Tensor) -> Tensor:
         # a query's keys are a window of the table, the next query's one stride before it
-        bias = windows[:, output_rows - 1 - at // output_columns, output_columns - 1 - at % output_columns].flatten(2)
-        return torch.softmax(q[:, :, at] @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
+        bias = windows[:, down - 1 - at // right, right - 1 - at % right].flatten(2)
+        return _softmax(q[:, :, at], k, bias)
 
-    return biased
+    return rows_at
+
+
+def _softmax(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
 
 
 def write_attention(
