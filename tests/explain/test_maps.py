@@ -1,44 +1,63 @@
-"""What a page stores of a layer, against the layer's own maps."""
+"""What a page stores of a network's layers, against their own maps."""
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
+from recast.analysis.record import Attention, class_maps, record
+from recast.errors import RecastError
 from recast.explain import maps as module
-from recast.explain.maps import record_maps, stored_maps
+from recast.explain.inputs import ranked
+from recast.explain.maps import pool_layer, record_maps, stored_maps
+from recast.explain.pack import pack_maps
+from recast.explain.scene import Maps, Prediction, percent
 from recast.layers.gpsa import GPSA
+from recast.models.patchconvnet import PatchConvNet
 from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_, recast_layers
 from recast.surgery.planning import plan
+from recast.surgery.pooling.swap import attention_pool_
 
 QUANTISED = 0.0041
 """Half a step of the coarsest quantisation, as a share of a map's largest value."""
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5, "depth": 2}
+
+
+def assert_stored(values: np.ndarray, wanted: np.ndarray, text: str = "", steps: int = 1) -> None:
+    assert values.shape == wanted.shape, text
+    largest = np.abs(wanted).max((-2, -1), keepdims=True)
+    assert np.all(np.abs(values - wanted) <= steps * QUANTISED * largest + 1e-7), text
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    model = recast_(
-        nn.Sequential(conv), plan(nn.Sequential(conv), x, RecastConfig(**config), where=["0"], budget="tokens=none")
-    )
-    return model[0]
+    made = plan(nn.Sequential(conv), x, RecastConfig(**config), where=["0"], budget="tokens=none")
+    return recast_(nn.Sequential(conv), made)[0]
 
 
-def content_of(layer: GPSA, x: Tensor) -> Tensor:
-    """(H, I, J, Y, X) over the real pixels, from the layer's own maps."""
-    return on_pixels(layer, layer.attention(x).content, x)
-
-
-def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> Tensor:
+def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
+    """(H, I, J, Y, X) over the real pixels."""
     size = x.shape[-2:]
     at_rows, at_columns = layer.geometry.pixels(*size)
     queries = [len(at) for at in layer.geometry.query_positions(*size)]
     grid = maps[0].unflatten(-1, layer.geometry.padded_size(*size))[..., at_rows, at_columns]
-    return grid.unflatten(1, queries).detach()
+    return grid.unflatten(1, queries).detach().numpy()
+
+
+def stirred(model: nn.Module) -> Any:
+    """Every parameter off its start, so that maps differ from pixel to pixel, and from class to class."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -47,34 +66,23 @@ def test_the_content_of_a_layer_is_stored(
     seed: int, content: str, random_case: Callable[..., Any], open_gates: Callable[..., GPSA]
 ) -> None:
     conv, x, text = random_case(seed, torch.float32)
-    layer = open_gates(recast_conv(conv, x[:1], content=content), seed)
-    maps = stored_maps(layer, x[:1])
-    wanted = content_of(layer, x[:1]).numpy()
-    assert maps.values.shape == wanted.shape, text
-    assert np.all(np.abs(maps.values - wanted) <= QUANTISED * wanted.max((-2, -1), keepdims=True) + 1e-7), text
+    layer, x = open_gates(recast_conv(conv, x[:1], content=content), seed), x[:1]
+    assert_stored(stored_maps(layer, x).values, on_pixels(layer, layer.attention(x).content, x), text)
 
 
 def test_attended_padding_is_left_out_of_what_is_stored(open_gates: Callable[..., GPSA]) -> None:
     x = torch.rand(1, 4, 5, 6)
     layer = open_gates(recast_conv(nn.Conv2d(4, 4, 3, padding=1), x, attend_padding=True))
     assert stored_maps(layer, x).values.sum((-2, -1)).max() < 0.99
-    assert np.allclose(stored_maps(layer, x).values, content_of(layer, x).numpy(), atol=1e-3)
+    assert_stored(stored_maps(layer, x).values, on_pixels(layer, layer.attention(x).content, x))
 
 
 @pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3, padding=1, stride=2), nn.Conv2d(4, 4, (2, 3), padding=(1, 0))])
 def test_the_whole_map_of_cmhsa_is_stored(conv: nn.Conv2d) -> None:
     x = torch.rand(1, 4, 6, 7)
-    layer = recast_conv(conv, x, gate="bias", bias_init=3.0)
-    with torch.no_grad():
-        for parameter in (layer.query, layer.key, layer.relative_bias):
-            parameter.add_(torch.randn_like(parameter))
-    wanted = on_pixels(layer, layer.maps(x).mix, x).numpy()
-    maps = stored_maps(layer, x)
-    assert np.all(np.abs(maps.values - wanted) <= QUANTISED * wanted.max((-2, -1), keepdims=True))
-    smaller = x[..., :5, :6].contiguous()
-    assert np.allclose(
-        stored_maps(layer, smaller).values, on_pixels(layer, layer.maps(smaller).mix, smaller), atol=4e-3
-    )
+    layer = stirred(recast_conv(conv, x, gate="bias", bias_init=3.0))
+    for some in (x, x[..., :5, :6].contiguous()):
+        assert_stored(stored_maps(layer, some).values, on_pixels(layer, layer.attention(some), some))
 
 
 def test_large_layers_keep_some_queries_over_blocks_of_keys(
@@ -86,10 +94,9 @@ def test_large_layers_keep_some_queries_over_blocks_of_keys(
     monkeypatch.setattr(module, "MAX_KEYS", 20)
     maps = stored_maps(layer, x)
     assert (maps.rows, maps.columns, maps.pool) == ((1, 3, 5, 7, 9), (1, 3, 5), 2)
-    every = content_of(layer, x)[:, maps.rows][:, :, maps.columns]
+    every = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
     blocks = nn.functional.avg_pool2d(every.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
-    assert maps.values.shape[-2:] == (5, 4)
-    assert np.allclose(maps.values.reshape(-1, 5, 4), blocks[:, 0], atol=4e-3)
+    assert_stored(maps.values.reshape(-1, 5, 4), blocks[:, 0].numpy())
 
 
 def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -> None:
@@ -118,10 +125,118 @@ def test_pruned_heads_have_closed_gates_and_maps_all_the_same() -> None:
     with torch.no_grad():
         layer.gamma[2], layer.spread[5] = 0.3, 0.2
     layer.prune_([5], [2])
-    described = module.describe("conv", layer, 6, 6)
-    assert described.content is not None
-    assert described.gaussian is not None
-    assert np.flatnonzero(described.content).tolist() == [2]
-    assert np.flatnonzero(described.gaussian).tolist() == [5]
-    assert stored_maps(layer, x).values.shape == (9, 6, 6, 6, 6)
-    assert dict(described.gates)["γ"][2] == pytest.approx(0.3)
+    ((of,), maps) = record_maps(layer, x)[1:3]
+    assert np.flatnonzero(of.content).tolist() == [2]
+    assert np.flatnonzero(of.gaussian).tolist() == [5]
+    assert dict(of.gates)["γ"][2] == pytest.approx(0.3)
+    assert maps[of.name].values.shape == (9, 6, 6, 6, 6)
+
+
+def test_the_likeliest_classes() -> None:
+    model, x = stirred(PatchConvNet(16, 1, 7, per_class=True, num_heads=2)), torch.rand(1, 3, 64, 48)
+    output, layers, stored, _ = record_maps(model, x, [f"animal {i}" for i in range(7)])
+    layer = next(layer for layer in layers if layer.name == "pool")
+    assert (layer.kind, layer.offsets, layer.padded) == ("classes", (), (4, 3))
+    assert "one token a class, 2 heads (their mean)" in layer.description
+    best = output.softmax(1)[0].topk(3)
+    names = [f"animal {i} {percent(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    assert list(stored["pool"].names) == names
+    assert_stored(stored["pool"].values[:, 0, 0], class_maps(model, x)[0, best.indices].numpy())
+    unnamed = record_maps(model, x)[2]["pool"].names
+    assert [name.replace("class", "animal", 1) for name in unnamed] == names
+
+
+def test_single_tokens_tell_what_they_keep() -> None:
+    model, x = stirred(PatchConvNet(16, 1, 7, num_heads=2)), torch.rand(1, 3, 64, 48)
+    with record(model) as recorded, torch.no_grad():
+        model(x)
+    of = recorded["pool"]
+    layer, maps = pool_layer("pool", of, None, ())
+    kept = [float(of.kept.mean()), *of.kept.flatten().tolist()]
+    names = [f"{name} ({percent(p)} on the token itself)" for name, p in zip(layer.names, kept, strict=True)]
+    assert (layer.names, list(maps.names)) == (("mean", "head 1", "head 2"), names)
+    assert maps.values.sum((1, 2, 3, 4)) == pytest.approx([1 - p for p in kept], abs=0.02)
+    assert "among its own keys" in layer.description
+    alone, _ = pool_layer("pool", Attention(of.mix[:, :1, :, 1:], of.grid, 1), None, ())
+    assert (alone.names, alone.description) == (("what is pooled",), "attention pooling, one token")
+
+
+def pool(maps: Tensor, own: float | None = None) -> Attention:
+    """A pool's attention of one image and head: maps (T, h, w)."""
+    keys = maps.flatten(1) if own is None else torch.cat((torch.full((len(maps), 1), own), maps.flatten(1)), 1)
+    return Attention(keys[None, None], (maps.shape[1], maps.shape[2]), len(maps))
+
+
+def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
+    maps = torch.rand(5, 2, 3)
+    layer, stored = pool_layer("pool", pool(maps, 0.25), 5, ())
+    assert stored.names[0] == "class 0 (25 % on the token itself)"
+    assert_stored(stored.values[:, 0, 0], maps[:3].numpy())
+    assert len(stored.names) == len(layer.names) == 3
+    best = [Prediction("four", 0.995, 4), Prediction("1", 0.004, 1)]
+    assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four 100 %", "class 1 0.4 %")
+    assert ranked(torch.zeros(1, 3, 2), None, 3) == ()
+    with pytest.raises(RecastError, match="2 names of classes for a network with 3 outputs"):
+        ranked(torch.zeros(1, 3), ["a", "b"], 3)
+    with pytest.raises(RecastError, match="not finite"):
+        pool_layer("pool", pool(torch.full((1, 2, 2), torch.nan)), None, ())
+
+
+def test_nearly_even_maps_keep_their_steps() -> None:
+    """Weights within a per cent of each other: a byte from zero would tell three of them apart."""
+    even = pool_layer("pool", pool(torch.full((1, 129, 131), 1e-4)), None, ())[1]
+    assert (even.pool, float(np.ptp(even.values))) == (2, 0)  # also in blocks at the border
+    weights = 1 / 64 * (1 + 0.01 * torch.rand(1, 8, 8))
+    stored: Maps = pool_layer("pool", pool(weights), None, ())[1]
+    assert np.abs(stored.values[0, 0] - weights.numpy()).max() < QUANTISED * np.ptp(weights.numpy())
+    packed = pack_maps(stored)  # and decoded as the page's script does
+    content = zlib.decompress(base64.b64decode(packed["data"]), -15)
+    scale, low = np.frombuffer(content[:8], "<f4")
+    assert packed["fromLeast"]
+    back = low + scale * (np.frombuffer(content[8:], np.uint8) / 255) ** 2
+    assert back == pytest.approx(stored.values.flatten(), rel=1e-6)
+
+
+def test_transformers() -> None:
+    """Layers in the order of the network; the patches' maps and the tokens'."""
+    x, tokens = torch.rand(1, 3, 32, 32), ("class token", "distillation token")
+    deit = record_maps(stirred(timm.create_model("deit_tiny_distilled_patch16_224", **TINY)), x)
+    named = [name for i in range(2) for name in (f"blocks.{i}.attn", *(f"blocks.{i}.attn ({t})" for t in tokens))]
+    assert [layer.name for layer in deit.layers] == named
+    first, of_class = deit.layers[:2]
+    assert (first.kind, first.names, first.padded) == ("maps", ("head 1", "head 2", "head 3"), (4, 4))
+    assert first.description == "3 heads over 4×4 patches and 2 tokens before them"
+    assert (of_class.kind, of_class.names[0], len(of_class.names)) == ("classes", "mean", 4)
+
+    cait = stirred(timm.create_model("cait_xxs24_224", **TINY))
+    recorded = record_maps(cait, x)
+    assert [layer.kind for layer in recorded.layers] == ["maps", "maps", "classes", "classes"]
+    with record(cait) as maps, torch.no_grad():
+        cait(x)
+    stored = recorded.maps["blocks.1.attn"]
+    assert stored.signed
+    assert_stored(stored.values, maps["blocks.1.attn"].mix[0].reshape(3, 4, 4, 4, 4).numpy(), steps=2)
+    shown = recorded.maps["blocks_token_only.1.attn (class token)"].values[:, 0, 0]
+    wanted = maps["blocks_token_only.1.attn"].tokens[0, :, 0].numpy()
+    assert_stored(shown, np.concatenate([wanted.mean(0, keepdims=True), wanted]))
+    convit = timm.create_model("convit_tiny", local_up_to_layer=1, **TINY | {"num_heads": 4})
+    assert [layer.kind for layer in record_maps(convit, x).layers] == ["maps", "maps", "classes"]
+
+
+def test_a_token_that_nobody_reads_is_not_shown_and_what_has_no_maps_is_said() -> None:
+    x = torch.rand(1, 3, 32, 32)
+    vit = timm.create_model("vit_tiny_patch16_224", **TINY | {"global_pool": "avg"})
+    assert [layer.name for layer in record_maps(vit, x).layers] == ["blocks.0.attn", "blocks.1.attn"]
+    swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=32, embed_dim=6, depths=(2, 1), num_heads=(1, 2),
+                             window_size=4, num_classes=3)  # fmt: skip
+    layers, _, notes = record_maps(swin, x)[1:]
+    assert (layers, len(notes)) == ((), 2)
+    assert notes[0].startswith("Without maps: layers.0.blocks.0.attn, layers.0.blocks.1.attn (attention within")
+
+
+def test_a_recast_network_with_another_pooling() -> None:
+    model = timm.create_model("resnet10t", num_classes=7, channels=(8, 8, 8, 8), stem_width=8)
+    attention_pool_(model, True, example=torch.randn(1, 3, 64, 64))
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 96), where=["layer4.0.conv2"]))
+    layers = record_maps(stirred(model), torch.rand(1, 3, 64, 96)).layers
+    assert [(layer.kind, layer.padded) for layer in layers] == [("gpsa", (4, 5)), ("classes", (2, 3))]

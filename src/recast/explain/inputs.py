@@ -17,6 +17,7 @@ from recast.data import Data
 from recast.data.images import crop_fraction, decode_errors, is_image_name, middle, resize_and_crop, to_pixels, to_rgb
 from recast.errors import RecastError
 from recast.explain.scene import Prediction
+from recast.explain.write import safe_stem
 
 ORIENTATION = 274
 """The EXIF tag that says which side is up."""
@@ -83,11 +84,6 @@ def page_stem(words: Sequence[str | Path]) -> str:
         return "images" if words else "validation"
     name = str(words[0])
     return safe_stem(name if name.startswith("val:") else Path(name).resolve().stem) or "image"
-
-
-def safe_stem(name: str) -> str:
-    """A name with nothing in it that a file's name should not have."""
-    return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
 def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:

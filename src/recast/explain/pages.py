@@ -23,11 +23,10 @@ from recast.explain.inputs import (
     read_files,
     read_image,
     read_inputs,
-    safe_stem,
 )
 from recast.explain.make import ARMS, IMAGENET, SIDE, Inputs, inputs_of, make_scene
 from recast.explain.open import SAVED, open_model, weights_of
-from recast.explain.write import Explained, check_target, write_pages
+from recast.explain.write import Explained, check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
 from recast.run.config import ModelConfig, Recipe

@@ -150,23 +150,21 @@ class Maps:
         values = values if signed else np.maximum(values, 0.0)
         low = values.min(axis=(-2, -1)).astype(np.float32) if from_least else None
         if low is not None:
-            above = cls.of(values - low[..., None, None], rows, columns, pool, names=names)
-            return replace(above, signed=signed, low=low)
+            values = values - low[..., None, None]
         scale = np.abs(values).max(axis=(-2, -1)).astype(np.float32)
         shares = values / np.where(scale > 0, scale, 1.0)[..., None, None]
         roots = np.sign(shares) * np.sqrt(np.abs(shares))
-        stored = np.round(128 + 127 * roots) if signed else np.round(255 * roots)
-        return cls(scale, stored.astype(np.uint8), rows, columns, pool, names, signed)
+        stored = np.round(128 + 127 * roots) if signed and low is None else np.round(255 * roots)
+        return cls(scale, stored.astype(np.uint8), rows, columns, pool, names, signed, low)
 
     @property
     def values(self) -> Floats:
         """As the page computes them, (H, I', J', Y', X')."""
-        if self.low is not None:
-            above: Floats = replace(self, signed=False, low=None).values
-            return np.asarray(self.low[..., None, None] + above, dtype=np.float32)
         stored = self.stored.astype(np.float32)
-        roots = (stored - np.float32(128)) / np.float32(127) if self.signed else stored / np.float32(255)
-        return np.asarray(self.scale[..., None, None] * np.sign(roots) * roots**2, dtype=np.float32)
+        of_either_sign = self.signed and self.low is None
+        roots = (stored - np.float32(128)) / np.float32(127) if of_either_sign else stored / np.float32(255)
+        values = self.scale[..., None, None] * np.sign(roots) * roots**2
+        return np.asarray(values if self.low is None else self.low[..., None, None] + values, dtype=np.float32)
 
     def at(self, head: int, query: tuple[int, int]) -> Floats:
         """One map (Y', X'): that of the nearest query that is stored."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -41,8 +41,7 @@ INK, MUTED = "#1d2126", "#4c535c"
 Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """A picture with the lines below it, the first in bold."""
 
     pixels: Pixels
@@ -92,19 +91,18 @@ def _about(scene: Scene, layer: Layer) -> str:
     if layer.kind != "classes":
         said.append("query in the middle, outlined")
     signed = any(maps.signed for picture in scene.pictures if (maps := picture.maps[-1].get(layer.name)))
-    said.append(
-        "each map by its largest weight of either sign"
-        if signed
-        else "each map from its smallest to its largest weight"
-    )
-    return "; ".join(said)
+    scale = "by its largest weight of either sign" if signed else "from its smallest to its largest weight"
+    return "; ".join([*said, f"each map {scale}"])
 
 
 def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     """The image, then its maps."""
     shown = _enlarged(picture.pixels)
     label = () if picture.label is None else (f"label: {picture.label}",)
-    tiles = [Tile(shown, (picture.name, *label, *_said(scene, picture)))]
+    best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
+    who = scene.arms if len(best) > 1 else dict.fromkeys(best, "predicted")
+    said = (f"{who[arm]}: {one.name} {percent(one.probability)}" for arm, one in best.items())
+    tiles = [Tile(shown, (picture.name, *label, *said))]
     maps = picture.maps[-1].get(layer.name)
     if maps is None:
         return tiles
@@ -118,15 +116,6 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
             _outline(laid, layer, query)
         tiles.append(Tile(laid, (name, _range(weights))))
     return tiles
-
-
-def _said(scene: Scene, picture: Picture) -> tuple[str, ...]:
-    """What each arm says; of several by name."""
-    best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
-    return tuple(
-        f"{scene.arms[arm] if len(best) > 1 else 'predicted'}: {one.name} {percent(one.probability)}"
-        for arm, one in best.items()
-    )
 
 
 def _range(weights: Floats) -> str:

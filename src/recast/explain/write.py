@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def write_pages(
 
         return write_sheet(scene, out, layer)
     packed = pack(scene, limit if together or len(scene.pictures) == 1 else None, layer)
-    if together or len(scene.pictures) == 1 or size(packed) <= limit:
+    if together or len(scene.pictures) == 1 or len(_json(packed).encode()) <= limit:
         return [_write(out, render(packed))]
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
@@ -79,28 +80,25 @@ def check_target(out: Path) -> None:
         raise RecastError("a PNG of maps needs matplotlib: pip install 'recast-vision[report]', or write an .html page")
 
 
-def size(packed: dict[str, Any]) -> int:
-    """Bytes of the page's data."""
-    return len(json.dumps(packed, ensure_ascii=False).encode())
-
-
 def page_names(names: list[str]) -> list[str]:
     """A file name for every image, safe and no two alike: cat.html, cat-2.html."""
     found: list[str] = []
     for name in names:
-        stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip(".-") or "image"
-        number, chosen = 1, stem
-        while f"{chosen}.html".lower() in (other.lower() for other in found):
-            number += 1
-            chosen = f"{stem}-{number}"
-        found.append(f"{chosen}.html")
+        stem = safe_stem(Path(name).stem) or "image"
+        tries = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+        taken = {other.lower() for other in found}
+        found.append(next(f"{chosen}.html" for chosen in tries if f"{chosen}.html".lower() not in taken))
     return found
+
+
+def safe_stem(name: str) -> str:
+    """A name with nothing in it that a file's name should not have."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
 def render(packed: dict[str, Any]) -> str:
     """The page of packed data (`pack`) as an HTML string."""
-    # "</script>" in a name must not end the script
-    data = json.dumps(packed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = _json(packed).replace("<", "\\u003c")  # "</script>" in a name must not end the script
     return _filled(
         _read("page.html"),
         title=html.escape(packed["title"]),
@@ -110,12 +108,16 @@ def render(packed: dict[str, Any]) -> str:
     )
 
 
+def _json(packed: dict[str, Any]) -> str:
+    return json.dumps(packed, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def render_index(scene: Scene, links: list[str]) -> str:
     """The page that leads to the images' own."""
     items = "\n".join(_item(picture, link, scene) for picture, link in zip(scene.pictures, links, strict=True))
     notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
-    title, count = html.escape(scene.title), str(len(scene.pictures))
-    return _filled(_read("index.html"), title=title, style=_read("page.css"), items=items, notes=notes, count=count)
+    title, images = html.escape(scene.title), str(len(scene.pictures))
+    return _filled(_read("index.html"), title=title, style=_read("page.css"), items=items, notes=notes, count=images)
 
 
 def _item(picture: Picture, link: str, scene: Scene) -> str:
