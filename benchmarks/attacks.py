@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from trained import trained
 
 from recast.data import loader
-from recast.evaluation.bench import Options
 from recast.evaluation.suites import evaluate
+from recast.run.config.evaluation import Options
 
 RESULTS = Path(__file__).parents[1] / "results"
 EPS = (0.0, 1.0, 4.0, 8.0)

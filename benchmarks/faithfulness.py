@@ -48,7 +48,7 @@ from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
 from recast.data import load_data
-from recast.evaluation.scores import Resampled, plain_mean
+from recast.evaluation.stats import Resampled, plain_mean
 from recast.models.build import build
 from recast.run.config import DataConfig, ModelConfig, PoolConfig
 from recast.surgery.pooling.swap import attention_pool_, attention_pools

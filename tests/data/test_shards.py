@@ -216,7 +216,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     """Labels of a stream are not known beforehand: neither the key of its scores nor an analysis may ask for them."""
-    from recast.evaluation import evaluate, measure
+    from recast.evaluation.suites import evaluate, measure, open_context
 
     (tmp_path / "shards").mkdir()
     data = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 3]}))
@@ -230,5 +230,5 @@ def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     assert len(list(kept.rglob("*.npz"))) == 1
     again = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 4]}))
     assert evaluate(model, "clean", again, batch_size=3, cache=kept, progress=False)[0].n == 8
-    found = measure({"m": model}, ["agreement", "fourier"], again, batch_size=3, progress=False)
+    found = measure(open_context({"m": model}, again, 3), ["agreement", "fourier"], progress=False)
     assert len(found.tables["agreement"].rows) == 8

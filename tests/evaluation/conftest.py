@@ -1,15 +1,22 @@
-"""A tiny network with a loss surface worth attacking, and a small data set."""
+"""A tiny network with a loss surface worth attacking, a small data set, and a suite's scores on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from recast.data import Data, load_data
+from recast.evaluation.context import PixelModel
+from recast.evaluation.runner import score_suites
+from recast.evaluation.suites import EVALUATORS, open_context
 from recast.run.config import DataConfig
+from recast.run.config.evaluation import Options
 
 
 @pytest.fixture(scope="session")
@@ -17,16 +24,11 @@ def digits() -> Data:
     return load_data(DataConfig(num_train=200, num_val=50, img_size=16))
 
 
-@pytest.fixture
-def gray(digits: Data) -> Data:
-    """Three images that are all grey: what a model says about them is known."""
-    val = digits.val.subset(torch.arange(3))
-    return replace(digits, val=replace(val, pixels=torch.full_like(val.pixels, 51)))  # type: ignore[type-var]
-
-
-def make_net(seed: int = 0, classes: int = 10) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(
+@pytest.fixture(scope="session")
+def trained(digits: Data) -> nn.Module:
+    """Trained for a second: attacks have something to break."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.BatchNorm2d(8),
         nn.GELU(),
@@ -35,20 +37,36 @@ def make_net(seed: int = 0, classes: int = 10) -> nn.Sequential:
         nn.GELU(),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(64, classes),
+        nn.Linear(64, 10),
     )
-
-
-@pytest.fixture(scope="session")
-def trained(digits: Data) -> nn.Module:
-    """Trained for a second: attacks have something to break."""
-    net = make_net()
     images, labels = digits.train.batch(range(len(digits.train)))
-    mean, std = torch.tensor(digits.mean)[:, None, None], torch.tensor(digits.std)[:, None, None]
+    model = PixelModel(net, digits.mean, digits.std)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for _ in range(60):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net((images - mean) / std), labels).backward()
+        nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     optimizer.zero_grad()
     return net.eval()
+
+
+@pytest.fixture
+def score() -> Callable[..., dict[str, np.ndarray]]:
+    """The scores of a model in a suite, {metric: (n, k)}; raises NotMeasured where its data set is missing."""
+
+    def run(suite: str, model: nn.Module, data: Data, batch_size: int = 20, **told: Any) -> dict[str, np.ndarray]:
+        context = open_context({"m": model}, data, batch_size, options=Options(**told))
+        found, missing = score_suites(context, {suite: EVALUATORS[suite]})
+        if missing:
+            raise missing[0]
+        assert found[suite].dataset == (suite if suite.startswith("imagenet") else data.name)
+        return found[suite].scores["m"]
+
+    return run
+
+
+@pytest.fixture
+def gray(digits: Data) -> Data:
+    """Three images that are all grey: what a model says about them is known."""
+    val = digits.val.subset(torch.arange(3))
+    return replace(digits, val=replace(val, pixels=torch.full_like(val.pixels, 51)))  # type: ignore[type-var]

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from recast.data import Data
 from recast.evaluation import evaluate
-from recast.evaluation.cost import count_macs, count_parameters, peak_memory, time_models
+from recast.evaluation.cost import count_macs, peak_memory, time_models
+from recast.tracing.cost import count_parameters
 
 
 class Attention(nn.Module):

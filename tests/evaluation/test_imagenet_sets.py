@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,11 +15,15 @@ from torch import Tensor, nn
 from recast.data import Data
 from recast.data.datasets import ImageFiles
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
-from recast.evaluation.imagenet_real import real_labels, score_real, sources_real
-from recast.evaluation.imagenet_sets import SETS, imagenet_wnids, outputs_of, score_top, set_sources
-from recast.evaluation.measuring import score_suites
+from recast.evaluation import Options, PixelModel
+from recast.evaluation.context import Context, NotMeasured
+from recast.evaluation.imagenet_classes import imagenet_wnids, outputs_of
+from recast.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
+from recast.evaluation.imagenet_sets import FOLDERS, real_labels, sources_imagenet_c, sources_of_set
+from recast.evaluation.suites import open_context
+from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 
+Score = Callable[..., dict[str, Any]]
 INFO = ImageNetInfo("imagenet-1k")
 NAMES = [INFO.index_to_description(index) for index in range(1000)]
 
@@ -33,9 +39,9 @@ class Decode(nn.Module):
     `loud`: an output that is larger than all the others.
     """
 
-    def __init__(self, outputs: list[int], loud: int | None = None) -> None:
+    def __init__(self, outputs: list[int] | None = None, loud: int | None = None) -> None:
         super().__init__()
-        self.outputs, self.loud = torch.tensor(outputs), loud
+        self.outputs, self.loud = torch.arange(1000) if outputs is None else torch.tensor(outputs), loud
 
     def forward(self, x: Tensor) -> Tensor:
         digits = (255 * x.mean((2, 3)) / 20).round()
@@ -47,10 +53,13 @@ class Decode(nn.Module):
         return logits
 
 
-def make_bench(digits: Data, root: Path | None, classes: list[str], model: nn.Module, **options: int) -> Bench:
-    data = replace(digits, classes=classes, mean=(0.0,) * 3, std=(1.0,) * 3)
-    models = {"m": PixelModel(model, data.mean, data.std)}
-    return Bench(models, data, 64, torch.device("cpu"), Options(sets=root, **options))  # type: ignore[arg-type]
+def named(digits: Data, classes: list[str] = NAMES) -> Data:
+    """Data of these classes whose pixels are not normalised."""
+    return replace(digits, classes=classes, mean=(0.0,) * 3, std=(1.0,) * 3)
+
+
+def context(data: Data, root: Path | None = None) -> Context:
+    return open_context({"m": nn.Identity()}, data, options=Options(sets=root))
 
 
 def make_set(root: Path, folders: dict[str, int]) -> Path:
@@ -62,21 +71,12 @@ def make_set(root: Path, folders: dict[str, int]) -> Path:
     return root
 
 
-def run(bench: Bench, suite: str) -> dict[str, list[float]]:
-    found, missing = score_suites(bench, {suite: Suite(score_top, sources=set_sources(suite))})
-    if missing:
-        raise missing[0]
-    assert found[suite].dataset == suite
-    return {metric: values[:, 0].tolist() for metric, values in found[suite].scores["m"].items()}
-
-
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
-    order = imagenet_wnids()
     for short in ("a", "r"):
         wnids = imagenet_wnids(f"imagenet_{short}")
-        make_set(folder / f"ImageNet-{short.upper()}", {wnid: order.index(wnid) for wnid in wnids})
+        make_set(folder / f"ImageNet-{short.upper()}", {wnid: imagenet_wnids().index(wnid) for wnid in wnids})
     make_set(folder / "imagenetv2-matched-frequency-format-val", {str(label): label for label in range(1000)})
     return folder
 
@@ -91,116 +91,98 @@ def test_what_timm_knows() -> None:
 
 
 @pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
-def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data) -> None:
+def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Score) -> None:
     wnids = set(imagenet_wnids(suite.replace("-", "_")))
     outside = next(index for index, wnid in enumerate(imagenet_wnids()) if wnid not in wnids)
-    bench = make_bench(digits, sets, NAMES, Decode(list(range(1000)), loud=outside))
-    found = run(bench, suite)
-    assert found == {"top1": [1.0] * 400, "top5": [1.0] * 400}
     inside = imagenet_wnids().index(sorted(wnids)[7])
-    bench = make_bench(digits, sets, NAMES, Decode(list(range(1000)), loud=inside))
-    found = run(bench, suite)
-    assert sum(found["top1"]) == 2
-    assert sum(found["top5"]) == 400
-    (source,) = set_sources(suite)(bench)
-    assert source.columns is not None
-    assert {imagenet_wnids()[column] for column in source.columns} == wnids
+    for loud, right in ((outside, 400), (inside, 2)):
+        found = score(suite, Decode(loud=loud), named(digits), 64, sets=sets)
+        assert (found["top1"].sum(), found["top5"].sum(), found["top1"].size) == (right, 400, 400)
 
 
-def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data) -> None:
-    classes = sorted(imagenet_wnids(), key=lambda wnid: wnid[::-1])
-    outputs = [classes.index(wnid) for wnid in imagenet_wnids()]
-    assert sum(run(make_bench(digits, sets, classes, Decode(outputs)), "imagenet-r")["top1"]) == 400
+def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, score: Score) -> None:
+    data = named(digits, sorted(imagenet_wnids(), key=lambda wnid: wnid[::-1]))
+    outputs = [data.classes.index(wnid) for wnid in imagenet_wnids()]
+    assert score("imagenet-r", Decode(outputs), data, 64, sets=sets)["top1"].sum() == 400
     # a model that takes the order for ImageNet's is wrong
-    assert sum(run(make_bench(digits, sets, classes, Decode(list(range(1000)))), "imagenet-r")["top1"]) < 40
+    assert score("imagenet-r", Decode(), data, 64, sets=sets)["top1"].sum() < 40
 
 
-def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data) -> None:
-    found = run(make_bench(digits, sets, NAMES, Decode(list(range(1000))), num_samples=1000), "imagenet-v2")
-    assert found["top1"] == [1.0] * 1000
-    found = run(
-        make_bench(digits, sets, [str(index) for index in range(1000)], Decode(list(range(1000)))), "imagenet-v2"
-    )
-    assert found["top1"] == [1.0] * 2000
+def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Score) -> None:
+    data = replace(named(digits), val=digits.train)
+    found = score("imagenet-v2", Decode(), data, 64, sets=sets, num_samples=200)
+    assert found["top1"][:, 0].tolist() == [1.0] * 200
+    data = named(digits, [str(index) for index in range(1000)])
+    assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"][:, 0].tolist() == [1.0] * 2000
 
 
 def test_images_are_prepared_as_the_datas_own(sets: Path, digits: Data) -> None:
     val = ImageFiles(torch.zeros(1, dtype=torch.long), 8, ["a.png"], crop_pct=0.5)
-    bench = make_bench(replace(digits, val=val), sets, NAMES, Decode(list(range(1000))))
-    (source,) = set_sources("imagenet-a")(bench)
+    (source,) = sources_of_set(context(replace(named(digits), val=val), sets), "imagenet-a")
     assert source.images.batch([0])[0].shape == (1, 3, 8, 8)
     assert source.images.crop_pct == 0.5  # type: ignore[attr-defined]
 
 
 def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
-    swapped = [NAMES[-1 - index] for index in range(1000)]
-    bench = make_bench(digits, None, swapped, Decode(list(range(1000))))
-    with pytest.raises(
-        RecastError, match=r"classes in their order, but \d+ of digits have other names: class 0 is .*'tench"
+    for classes, message in (
+        (NAMES[::-1], r"classes in their order, but \d+ of digits have other names: class 0 is .*'tench"),
+        ([NAMES[1], NAMES[0], *NAMES[2:]], "2 of digits have other names: class 0 is"),
     ):
-        outputs_of(bench, imagenet_wnids(), "imagenet-a")
-    swapped = [NAMES[1], NAMES[0], *NAMES[2:]]
-    with pytest.raises(RecastError, match="2 of digits have other names: class 0 is"):
-        outputs_of(make_bench(digits, None, swapped, Decode(list(range(1000)))), imagenet_wnids(), "imagenet-a")
+        with pytest.raises(NotMeasured, match=message):
+            outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
     few = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
-    bench = make_bench(digits, None, few, Decode(list(range(1000))))
-    assert outputs_of(bench, imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
+    assert outputs_of(context(named(digits, few)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
-def test_other_classes_are_one_clear_error(sets: Path, digits: Data) -> None:
-    for suite in SETS:
+def test_other_classes_are_one_clear_error(digits: Data, score: Score) -> None:
+    for suite in FOLDERS:
         with pytest.raises(NotMeasured, match=r"1000 classes, digits has 10: .*leave imagenet-.* out"):
-            set_sources(suite)(make_bench(digits, sets, digits.classes, Decode([0])))
-    some = list(imagenet_wnids()[:100])
-    with pytest.raises(RecastError, match=r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"):
-        set_sources("imagenet-a")(make_bench(digits, sets, some, Decode([0])))
+            score(suite, Decode(), digits)
+    with pytest.raises(NotMeasured, match=r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"):
+        score("imagenet-a", Decode(), named(digits, list(imagenet_wnids()[:100])))
 
 
 def test_missing_sets_are_named_with_the_way_to_get_them(
-    tmp_path: Path, digits: Data, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RECAST_DATA", raising=False)
-    for suite, known in SETS.items():
+    data = named(digits)
+    for suite in FOLDERS:
         for root in (tmp_path, None):
-            with pytest.raises(NotMeasured, match=known.where.split()[0].replace(".", r"\.")):
-                set_sources(suite)(make_bench(digits, root, NAMES, Decode([0])))
+            with pytest.raises(NotMeasured) as raised:
+                score(suite, Decode(), data, sets=root)
+            assert SUITES[suite].needs in str(raised.value)
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
     with pytest.raises(NotMeasured, match=f"no folder imagenet-a in {tmp_path}"):
-        set_sources("imagenet-a")(make_bench(digits, None, NAMES, Decode([0])))
+        score("imagenet-a", Decode(), data)
 
 
 def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
     wnids = sorted(imagenet_wnids("imagenet_a"))
-    order = imagenet_wnids()
-    root = make_set(tmp_path / "imagenet-a", {wnid: order.index(wnid) for wnid in wnids[7:]} | {"extra": 0})
-    bench = make_bench(digits, tmp_path, NAMES, Decode([0]))
+    root = make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
+    bench = context(named(digits), tmp_path)
     with pytest.raises(NotMeasured) as raised:
-        set_sources("imagenet-a")(bench)
+        sources_of_set(bench, "imagenet-a")
     assert f"without the class folders {', '.join(wnids[:5])} ... (7 in all)" in str(raised.value)
     assert "none of its classes: extra" in str(raised.value)
-    for image in [*(root / "extra").iterdir()]:
-        image.unlink()
-    (root / "extra").rmdir()
+    (root / "extra").rename(tmp_path / "extra")
     make_set(root, {wnid: 0 for wnid in wnids[:7]})
     for image in (root / wnids[3]).iterdir():
         image.unlink()
     with pytest.raises(NotMeasured, match=f"class folder without an image: .*{wnids[3]}"):
-        set_sources("imagenet-a")(bench)
+        sources_of_set(bench, "imagenet-a")
 
 
-def real_bench(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Bench:
+def real_data(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Data:
     """Images whose colour tells the label that `decode` gives for their number."""
-    paths = []
-    for number in numbers:
-        path = root / f"ILSVRC2012_val_{number:08d}.JPEG"
+    paths = [root / f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers]
+    for path, number in zip(paths, numbers, strict=True):
         Image.new("RGB", (16, 16), encode(decode(number))).save(path, "PNG")
-        paths.append(str(path))
-    val = ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, paths)
-    return make_bench(replace(digits, val=val), None, NAMES, Decode(list(range(1000))))
+    return replace(named(digits), val=ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, list(map(str, paths))))
 
 
-def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data) -> None:
-    labels = real_labels()
+def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Score) -> None:
+    labels = list(real_labels().values())
     assert len(labels) == 50_000
     assert sum(not each for each in labels) == 3_163
     numbers = {count: [i + 1 for i, each in enumerate(labels) if len(each) == count][:4] for count in (0, 1, 2)}
@@ -211,31 +193,118 @@ def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data) -> No
         off = {near: 2, far: 500}.get(number, 0)
         return (labels[number - 1][-1] + off) % 1000 if labels[number - 1] else 0
 
-    bench = real_bench(digits, tmp_path, [*several, none, near, far], shown)
-    found, _ = score_suites(bench, {"imagenet-real": Suite(score_real, sources=sources_real)})
-    scores = found["imagenet-real"].scores["m"]
-    assert scores["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
-    assert scores["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
+    found = score("imagenet-real", Decode(), real_data(digits, tmp_path, [*several, none, near, far], shown))
+    assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
+    assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
 
 
-def test_real_agrees_with_timm(tmp_path: Path, digits: Data) -> None:
-    numbers = list(range(1, 41))
-    bench = real_bench(digits, tmp_path, numbers, lambda n: n * 7)
-    found, _ = score_suites(bench, {"imagenet-real": Suite(score_real, sources=sources_real)})
-    labels = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 50_001)]
-    timm = RealLabelsImagenet(labels)
-    images, _ = bench.data.val.batch(range(40))
-    timm.add_result(bench.logits("m", images))
+def test_real_agrees_with_timm(tmp_path: Path, digits: Data, score: Score) -> None:
+    data = real_data(digits, tmp_path, list(range(1, 41)), lambda n: n * 7)
+    found = score("imagenet-real", Decode(), data)
+    timm = RealLabelsImagenet(list(real_labels()))
+    timm.add_result(PixelModel(Decode(), data.mean, data.std)(data.val.batch(range(40))[0]))
     for k in (1, 5):
-        assert 100 * found["imagenet-real"].scores["m"][f"top{k}"].mean() == pytest.approx(timm.get_accuracy(k))
+        assert 100 * found[f"top{k}"].mean() == pytest.approx(timm.get_accuracy(k))
 
 
-def test_real_needs_imagenets_own_images(tmp_path: Path, digits: Data) -> None:
+def test_real_needs_imagenets_own_images(tmp_path: Path, digits: Data, score: Score) -> None:
     with pytest.raises(NotMeasured, match=r"ILSVRC2012_val_00000001.JPEG and so on\), but digits has image 0"):
-        sources_real(make_bench(digits, None, NAMES, Decode([0])))
-    none = next(number for number in range(1, 50_001) if not real_labels()[number - 1])
+        score("imagenet-real", Decode(), named(digits))
+    none = next(number for number, labels in enumerate(real_labels().values(), 1) if not labels)
     with pytest.raises(NotMeasured, match="none of the 1 images of digits has a label in ReaL"):
-        sources_real(real_bench(digits, tmp_path, [none], lambda n: 0))
-    bench = real_bench(digits, tmp_path, [1], lambda n: 0)
-    with pytest.raises(RecastError, match="1000 classes, digits has 10"):
-        sources_real(replace(bench, data=replace(bench.data, classes=digits.classes)))
+        score("imagenet-real", Decode(), real_data(digits, tmp_path, [none], lambda n: 0))
+    data = real_data(digits, tmp_path, [1], lambda n: 0)
+    with pytest.raises(NotMeasured, match="1000 classes, digits has 10"):
+        score("imagenet-real", Decode(), replace(data, classes=digits.classes))
+
+
+WNIDS = [f"n{number:08d}" for number in (5, 7, 9)]
+
+
+def make_imagenet_c(root: Path, by_category: bool) -> Path:
+    """Every image has a shade that tells its class, number and severity."""
+    for category, kinds in CATEGORIES.items():
+        for folder in ((root / category if by_category else root) / kind for kind in kinds):
+            for severity in SEVERITIES:
+                for label, wnid in enumerate(WNIDS):
+                    (folder / str(severity) / wnid).mkdir(parents=True)
+                    for number in range(2):
+                        image = Image.new("RGB", (20, 20), (80 * label + severity + 40 * number,) * 3)
+                        image.save(folder / str(severity) / wnid / f"val_{label}{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def corrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sets")
+    make_imagenet_c(folder / "ImageNet-C", by_category=False)
+    make_imagenet_c(folder / "tars" / "imagenet-c", by_category=True)
+    return folder
+
+
+@pytest.fixture
+def three(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Data:
+    """Data with three classes of the set in another order."""
+    monkeypatch.setattr("recast.evaluation.imagenet_sets.imagenet_wnids", lambda: tuple(WNIDS))
+    return named(digits, [WNIDS[1], WNIDS[2], WNIDS[0]])
+
+
+class Shades(nn.Module):
+    """Knows the shades of the classes, except that class 2 is never told."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[2:] == (20, 20)
+        label = (255 * x[:, 0, 0, 0] / 80).floor().clamp(max=1).long()
+        return nn.functional.one_hot(torch.tensor([2, 0, 1])[label], 3).float()
+
+
+@pytest.mark.parametrize("folder", [".", "tars"])
+def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three: Data, score: Score) -> None:
+    scores = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder)
+    assert scores["top1/frost/2"].mean() == pytest.approx(4 / 6)
+    assert scores["top1/mean"].mean() == pytest.approx(4 / 6)
+    assert scores["top1/blur"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
+    expected = np.mean([(1 / 3) / error for error in ALEXNET_ERRORS.values()])
+    assert scores["mce"].mean() == pytest.approx(expected)
+    part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_samples=3)
+    assert part["top1/mean"][:, 0].tolist() == [1, 1, 0]
+
+
+def test_the_images_are_those_of_their_folder(corrupted: Path, three: Data) -> None:
+    sources = sources_imagenet_c(context(three, corrupted))
+    assert [source.part for source in sources] == [f"{kind}/{severity}" for kind in KINDS for severity in SEVERITIES]
+    for source in sources:
+        images, labels = source.images.batch([0, 3, 4])
+        severity = int(source.part[-1])
+        assert (255 * images[:, 0, 5, 5]).round().tolist() == [severity, 120 + severity, 160 + severity]
+        assert labels.tolist() == [2, 0, 1]  # outputs of the model
+
+
+def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data) -> None:
+    root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
+    for folder in (root / "snow").iterdir():
+        folder.rename(tmp_path / f"snow{folder.name}")
+    for severity in ("2", "4"):
+        (root / "fog" / severity).rename(tmp_path / f"fog{severity}")
+    (root / "pixelate" / "5" / WNIDS[2]).rename(tmp_path / "class")
+    with pytest.raises(NotMeasured) as raised:
+        sources_imagenet_c(context(three, tmp_path))
+    assert f"missing: snow; fog (severity 2, 4); pixelate/5 (classes {WNIDS[2]})" in str(raised.value)
+    assert "digital.tar" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_images(tmp_path: Path, three: Data) -> None:
+    root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
+    wrong = root / "fog" / "3" / WNIDS[0] / "val_00.png"
+    Image.new("RGB", (20, 24)).save(wrong)
+    sources = {source.part: source for source in sources_imagenet_c(context(three, tmp_path))}
+    with pytest.raises(RecastError, match=r"without resizing, .* 20x20 pixels, but .*val_00.png has 24x20"):
+        sources["fog/3"].images.batch([0])
+    wrong.unlink()
+    with pytest.raises(RecastError, match="no such image"):
+        sources["fog/3"].images.batch([0])
+    for image in (root / "gaussian_noise" / "1" / WNIDS[1]).iterdir():
+        image.unlink()
+    with pytest.raises(NotMeasured, match=f"class folders without an image: {WNIDS[1]}"):
+        sources_imagenet_c(context(three, tmp_path))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,9 @@ from torchvision.models import squeezenet1_1
 
 from recast.data import Data, load_data
 from recast.errors import RecastError
-from recast.evaluation.bench import Bench, NotMeasured, Options, PixelModel, Suite
-from recast.evaluation.knn import TEMPERATURE, bank_images, features, nearest, score_knn, sources_knn, vote
-from recast.evaluation.measuring import score_suites
+from recast.evaluation import PixelModel
+from recast.evaluation.context import NotMeasured
+from recast.evaluation.knn import TEMPERATURE, bank_images, features, nearest, vote
 from recast.run.config import AugmentConfig, DataConfig
 
 
@@ -70,13 +71,6 @@ def test_votes_are_those_of_the_formula_and_of_scikit_learn() -> None:
     assert not votes[5].equal(votes[20])
 
 
-def test_near_neighbours_outvote_many_far_ones() -> None:
-    votes = vote(torch.tensor([[1.0, 0.5, 0.5, 0.5]]), torch.tensor([[1, 0, 0, 0]]), (4,), 2)
-    assert votes[4].tolist() == [1]
-    votes = vote(torch.tensor([[0.52, 0.5, 0.5, 0.5]]), torch.tensor([[1, 0, 0, 0]]), (4,), 2)
-    assert votes[4].tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -111,16 +105,15 @@ def test_features_of_any_network() -> None:
         features(nn.Sequential(nn.Conv2d(3, 4, 1)), images, 9)
 
 
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head.bias.expand(len(x), 4)
-
-
 def test_a_classifier_that_is_not_called() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head.bias.expand(len(x), 4)
+
     with pytest.raises(RecastError, match="no features of Unused"):
         features(Unused(), torch.randn(2, 3, 8, 8), 4)
 
@@ -139,17 +132,10 @@ class Spread(nn.Module):
         return logits
 
 
-def test_the_suite(digits: Data) -> None:
+def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]]) -> None:
     augmented = replace(digits, train=digits.train.augmented(AugmentConfig()))
     model = Spread().eval()
-
-    def scores(batch_size: int) -> dict[str, np.ndarray]:
-        models = {"m": PixelModel(model, digits.mean, digits.std)}
-        bench = Bench(models, augmented, batch_size, torch.device("cpu"), Options(neighbours=(1, 5)))
-        found, _ = score_suites(bench, {"knn": Suite(score_knn, sources=sources_knn)})
-        return found["knn"].scores["m"]
-
-    found = scores(50)
+    found = score("knn", model, augmented, 50, neighbours=(1, 5))
     assert model.seen == [50] * 5  # four batches of 200 training images once, one of the validation
     assert list(found) == ["top1@1", "top1@5"]
     mean, std = torch.tensor(digits.mean)[:, None, None], torch.tensor(digits.std)[:, None, None]
@@ -165,21 +151,16 @@ def test_the_suite(digits: Data) -> None:
     assert found["top1@5"][:, 0].tolist() == voted.float().tolist()
     counted = digits.train.labels[near.indices].mode(1).values == digits.val.labels
     assert not voted.equal(counted)  # or the weights would not show
-    assert all((values == found[metric]).all() for metric, values in scores(13).items())
+    parts = score("knn", model, augmented, 13, neighbours=(1, 5))
+    assert all((values == found[metric]).all() for metric, values in parts.items())
 
 
-def test_bad_requests(digits: Data) -> None:
-    def bench(data: Data, *neighbours: int) -> Bench:
-        return Bench({}, data, 8, torch.device("cpu"), Options(neighbours=neighbours))
-
-    for wrong in (0, 201):
-        with pytest.raises(
-            RecastError, match=rf"neighbours must be between 1 and 200 \(the training images\), got {wrong}"
-        ):
-            sources_knn(bench(digits, 5, wrong))
+def test_bad_requests(digits: Data, score: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(RecastError, match=r"between 1 and 200 .*, got 201"):
+        score("knn", nn.Identity(), digits, neighbours=(5, 201))
     empty = replace(digits, train=digits.train.subset(torch.empty(0, dtype=torch.long)))
     with pytest.raises(NotMeasured, match="digits has none"):
-        sources_knn(bench(empty, 1))
+        score("knn", nn.Identity(), empty)
 
 
 def test_the_bank_is_seen_at_the_test_size() -> None:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +14,10 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, load_data
 from recast.errors import RecastError
-from recast.evaluation.bench import Options
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
+from recast.run.config.evaluation import Options
 from recast.run.records import read_rows
 from recast.training.run import train
 
@@ -44,8 +48,6 @@ def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
 
 
 def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
-    import json
-
     rows = {(row.model, row.metric): row for row in evaluate_run(run, ["clean"], device="cpu", progress=False).rows}
     for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
         last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
@@ -133,8 +135,6 @@ def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name:
 
 
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
-    import json
-
     options = Options(num_samples=20, eps=(2.0,))
     evaluate_run(copied, ["fgsm", "agreement"], options=options, device="cpu", command="recast x", progress=False)
     evaluate_run(copied, ["clean"], device="cpu", progress=False)
@@ -174,7 +174,7 @@ def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
     for words in (
         {"suites": ["clene"]},
-        {"suites": ["clean"], "options": Options(eps=(-1,))},
+        {"suites": ["clean"], "options": Options(num_samples=31)},
         {"suites": ["clean"], "device": "nope"},
     ):
         with pytest.raises(RecastError):
@@ -182,25 +182,20 @@ def test_a_bad_request_writes_nothing(copied: Path) -> None:
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
-def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda classes: ["a", "b"], "was trained on 10 classes, digits has 2"),
+        (lambda classes: classes[::-1], r"class 0 was '0' when .* was trained, now it is '9'"),
+    ],
+)
+def test_data_that_changed_since_the_run(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]], message: str
+) -> None:
+    def changed(*config: Any) -> Data:
+        found = load_data(*config)
+        return replace(found, classes=change(found.classes))
 
-    import recast.evaluation.run_folder as module
-
-    monkeypatch.setattr(module, "load_data", lambda *config: replace(load_data(*config), classes=["a", "b"]))
-    with pytest.raises(RecastError, match="was trained on 10 classes, digits has 2"):
-        open_run(copied)
-
-
-def test_classes_in_another_order_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    import recast.evaluation.run_folder as module
-
-    def turned(*config: object) -> Data:
-        found = load_data(*config)  # type: ignore[arg-type]
-        return replace(found, classes=found.classes[::-1])
-
-    monkeypatch.setattr(module, "load_data", turned)
-    with pytest.raises(RecastError, match=r"class 0 was '0' when .* was trained, now it is '9'"):
+    monkeypatch.setattr("recast.evaluation.run_folder.load_data", changed)
+    with pytest.raises(RecastError, match=message):
         open_run(copied)

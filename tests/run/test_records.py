@@ -97,5 +97,5 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_import_no_torch() -> None:
-    code = "import sys, recast.run.records, recast.evaluation; assert 'torch' not in sys.modules"
+    code = "import sys, recast.run.records, recast.run.config.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -83,8 +83,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _evaluate(options: EvaluateOptions, command: str) -> int:
-    from recast.evaluation.bench import NotMeasured, Options
+    from recast.evaluation.context import NotMeasured
     from recast.evaluation.run_folder import check_run, evaluate_run
+    from recast.run.config.evaluation import Options
 
     for folder in options.runs:  # all of them before the first is measured
         check_run(folder)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recast import __version__
 from recast.data.datasets import LabelledImages
-from recast.evaluation.bench import Options, PixelModel, Score, Source
+from recast.evaluation.context import PixelModel, Score, Source
+from recast.run.config.evaluation import Options
 from recast.run.files import replaced
 
 
@@ -28,7 +29,7 @@ def model_key(model: PixelModel) -> str:
     for name, module in model.named_modules():
         told = {key: value for key, value in vars(module).items() if key != "training" and _is_plain(value)}
         digest.update(f"{name} {sorted(told.items())}".encode())
-    for name, tensor in (*model.state_dict().items(), ("mean", model.mean), ("std", model.std)):
+    for name, tensor in model.state_dict().items():
         _add(digest, name, tensor)
     return digest.hexdigest()
 
@@ -46,8 +47,8 @@ class SourceKeys:
     """Hashes of sources; of many that are made from the same images, these are read once."""
 
     def __init__(self) -> None:
-        self.known: dict[int, str] = {}
-        self.held: list[object] = []  # so that no id is used twice
+        self.known: dict[int, tuple[LabelledImages, str]] = {}
+        """By id; the images are held, so that no id is used twice."""
 
     def __call__(self, source: Source) -> str:
         """A hash of images, labels, columns and what else the scores depend on."""
@@ -58,12 +59,8 @@ class SourceKeys:
         return digest.hexdigest()
 
     def _images(self, images: LabelledImages) -> str:
-        if id(images) not in self.known:
-            self.held.append(images)
-            self.known[id(images)] = self._hash(images)
-        return self.known[id(images)]
-
-    def _hash(self, images: LabelledImages) -> str:
+        if id(images) in self.known:
+            return self.known[id(images)][1]
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {images.img_size}".encode())
         for name in ("crop_pct", "identity", "where"):
             digest.update(repr(getattr(images, name, None)).encode())
@@ -74,6 +71,7 @@ class SourceKeys:
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
         digest.update("\n".join(_files(map(str, (*held.get("items", ()), *held.get("shards", ()))))).encode())
+        self.known[id(images)] = images, digest.hexdigest()
         return digest.hexdigest()
 
 
@@ -107,17 +105,11 @@ class Scores:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            if str(arrays.pop("key")) != self.key:
-                return
-            done = int(arrays.pop("done"))
+            key, done = str(arrays.pop("key")), int(arrays.pop("done"))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return  # measured anew
-        if all(array.ndim == 2 and len(array) == self.n for array in arrays.values()):
+        if key == self.key and all(array.ndim == 2 and len(array) == self.n for array in arrays.values()):
             self.done, self.arrays = done, arrays
-
-    @property
-    def is_complete(self) -> bool:
-        return self.done >= self.n
 
     def put(self, first: int, score: Score) -> None:
         """Keep the scores of images `first`, `first` + 1, ..."""
@@ -135,13 +127,14 @@ class Scores:
             np.savez_compressed(file, key=np.asarray(self.key), done=np.asarray(self.done), **self.arrays)  # type: ignore[arg-type]
 
 
-def score_file(folder: Path, suite: str, part: str, model: str, key: str) -> Path:
-    """FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own."""
-    stem = f"{part.replace('/', '-')}.{model}" if part else model
-    return folder / suite / f"{stem}.{key[:12]}.npz"
+def open_scores(
+    folder: Path, suite: str, uses: Iterable[str], options: Options, model: tuple[str, str], source: Source, key: str
+) -> Scores:
+    """Scores in FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own.
 
-
-def scores_key(suite: str, uses: Iterable[str], options: Options, model: str, source: str) -> str:
-    """One hash of everything that the scores depend on."""
+    uses: the options that the scores depend on; model: its name and `model_key`; key: of the source (`SourceKeys`).
+    """
     told = {name: getattr(options, name) for name in uses}
-    return hashlib.sha256(repr((suite, told, model, source)).encode()).hexdigest()
+    whole = hashlib.sha256(repr((suite, told, model[1], key)).encode()).hexdigest()
+    stem = ".".join(filter(None, (source.part.replace("/", "-"), model[0])))
+    return Scores(len(source.images), folder / suite / f"{stem}.{whole[:12]}.npz", whole)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.evaluation.bench import Bench, Measurement
+from recast.evaluation.context import Context, Measurement
 from recast.tracing.cost import count_parameters
 
 BATCH_SIZE = 32
@@ -62,11 +62,11 @@ def _synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def measure_cost(bench: Bench) -> Iterator[Measurement]:
+def measure_cost(context: Context) -> Iterator[Measurement]:
     """parameters, macs (of one image), images_per_second (median) and peak_memory in batches of at most 32."""
-    images = next(bench.batches()).images[:BATCH_SIZE]
-    times = time_models(bench.models, images)
-    for name, model in bench.models.items():
+    images = next(context.batches()).images[:BATCH_SIZE]
+    times = time_models(context.models, images)
+    for name, model in context.models.items():
         yield Measurement(name, "parameters", count_parameters(model), 1)
         yield Measurement(name, "macs", count_macs(model, images[:1]), 1)
         yield Measurement(name, "images_per_second", len(images) / statistics.median(times[name]), len(images))

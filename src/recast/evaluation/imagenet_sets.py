@@ -1,4 +1,4 @@
-"""Suites on other images of ImageNet's classes: `imagenet-a`, `imagenet-r`, `imagenet-v2`, `imagenet-sketch`.
+"""Suites on released test sets of ImageNet's classes: `imagenet-a`, `-r`, `-v2`, `-sketch`, `-real` and `imagenet-c`.
 
 A set is a folder of class folders named by wnid (n01440764), ImageNet-V2's by the numbers 0 to 999. Which output of the
 model a class is follows from the names of the classes that the data gives, never from the order of the folders.
@@ -8,80 +8,54 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
-from importlib.resources import files
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
-from timm.data import ImageNetInfo
+from PIL import Image
+from timm.data import RealLabelsImagenet
 from torch import Tensor
 
 from recast.data.datasets import ImageFiles
-from recast.data.images import is_image_name
+from recast.data.images import decode_errors, is_image_name, open_image
 from recast.data.seeding import choose_balanced
-from recast.evaluation.bench import Batch, Bench, NotMeasured, Score, Source, is_correct
+from recast.data.shards import ImageStream
+from recast.errors import RecastError
+from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source
+from recast.evaluation.imagenet_classes import imagenet_wnids, listed, outputs_of
+from recast.evaluation.imagenet_corruptions import KINDS
+from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 
-WNID = re.compile(r"n\d{8}")
-
-
-@cache
-def imagenet_wnids(subset: str = "imagenet") -> tuple[str, ...]:
-    """WordNet ids in the order of ImageNet-1k's labels; subset imagenet_a, imagenet_r: of those sets' 200 classes."""
-    # timm has no function for the smaller sets, only the files.
-    return tuple((files("timm.data") / "_info" / f"{subset}_synsets.txt").read_text(encoding="utf-8").split())
-
-
-@dataclass(frozen=True)
-class TestSet:
-    """What is known of a released test set."""
-
-    __test__ = False  # no class of tests
-
-    names: tuple[str, ...]
-    """Its folder in the folder of sets; the first is the one to tell."""
-    classes: str
-    """`imagenet_wnids` of its classes."""
-    where: str
-    """The way to get it."""
-
-
-SETS = {
-    "imagenet-a": TestSet(
-        ("imagenet-a",), "imagenet_a", "imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples"
-    ),
-    "imagenet-r": TestSet(("imagenet-r",), "imagenet_r", "imagenet-r.tar, linked at github.com/hendrycks/imagenet-r"),
-    "imagenet-v2": TestSet(
-        ("imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency"),
-        "imagenet",
-        "imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
-    ),
-    "imagenet-sketch": TestSet(
-        ("imagenet-sketch", "sketch"),
-        "imagenet",
-        "ImageNet-Sketch.zip, linked at github.com/HaohanWang/ImageNet-Sketch",
-    ),
+FOLDERS = {
+    "imagenet-a": ("imagenet-a",),
+    "imagenet-r": ("imagenet-r",),
+    "imagenet-v2": ("imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency"),
+    "imagenet-sketch": ("imagenet-sketch", "sketch"),
+    "imagenet-c": ("imagenet-c", "imagenet_c", "imagenetc"),
 }
+"""What the folder of a set may be called in the folder of sets."""
+CLASSES = {"imagenet-a": "imagenet_a", "imagenet-r": "imagenet_r"}
+"""`imagenet_wnids` of the sets that have some of the classes only."""
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
-def find_set(bench: Bench, names: Sequence[str], where: str) -> Path:
-    """The folder of a test set: one of `names`, in any case, in options.sets or $RECAST_DATA.
-
-    Raises NotMeasured, with `where` to get it, if it is not there.
-    """
-    told = bench.options.sets or os.environ.get("RECAST_DATA")
+def find_set(context: Context, suite: str) -> Path:
+    """The folder of a test set, in any case, in options.sets or $RECAST_DATA; NotMeasured with where to get it."""
+    where = SUITES[suite].needs
+    told = context.options.sets or os.environ.get("RECAST_DATA")
     if not told:
         raise NotMeasured(
-            f"where is {names[0]}? Give the folder that holds it (--sets DIR, or the environment variable "
+            f"where is {suite}? Give the folder that holds it (--sets DIR, or the environment variable "
             f"RECAST_DATA). To get it: {where}"
         )
     root = Path(told).expanduser()
     there = {entry.name.lower(): entry for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else {}
-    for name in names:
-        if name.lower() in there:
-            return there[name.lower()]
-    raise NotMeasured(f"no folder {names[0]} in {root}. To get it: {where}, unpacked there")
+    for name in FOLDERS[suite]:
+        if name in there:
+            return there[name]
+    raise NotMeasured(f"no folder {suite} in {root}. To get it: {where}, unpacked there")
 
 
 def class_folders(root: Path) -> list[str]:
@@ -94,11 +68,6 @@ def image_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first five names, and how many there are."""
-    return f"{', '.join(names[:5])}{f' ... ({len(names)} in all)' if len(names) > 5 else ''}"
-
-
 def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> None:
     """NotMeasured that lists the class folders that are missing, and those that are no class of the set."""
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
@@ -108,78 +77,23 @@ def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> No
         raise NotMeasured(f"{root} must have {len(wanted)} class folders, but it is {' and '.join(lacks)}")
 
 
-def outputs_of(bench: Bench, wnids: Sequence[str], dataset: str) -> Tensor:
-    """(len(wnids),) int64: the output of the models that stands for each class, by the names of the data's classes.
-
-    Classes named by wnid may be any that hold the wanted ones, in any order. A thousand other names must be ImageNet's
-    in its order (one of the words before and after commas is enough). Raises NotMeasured for anything else.
-    """
-    classes, data = bench.data.classes, bench.data.name
-    todo = f"evaluate a model of ImageNet's classes with --data imagenet, or leave {dataset} out"
-    if all(WNID.fullmatch(name) for name in classes):
-        place = {name: index for index, name in enumerate(classes)}
-        if missing := [wnid for wnid in wnids if wnid not in place]:
-            raise NotMeasured(
-                f"{dataset} has classes that are none of the {len(classes)} of {data}: {listed(missing)}; {todo}"
-            )
-        return torch.tensor([place[wnid] for wnid in wnids])
-    order = imagenet_wnids()
-    if len(classes) != len(order):
-        raise NotMeasured(f"{dataset} is for models of ImageNet's 1000 classes, {data} has {len(classes)}: {todo}")
-    _check_order(classes, dataset, data)
-    place = {name: index for index, name in enumerate(order)}
-    return torch.tensor([place[wnid] for wnid in wnids])
-
-
-def _check_order(classes: Sequence[str], dataset: str, data: str) -> None:
-    if list(classes) == [str(index) for index in range(len(classes))]:
-        return  # numbers say nothing else
-    info = ImageNetInfo("imagenet-1k")
-    known = [info.index_to_description(index) for index in range(len(classes))]
-    owners: dict[str, int] = {word: index for index, name in enumerate(known) for word in _words(name)}
-    pairs = list(enumerate(zip(map(_words, classes), map(_words, known), strict=True)))
-    other = [index for index, (mine, theirs) in pairs if not mine & theirs]
-    # A few have other names in other lists, such as "crane bird"; none has the name of another class.
-    moved = [index for index in other if any(word in owners for word in _words(classes[index]))]
-    if moved or len(other) > len(classes) // 20:
-        first = (moved or other)[0]
-        raise NotMeasured(
-            f"{dataset} needs ImageNet's classes in their order, but {len(other)} of {data} have other names: class "
-            f"{first} is {classes[first]!r}, expected {known[first]!r}. Name the class folders by wnid"
-        )
-
-
-def _words(name: str) -> set[str]:
-    return {word.strip().lower().replace("_", " ") for word in name.split(",")}
-
-
-def sources_of_set(bench: Bench, suite: str) -> list[Source]:
+def sources_of_set(context: Context, suite: str) -> list[Source]:
     """All images of the set, resized and cropped as the data's own are; `columns` where it has some classes only."""
-    known = SETS[suite]
-    wnids = sorted(imagenet_wnids(known.classes))
-    columns = outputs_of(bench, wnids, suite)
-    root = find_set(bench, known.names, known.where)
-    found = class_folders(root)
+    wnids = sorted(imagenet_wnids(CLASSES.get(suite, "imagenet")))
+    columns = outputs_of(context, wnids, suite)
+    root = find_set(context, suite)
+    found, folders = class_folders(root), wnids
     if all(name.isdecimal() for name in found):  # ImageNet-V2: the numbers are ImageNet's labels
-        order = imagenet_wnids()
-        by_wnid = {order[int(name)]: name for name in found if int(name) < len(order)}
-        check_folders(found, [str(order.index(wnid)) for wnid in wnids], root)
-    else:
-        by_wnid = {name: name for name in found}
-        check_folders(found, wnids, root)
-    paths: list[str] = []
-    counts = []
-    for wnid in wnids:
-        folder = root / by_wnid[wnid]
-        names = image_names(folder)
-        if not names:
-            raise NotMeasured(f"class folder without an image: {folder}. Unpack {suite} again")
-        paths += [str(folder / name) for name in names]
-        counts.append(len(names))
-    labels = torch.arange(len(wnids)).repeat_interleave(torch.tensor(counts))
-    val = bench.data.val
-    images = ImageFiles(labels, val.img_size, paths, crop_pct=getattr(val, "crop_pct", None))
-    return [Source("", images.subset(sample(labels, bench.options.num_samples)), suite, columns)]
+        folders = [str(imagenet_wnids().index(wnid)) for wnid in wnids]
+    check_folders(found, folders, root)
+    by_class = [[str(root / name / image) for image in image_names(root / name)] for name in folders]
+    if empty := [name for name, paths in zip(folders, by_class, strict=True) if not paths]:
+        raise NotMeasured(f"class folder without an image: {root / empty[0]}. Unpack {suite} again")
+    labels = torch.arange(len(wnids)).repeat_interleave(torch.tensor([len(paths) for paths in by_class]))
+    val = context.data.val
+    paths = [path for paths in by_class for path in paths]
+    images = ImageFiles(labels, val.img_size, paths, crop_pct=val.crop_pct)
+    return [Source("", images.subset(sample(labels, context.options.num_samples)), suite, columns)]
 
 
 def sample(labels: Tensor, count: int | None) -> Tensor:
@@ -189,14 +103,112 @@ def sample(labels: Tensor, count: int | None) -> Tensor:
     return choose_balanced(labels, count, "num_samples")
 
 
-def set_sources(suite: str) -> Callable[[Bench], list[Source]]:
-    """`sources_of_set` of one suite."""
-    return partial(sources_of_set, suite=suite)
+@dataclass(frozen=True)
+class RealSource(Source):
+    """Validation images with the outputs that are right for each."""
+
+    answers: tuple[tuple[int, ...], ...] = ()
 
 
-def score_top(bench: Bench, batch: Batch) -> Iterator[Score]:
-    """top1, and from six classes on top5, among the classes that count."""
-    for name in bench.models:
-        logits = batch.logits(name)
-        for k in (1, 5) if logits.shape[1] >= 6 else (1,):
-            yield Score(name, f"top{k}", is_correct(logits, batch.labels, k))
+@cache
+def real_labels() -> dict[str, list[int]]:
+    """ImageNet's labels of each of the 50,000 validation images by file name, as ReaL has them; timm ships them."""
+    labels: dict[str, list[int]] = RealLabelsImagenet(range(50_000)).real_labels
+    return labels
+
+
+def sources_real(context: Context) -> list[Source]:
+    """The validation images of the data that have a label in ReaL; NotMeasured if they are not ImageNet's."""
+    val, data = context.data.val, context.data.name
+    names = [] if isinstance(val, ImageStream) else [val.image_name(index) for index in range(len(val))]
+    labels = [real_labels().get(f"{found[0]}.JPEG") for name in names if (found := VAL_IMAGE.search(name))]
+    if len(labels) != len(val) or None in labels:
+        other = next((name for name in names if not VAL_IMAGE.search(name)), "others")
+        raise NotMeasured(
+            "imagenet-real relabels ImageNet's 50,000 validation images, which it knows by their file names "
+            f"(ILSVRC2012_val_00000001.JPEG and so on), but {data} has {other}: use --data imagenet with such names"
+        )
+    outputs = outputs_of(context, imagenet_wnids(), "imagenet-real").tolist()
+    answers = {index: tuple(outputs[label] for label in known) for index, known in enumerate(labels) if known}
+    if not answers:
+        raise NotMeasured(f"none of the {len(val)} images of {data} has a label in ReaL: use more of them")
+    return [RealSource("", val.subset(torch.tensor(list(answers))), "imagenet-real", answers=tuple(answers.values()))]
+
+
+def score_real(batch: Batch) -> Iterator[Score]:
+    """top1, top5: one of the k largest logits is among the image's labels (Beyer et al. 2020, arXiv:2006.07159)."""
+    assert isinstance(batch.source, RealSource)
+    right = torch.zeros(len(batch), len(batch.context.data.classes), device=batch.images.device)
+    for row, index in enumerate(batch.indices):
+        right[row, list(batch.source.answers[index])] = 1
+    for name in batch.models:
+        best = right.gather(1, batch.logits(name).topk(5, dim=1).indices)
+        yield Score(name, "top1", best[:, 0])
+        yield Score(name, "top5", best.amax(1))
+
+
+@dataclass(frozen=True)
+class ReadUnresized:
+    """name → the RGB image ROOT/name; RecastError if it cannot be read or has not side x side pixels."""
+
+    root: Path
+    side: int
+
+    def __call__(self, name: str) -> Image.Image:
+        image = open_image(self.root / name)
+        if image.size != (self.side, self.side):
+            raise RecastError(
+                f"ImageNet-C is evaluated without resizing, all images must have {self.side}x{self.side} pixels, but "
+                f"{self.root / name} has {image.height}x{image.width}"
+            )
+        return image
+
+
+def sources_imagenet_c(context: Context) -> list[Source]:
+    """The 75 folders of the released ImageNet-C (Hendrycks & Dietterich 2019, arXiv:1903.12261) as they are.
+
+    Each holds the 50,000 validation images as JPEG files of 224 x 224 pixels, neither resized nor cropped here. What
+    is missing is listed in one NotMeasured.
+    """
+    wnids = sorted(imagenet_wnids())
+    outputs = outputs_of(context, wnids, "imagenet-c")
+    folders = _folders(find_set(context, "imagenet-c"), wnids)
+    first = folders[KINDS[0], SEVERITIES[0]]
+    by_class = {wnid: image_names(first / wnid) for wnid in wnids}
+    if empty := [wnid for wnid, names in by_class.items() if not names]:
+        raise NotMeasured(f"{first} has class folders without an image: {listed(empty)}. Unpack its tar file again")
+    names = [f"{wnid}/{name}" for wnid in wnids for name in by_class[wnid]]
+    labels = outputs.repeat_interleave(torch.tensor([len(by_class[wnid]) for wnid in wnids]))
+    with decode_errors(str(first / names[0])), Image.open(first / names[0]) as image:
+        side = max(image.size)
+    # one list of names for all 75 folders
+    base = ImageFiles(labels, side, names).subset(sample(labels, context.options.num_samples))
+    return [
+        Source(
+            f"{kind}/{severity}",
+            replace(base, read=ReadUnresized(folder, side), where=f"imagenet-c {folder}"),
+            "imagenet-c",
+        )
+        for (kind, severity), folder in folders.items()
+    ]
+
+
+def _folders(root: Path, wnids: list[str]) -> dict[tuple[str, int], Path]:
+    """KIND/SEVERITY or CATEGORY/KIND/SEVERITY of each corruption."""
+    folders: dict[tuple[str, int], Path] = {}
+    missing = []
+    for category, kind in ((category, kind) for category, kinds in CATEGORIES.items() for kind in kinds):
+        for severity in SEVERITIES:
+            places = root / kind / str(severity), root / category / kind / str(severity)
+            if there := [place for place in places if place.is_dir()]:
+                folders[kind, severity] = there[0]
+        if absent := [str(severity) for severity in SEVERITIES if (kind, severity) not in folders]:
+            some = f" (severity {', '.join(absent)})" if len(absent) < len(SEVERITIES) else ""
+            missing.append(f"{kind}{some}")
+    for (kind, severity), folder in folders.items():
+        if lacking := sorted(set(wnids) - set(class_folders(folder))):
+            missing.append(f"{kind}/{severity} (classes {listed(lacking)})")
+    if missing:
+        where = SUITES["imagenet-c"].needs
+        raise NotMeasured(f"{root} is not the whole ImageNet-C, missing: {'; '.join(missing)}. To get it: {where}")
+    return folders

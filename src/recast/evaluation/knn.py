@@ -8,18 +8,21 @@ arXiv:2104.14294). The bank is the training images without augmentation, 4·N·D
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data, loader
+from recast.data import Data
 from recast.data.datasets import LabelledImages
 from recast.data.shards import ImageStream
 from recast.errors import RecastError
-from recast.evaluation.bench import Batch, Bench, NotMeasured, PixelModel, Score, Source
-from recast.evaluation.resolution import ResizedImages
+from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
+from recast.evaluation.derived_images import ResizedImages
 from recast.models.adapt import classifiers
+from recast.tracing.hooks import hooked, named
 
 TEMPERATURE = 0.07
 CHUNK = 65_536
@@ -34,19 +37,13 @@ def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -
     pass does not call it.
     """
     network = model.model if isinstance(model, PixelModel) else model
-    layers = [network.get_submodule(name) for name in classifiers(network, num_classes)]
     entered: list[Tensor] = []
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def keep(_name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         entered.append(_vectors(inputs[0].detach(), channels_first=not isinstance(layer, nn.Linear)))
 
-    handles = [layer.register_forward_pre_hook(keep) for layer in layers]
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(named(network, classifiers(network, num_classes)), before=keep), torch.no_grad():
+        model(images)
     if not entered or any(each.shape != entered[0].shape or len(each) != len(images) for each in entered):
         raise RecastError(
             f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
@@ -67,10 +64,8 @@ def nearest(queries: Tensor, bank: Tensor, k: int, chunk: int = CHUNK) -> tuple[
 
     Both are unit vectors. Never holds more than B·(chunk + k) similarities.
     """
-    best, where = (
-        queries.new_empty(len(queries), 0),
-        torch.empty(len(queries), 0, dtype=torch.long, device=queries.device),
-    )
+    best = queries.new_empty(len(queries), 0)
+    where = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
     for begin in range(0, len(bank), chunk):
         similar = queries @ bank[begin : begin + chunk].T
         values, columns = similar.topk(min(k, similar.shape[1]), dim=1)
@@ -93,22 +88,22 @@ def vote(similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: i
     return votes
 
 
-def sources_knn(bench: Bench) -> list[Source]:
+def sources_knn(context: Context) -> list[Source]:
     """The validation images; NotMeasured without training images, RecastError for a k that there cannot be."""
-    count, data = len(bench.data.train), bench.data
+    count, data = len(context.data.train), context.data
     if count == 0:
         raise NotMeasured(f"knn compares with training images, and {data.name} has none: use data with a training part")
-    if wrong := [k for k in bench.options.neighbours if not 1 <= k <= count]:
+    if wrong := [k for k in context.options.neighbours if k > count]:
         raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {wrong[0]}")
-    return [Source("", data.val, data.name, depends=(bank_images(data),))]
+    return [replace(context.validation, depends=(bank_images(data),))]
 
 
-def score_knn(bench: Bench, batch: Batch) -> Iterator[Score]:
+def score_knn(batch: Batch) -> Iterator[Score]:
     """top1@K for every k."""
-    ks = bench.options.neighbours
-    num_classes = len(bench.data.classes)
-    banks = _banks(bench)
-    for name, model in bench.models.items():
+    ks = batch.options.neighbours
+    num_classes = len(batch.context.data.classes)
+    banks = _banks(batch)
+    for name, model in batch.models.items():
         bank, bank_labels = banks[name]
         queries = F.normalize(features(model, batch.images, num_classes), dim=1)
         similarities, indices = nearest(queries, bank, max(ks))
@@ -127,18 +122,17 @@ def bank_images(data: Data) -> LabelledImages:
     return ResizedImages(images, (data.test_size, data.test_size))
 
 
-def _banks(bench: Bench) -> dict[str, tuple[Tensor, Tensor]]:
+def _banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """Unit features (N, D) and labels (N,) of the training images for each model, in one pass over them."""
-    banks: dict[str, tuple[Tensor, Tensor]] = bench.store.setdefault("knn", {})
-    if todo := [name for name in bench.models if name not in banks]:
+    context = batch.context
+    banks: dict[str, tuple[Tensor, Tensor]] = context.store.setdefault("knn", {})
+    if todo := [name for name in batch.models if name not in banks]:
         found: dict[str, list[Tensor]] = {name: [] for name in todo}
         labels = []
-        for images, batch_labels in loader(bank_images(bench.data), bench.batch_size, workers=bench.workers):
-            labels.append(batch_labels.to(bench.device))
-            pixels = images.to(bench.device)
+        for part in context.batches(Source("", bank_images(context.data), context.data.name)):
+            labels.append(part.labels)
             for name in todo:
-                vectors = features(bench.models[name], pixels, len(bench.data.classes))
+                vectors = features(context.models[name], part.images, len(context.data.classes))
                 found[name].append(F.normalize(vectors, dim=1))
-        for name in todo:
-            banks[name] = torch.cat(found[name]), torch.cat(labels)
+        banks |= {name: (torch.cat(vectors), torch.cat(labels)) for name, vectors in found.items()}
     return banks

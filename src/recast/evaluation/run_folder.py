@@ -14,17 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.queries import write_attention
 from recast.data import Data, load_data, loader
-from recast.device import choose_device, surroundings
+from recast.device import surroundings
 from recast.errors import RecastError
-from recast.evaluation.analysis import EPOCHS
-from recast.evaluation.bench import Options, PixelModel
-from recast.evaluation.suites import SUITES, Results, check, groups, measure
+from recast.evaluation.context import Context, PixelModel
+from recast.evaluation.suites import EVALUATORS, Results, check_suites, groups, measure, open_context
+from recast.evaluation.tables import EPOCHS
 from recast.io import load
 from recast.models.build import build
 from recast.run.config import Recipe
+from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Provenance, Row, read_rows, write_differences, write_rows, write_table
@@ -127,9 +129,11 @@ def evaluate_run(
     again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do; what was finished
     by then is kept.
     """
-    check(suites, options)
-    _made(Path(folder))  # what cannot be added to is found before anything is measured
+    check_suites(suites)
+    _provenance(Path(folder))  # what cannot be added to is found before anything is measured
     run = open_run(folder)
+    context = open_context(run.models, run.data, batch_size, device, options, workers)
+    context.store[EPOCHS] = kept_models(run)
     if again:
         for name in suites:
             shutil.rmtree(run.folder / "scores" / name, ignore_errors=True)
@@ -138,26 +142,16 @@ def evaluate_run(
     for together in groups(suites):
         begin = time.time()
         found = measure(
-            run.models,
-            together,
-            run.data,
-            run=run.folder.resolve().name,
-            batch_size=batch_size,
-            device=device,
-            options=options,
-            workers=workers,
-            cache=run.folder / "scores",
-            store={EPOCHS: kept_models(run)},
-            progress=progress,
+            context, together, run=run.folder.resolve().name, cache=run.folder / "scores", progress=progress
         )
-        write_results(run, found, together, options, device, command, time.time() - begin)
+        write_results(run, found, together, context, command, time.time() - begin)
         results.extend(found)
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
         write_pictures(run)
     return results
 
 
-def _made(folder: Path) -> dict[str, Any]:
+def _provenance(folder: Path) -> dict[str, Any]:
     """evaluation.json as it stands, {"suites": {...}}."""
     path = folder / "evaluation.json"
     known = read_json(path, "suites") if path.is_file() else {"suites": {}}
@@ -177,30 +171,30 @@ def _kept_model(run: Run, path: Path) -> nn.Module:
 
 
 def write_results(
-    run: Run, found: Results, suites: Sequence[str], options: Options, device: str, command: str, seconds: float
+    run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float
 ) -> None:
     """Put results into the run's files; a suite's new ones replace all its older ones.
 
     A look at some images (num_samples) does not replace what was measured on more of them.
     """
-    made, facts = _made(run.folder), surroundings(choose_device(device))
+    known, machine = _provenance(run.folder), surroundings(context.device)
     written = []
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
             continue
         images = max(row.n for row in rows) if rows else found.tables[name].images
-        before = made["suites"].get(name, {})
-        if options.num_samples is not None and before.get("images", 0) > images:
+        before = known["suites"].get(name, {})
+        if context.options.num_samples is not None and before.get("images", 0) > images:
             warnings.warn(
                 f"{run.folder} keeps {name} of {before['images']:,} images: this look at {images:,} is not written",
                 stacklevel=2,
             )
             continue
         written.append(name)
-        if rows and name in made["suites"] and _stand_there(run.folder, rows):
+        if rows and name in known["suites"] and _stand_there(run.folder, rows):
             continue  # read from RUN/scores: they were made as it says
-        uses = (*SUITES[name].uses, "num_samples", "seed")
+        uses = (*EVALUATORS[name].uses, "num_samples", "seed")
         provenance = Provenance(
             command=command,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -208,18 +202,18 @@ def write_results(
             together_with=[other for other in suites if other != name],
             dataset=rows[0].dataset if rows else run.data.name,
             images=images,
-            options={field: value for field, value in asdict(options).items() if field in uses},
-            device=str(facts["device"]),
-            machine=f"{facts['platform']}, {facts['cpu_count']} CPUs",
-            versions={what: str(facts[what]) for what in ("recast", "torch", "timm", "python")},
+            options={field: value for field, value in asdict(context.options).items() if field in uses},
+            device=str(machine["device"]),
+            machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
+            versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
         )
-        made["suites"][name] = asdict(provenance)
+        known["suites"][name] = asdict(provenance)
     write_rows(run.folder / "rows.csv", [row for row in found.rows if row.suite in written])
     write_differences(run.folder / "differences.csv", [line for line in found.differences if line.suite in written])
     for name, table in found.tables.items():
         if name in written:
             write_table(run.folder / "analysis", table)
-    write_json(run.folder / "evaluation.json", made)
+    write_json(run.folder / "evaluation.json", known)
 
 
 def _stand_there(folder: Path, rows: Sequence[Row]) -> bool:
@@ -237,12 +231,11 @@ def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:
         if len(first) == count:
             break
     pixels = torch.cat(list(first.values()))
-    normalise = PixelModel(nn.Identity(), run.data.mean, run.data.std)
     return write_attention(
         run.folder / "attention.npz",
         run.models["recast"],
         pixels,
         list(first),
         run.data.classes,
-        normalise,
+        lambda images: normalize(images, run.data.mean, run.data.std),
     )

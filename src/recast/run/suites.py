@@ -171,6 +171,7 @@ CATEGORIES = {
     "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 }
 """The 15 corruptions of ImageNet-C."""
+SEVERITIES = (1, 2, 3, 4, 5)
 PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
 
 

@@ -1,4 +1,4 @@
-"""Suite `clean`: accuracy, loss and calibration on the validation images as they are."""
+"""Scores of images as they are: suite `clean` with loss and calibration, and what released sets and sizes share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.evaluation.bench import Batch, Bench, Score, is_correct
+from recast.evaluation.context import Batch, Score
 
 BINS = 15
 
 
-def score_clean(bench: Bench, batch: Batch) -> Iterator[Score]:
-    """top1 and top5 (from six classes on), loss = cross-entropy, ece."""
-    for name in bench.models:
+def score_top(batch: Batch) -> Iterator[Score]:
+    """top1, and from six classes on top5, among the classes that count."""
+    for name in batch.models:
+        yield Score(name, "top1", batch.is_correct(name))
+        if batch.logits(name).shape[1] >= 6:
+            yield Score(name, "top5", batch.is_correct(name, k=5))
+
+
+def score_part(batch: Batch) -> Iterator[Score]:
+    """top1/PART: top1/gaussian_noise/1 and so on."""
+    for name in batch.models:
+        yield Score(name, f"top1/{batch.source.part}", batch.is_correct(name))
+
+
+def score_clean(batch: Batch) -> Iterator[Score]:
+    """top1, top5, loss = cross-entropy, ece."""
+    yield from score_top(batch)
+    for name in batch.models:
         logits = batch.logits(name)
-        yield Score(name, "top1", is_correct(logits, batch.labels))
-        if logits.shape[1] >= 6:
-            yield Score(name, "top5", is_correct(logits, batch.labels, 5))
         yield Score(name, "loss", F.cross_entropy(logits.double(), batch.labels, reduction="none"))
         yield Score(name, "ece", calibration_gaps(logits, batch.labels))
 

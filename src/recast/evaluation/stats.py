@@ -30,8 +30,8 @@ def plain_mean(means: np.ndarray) -> np.ndarray:
     return means[..., 0]
 
 
-def resampled_means(scores: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
-    """(resamples, columns): means of `scores` (n, columns) over n images drawn with replacement.
+def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement.
 
     The draws follow from (seed, n) alone.
     """
@@ -39,8 +39,8 @@ def resampled_means(scores: np.ndarray, seed: int = 0, resamples: int = RESAMPLE
     random = np.random.default_rng((seed, n))
     rows = max(1, _CHUNK // n)
     means = []
-    for begin in range(0, resamples, rows):
-        size = min(rows, resamples - begin)
+    for begin in range(0, RESAMPLES, rows):
+        size = min(rows, RESAMPLES - begin)
         drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
         means.append(counts.astype(np.float64) @ scores / n)
@@ -56,7 +56,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 class Resampled:
     """The values of many metrics of many models on the same images, and their resamples.
 
-    scores: {key: (n, k)}, the same n; statistics: {key: f}. Raises ValueError for different n.
+    scores: {key: (n, k)}, the same n; statistics: {metric: f}. Raises ValueError for different n.
     """
 
     def __init__(self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int):

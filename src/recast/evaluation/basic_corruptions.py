@@ -7,7 +7,7 @@ severity differs from the next by its strength alone. Not comparable with ImageN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -16,21 +16,24 @@ from torch.nn import functional as F
 
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError, suggest
-from recast.evaluation.bench import Batch, Bench, Score, is_correct
-
-SEVERITIES = (1, 2, 3, 4, 5)
+from recast.evaluation.context import Batch, Score
+from recast.run.suites import SEVERITIES
 
 
 def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:
     """Corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of its data set."""
-    if kind not in CORRUPTIONS:
-        raise RecastError(
-            f"unknown corruption {kind!r}: expected one of {', '.join(CORRUPTIONS)}.{suggest(kind, CORRUPTIONS)}"
-        )
-    if severity not in SEVERITIES:
-        raise RecastError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
+    check_corruption(kind, severity, CORRUPTIONS)
     # On the CPU whatever the device: the same pixels everywhere, and MPS has no uneven adaptive pooling.
     return CORRUPTIONS[kind](images.cpu(), severity, first_index).clamp(0, 1).to(images.device)
+
+
+def check_corruption(kind: str, severity: int, kinds: Iterable[str]) -> None:
+    """Raise RecastError for an unknown kind or severity."""
+    kinds = list(kinds)
+    if kind not in kinds:
+        raise RecastError(f"unknown corruption {kind!r}: expected one of {', '.join(kinds)}.{suggest(kind, kinds)}")
+    if severity not in SEVERITIES:
+        raise RecastError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
 
 
 def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indices: range) -> Tensor:
@@ -51,12 +54,12 @@ def _gaussian_blur(images: Tensor, severity: int, first_index: int) -> Tensor:
     """Gaussian of σ ∝ √side pixels: 1.8 to 6 at 224 (about ImageNet-C), 0.7 to 2.3 at 32."""
     sigma = (0.12, 0.17, 0.22, 0.30, 0.40)[severity - 1] * math.sqrt(min(images.shape[-2:]))
     radius = math.ceil(3 * sigma)
-    taps = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
-    taps = taps / taps.sum()
+    weights = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
+    weights = weights / weights.sum()
     channels = images.shape[1]
     padded = F.pad(images, [radius] * 4, mode="replicate")
-    rows = F.conv2d(padded, taps.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
-    return F.conv2d(rows, taps.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
+    rows = F.conv2d(padded, weights.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
+    return F.conv2d(rows, weights.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
 
 
 def _contrast(images: Tensor, severity: int, first_index: int) -> Tensor:
@@ -70,10 +73,10 @@ def _pixelate(images: Tensor, severity: int, first_index: int) -> Tensor:
     """P_H X P_W: every pixel becomes the mean of its cell of a coarser grid; cells are unions of milder cells."""
     share = (0.8, 0.65, 0.5, 0.35, 0.25)[severity - 1]
     height, width = images.shape[-2:]
-    return _cell_means(height, round(height * share)) @ images @ _cell_means(width, round(width * share))
+    return cell_means(height, round(height * share)) @ images @ cell_means(width, round(width * share))
 
 
-def _cell_means(side: int, cells: int) -> Tensor:
+def cell_means(side: int, cells: int) -> Tensor:
     """The symmetric projection P (side, side) that replaces a value by the mean of its cell.
 
     The borders between cells are the first ones of a van der Corput sequence (1/2, 1/4, 3/4, 1/8, ...): nearly even for
@@ -115,14 +118,13 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 
 
-def score_basic(bench: Bench, batch: Batch) -> Iterator[Score]:
+def score_basic(batch: Batch) -> Iterator[Score]:
     """top1/KIND/SEVERITY."""
     for kind in CORRUPTIONS:
         for severity in SEVERITIES:
             corrupted = corrupt(batch.images, kind, severity, batch.first)
-            for name in bench.models:
-                correct = is_correct(bench.logits(name, corrupted), batch.labels)
-                yield Score(name, f"top1/{kind}/{severity}", correct)
+            for name in batch.models:
+                yield Score(name, f"top1/{kind}/{severity}", batch.is_correct(name, corrupted))
 
 
 def mean_over_corruptions(scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

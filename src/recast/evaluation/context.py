@@ -1,40 +1,35 @@
-"""What a suite gets: the models as functions of pixels, the images, and what it was told to do."""
+"""What a suite works with: the models as functions of pixels, the images batch by batch, and the options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, loader
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
+from recast.run.config.evaluation import Options
 from recast.run.records import Table
 
 
 class PixelModel(nn.Module):
     """x ↦ model((x - mean) / std) for pixels x (B, C, H, W) in [0, 1]: attacks and corruptions work on pixels.
 
-    The normalisation is computed in float32 and handed on in the dtype of the model's parameters.
+    The normalisation is computed in the dtype of the pixels and handed on in that of the model's parameters.
     """
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, model: nn.Module, mean: Iterable[float], std: Iterable[float]) -> None:
         super().__init__()
-        self.model = model
-        self.register_buffer("mean", torch.tensor(tuple(mean)).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(tuple(std)).view(-1, 1, 1), persistent=False)
+        self.model, self.mean, self.std = model, tuple(mean), tuple(std)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        normalised = (pixels - self.mean) / self.std
+        normalised = normalize(pixels, self.mean, self.std)
         parameter = next(self.model.parameters(), normalised)
         return self.model(normalised.to(parameter.dtype))
 
@@ -44,32 +39,6 @@ class NotMeasured(RecastError):
 
     The message says how to get the data, or what to do.
     """
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the suites can be told."""
-
-    eps: tuple[float, ...] = (1.0, 4.0)
-    """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
-    steps: int = 5
-    """Steps of PGD."""
-    step_size: float | None = None
-    """Step size of PGD in 1/255. None: 2.5·ε/steps."""
-    restarts: int = 1
-    """PGD is started so many times, and an image counts as correct if all fail. From the second on: random starts."""
-    random_start: bool = False
-    """The first start of PGD is a random point of the ball too."""
-    sizes: tuple[str, ...] = ()
-    """Test sizes of `resolution`: 160, or 128x192 (height x width). Empty: sizes around the model's own."""
-    neighbours: tuple[int, ...] = (1, 5, 10, 20)
-    """k of the `knn` suite."""
-    sets: Path | None = None
-    """The folder that holds imagenet-c/, imagenet-a/ and so on."""
-    num_samples: int | None = None
-    """Measure on this many images of every data set, class-balanced."""
-    seed: int = 0
-    """Of the corruptions, of random starts and of the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +75,8 @@ class Measurement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a suite measures, and on what. All models see the same pixels, batch by batch."""
+class Context:
+    """What is measured, and on what. All models see the same pixels, batch by batch."""
 
     models: dict[str, PixelModel]
     data: Data
@@ -118,9 +87,14 @@ class Bench:
     store: dict[Any, Any] = field(default_factory=dict)
     """What a suite keeps from one batch to the next, such as the features of the training images."""
 
+    @property
+    def validation(self) -> Source:
+        """The validation images of the data."""
+        return Source("", self.data.val, self.data.name)
+
     def batches(self, source: Source | None = None, start: int = 0) -> Iterator[Batch]:
         """The batches of a source (None: the validation images) in order, from batch number `start` on."""
-        source = source or Source("", self.data.val, self.data.name)
+        source = source or self.validation
         first = start * self.batch_size
         for images, labels in loader(source.images, self.batch_size, start=start, workers=self.workers):
             yield Batch(self, source, first, images.to(self.device), labels.to(self.device))
@@ -145,10 +119,12 @@ class Bench:
 
 
 class Batch:
-    """Images of a source. What several suites need of them is computed once for each model."""
+    """Images of a source, and the models to score on them. What several suites need is computed once for each model."""
 
-    def __init__(self, bench: Bench, source: Source, first: int, images: Tensor, labels: Tensor) -> None:
-        self.bench, self.source = bench, source
+    def __init__(self, context: Context, source: Source, first: int, images: Tensor, labels: Tensor) -> None:
+        self.context, self.source = context, source
+        self.models = context.models
+        self.options = context.options
         self.first = first
         """The index of the first image."""
         self.images, self.labels = images, labels
@@ -162,17 +138,25 @@ class Batch:
     def indices(self) -> range:
         return range(self.first, self.first + len(self))
 
-    def logits(self, name: str) -> Tensor:
-        """(B, classes that count) of the images as they are."""
+    def logits(self, name: str, images: Tensor | None = None) -> Tensor:
+        """(B, classes that count) of the images as they are, or of these in their place."""
+        if images is not None and images is not self.images:
+            return self._counted(self.context.logits(name, images))
         if name not in self._logits:
-            logits = self.bench.logits(name, self.images)
-            self._logits[name] = logits if self.source.columns is None else logits[:, self.source.columns]
+            self._logits[name] = self._counted(self.context.logits(name, self.images))
         return self._logits[name]
+
+    def _counted(self, logits: Tensor) -> Tensor:
+        return logits if self.source.columns is None else logits[:, self.source.columns]
+
+    def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
+        """(B,) float: 1 where the label is among the k largest logits."""
+        return is_correct(self.logits(name, images), self.labels, k)
 
     def gradient(self, name: str) -> Tensor:
         """∇ₓ of the cross-entropy at the images as they are, (B, C, H, W)."""
         if name not in self._gradients:
-            self._gradients[name] = loss_gradient(self.bench.models[name], self.images, self.labels)
+            self._gradients[name] = loss_gradient(self.models[name], self.images, self.labels)
         return self._gradients[name]
 
 
@@ -190,17 +174,18 @@ def is_correct(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Suite:
-    """A way to measure models: by per-image scores, by numbers that are no mean over images, or into a table.
+class Evaluator:
+    """How a suite is measured: by per-image scores, by numbers that are no mean over images, or into a table.
 
     A metric's value is statistic(mean over images of its scores); the statistic is 100 times the mean, a percentage,
     where `statistics` names no other. So every suite gets intervals, paired differences, a cache and resumption alike.
     """
 
-    score: Callable[[Bench, Batch], Iterator[Score]] | None = None
-    measure: Callable[[Bench], Iterator[Measurement]] | None = None
-    tabulate: Callable[[Bench], Table] | None = None
-    sources: Callable[[Bench], Sequence[Source]] | None = None
+    score: Callable[[Batch], Iterator[Score]] | None = None
+    """Scores of `batch.models`."""
+    measure: Callable[[Context], Iterator[Measurement]] | None = None
+    tabulate: Callable[[Context], Table] | None = None
+    sources: Callable[[Context], Sequence[Source]] | None = None
     """The images. None: the validation images, in a pass that all such suites share."""
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """More metrics from the scores of a model over all sources: {metric: array (n, k)} → the further ones."""
@@ -208,20 +193,3 @@ class Suite:
     """{metric: (..., k) means → (...)}."""
     uses: tuple[str, ...] = ()
     """The fields of `Options` that change its scores."""
-
-
-@contextmanager
-def ready(models: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Eval mode, on `device`; afterwards every module's training flag and the models' devices are as before."""
-    models = list(models)
-    training = [(module, module.training) for model in models for module in model.modules()]
-    devices = [next(model.parameters(), torch.empty(0)).device for model in models]
-    try:
-        for model in models:
-            model.eval().to(device)
-        yield
-    finally:
-        for model, device in zip(models, devices, strict=True):
-            model.to(device)
-        for module, flag in training:
-            module.training = flag

@@ -1,4 +1,4 @@
-"""Suites `fourier`, `heads`, `cka` and `agreement`: analyses on the bench's models and images."""
+"""Suites `fourier`, `heads`, `cka` and `agreement`, which fill tables: `recast.analysis` on the images of a context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.head_statistics import tabulate_heads
 from recast.data.seeding import choose_balanced
 from recast.data.shards import ImageStream
-from recast.evaluation.bench import Bench, NotMeasured, Source
+from recast.evaluation.context import Context, NotMeasured, Source
 from recast.run.records import Table
 from recast.surgery.apply import recast_layers
 
@@ -20,40 +20,40 @@ IMAGES, HEAD_IMAGES = 500, 200
 """Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and
 the maps of all heads take their time."""
 EPOCHS = "epochs"
-"""Key of `Bench.store`: kept weights, (model name, epoch, function that gives the model of that epoch) each."""
+"""Key of `Context.store`: kept weights, (model name, epoch, function that gives the model of that epoch) each."""
 
 
-def analyse_fourier(bench: Bench) -> Table:
+def analyse_fourier(context: Context) -> Table:
     """Δ log amplitude by block and frequency."""
-    return tabulate_fourier(bench.models, lambda: _some(bench))
+    return tabulate_fourier(context.models, lambda: _some(context))
 
 
-def analyse_heads(bench: Bench) -> Table:
+def analyse_heads(context: Context) -> Table:
     """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
-    if not any(recast_layers(model) for model in bench.models.values()):
+    if not any(recast_layers(model) for model in context.models.values()):
         raise NotMeasured("heads looks at recast layers, and no model here has one")
-    return tabulate_heads(bench.models, lambda: _some(bench, HEAD_IMAGES), epochs=bench.store.get(EPOCHS, ()))
+    return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.store.get(EPOCHS, ()))
 
 
-def analyse_cka(bench: Bench) -> Table:
+def analyse_cka(context: Context) -> Table:
     """Similarity of the layers of the first model to its own and to every other's."""
-    return tabulate_cka(bench.models, lambda: _some(bench))
+    return tabulate_cka(context.models, lambda: _some(context))
 
 
-def analyse_agreement(bench: Bench) -> Table:
+def analyse_agreement(context: Context) -> Table:
     """Every model's prediction for every validation image."""
-    names = [bench.data.val.image_name(index) for index in range(len(bench.data.val))]
-    batches = lambda: ((batch.images, batch.labels) for batch in bench.batches())  # noqa: E731
-    return tabulate_agreement(bench.models, batches, bench.data.classes, names=names)
+    names = [context.data.val.image_name(index) for index in range(len(context.data.val))]
+    batches = lambda: ((batch.images, batch.labels) for batch in context.batches())  # noqa: E731
+    return tabulate_agreement(context.models, batches, context.data.classes, names=names)
 
 
-def _some(bench: Bench, most: int = IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
+def _some(context: Context, most: int = IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
-    images = bench.data.val
+    images = context.data.val
     is_stream = isinstance(images, ImageStream)
-    if bench.options.num_samples is None and len(images) > most and not is_stream:
+    if context.options.num_samples is None and len(images) > most and not is_stream:
         images = images.subset(choose_balanced(images.labels, most, "num_samples"))
-    for batch in bench.batches(Source("", images, bench.data.name)):
+    for batch in context.batches(Source("", images, context.data.name)):
         if is_stream and batch.first >= most:
             return
         yield batch.images, batch.labels

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data
-from recast.evaluation import suites
-from recast.evaluation.bench import Bench, NotMeasured, Options, Suite
-from recast.evaluation.suites import evaluate, measure
+from recast.evaluation import Options
+from recast.evaluation.context import Context, NotMeasured
+from recast.evaluation.suites import evaluate, measure, open_context
 
 
 class Counting(nn.Module):
@@ -54,31 +54,29 @@ def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path) -> No
 
 
 def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path) -> None:
-    run(Counting(), digits, tmp_path)
-    other = Counting(seed=1)
-    assert run(other, digits, tmp_path) != run(Counting(), digits, tmp_path / "b")
-    assert other.seen == 50
-    for data in (
-        replace(digits, val=digits.val.subset(torch.arange(49, -1, -1))),
-        replace(digits, mean=(0.5, 0.5, 0.5)),
-        replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0))),  # type: ignore[type-var]
-    ):
-        model = Counting(seed=1)
-        run(model, data, tmp_path)
-        assert model.seen == 50
+    expected = run(Counting(), digits, tmp_path)
     turned = Counting()
     turned.scale = -1.0  # in no tensor and in no repr
-    assert run(turned, digits, tmp_path) != run(Counting(), digits, tmp_path)
-    assert turned.seen == 50
+    for model, data in (
+        (Counting(seed=1), digits),
+        (turned, digits),
+        (Counting(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
+        (Counting(), replace(digits, mean=(0.5, 0.5, 0.5))),
+        (Counting(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
+    ):
+        found = run(model, data, tmp_path)
+        assert model.seen == 50
+        assert found != expected or data.val is not digits.val
     attacked = Counting()
     run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
-    before = attacked.seen
-    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,), steps=7)  # not an option of FGSM
-    assert attacked.seen == before
-    run(attacked, digits, tmp_path, "fgsm", eps=(2.0,))
-    assert attacked.seen == 2 * before
-    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))  # one does not push out the other
-    assert attacked.seen == 2 * before
+    once = attacked.seen
+    for options, seen in (
+        ({"eps": (1.0,), "steps": 7}, once),  # not an option of FGSM
+        ({"eps": (2.0,)}, 2 * once),
+        ({"eps": (1.0,)}, 2 * once),  # one does not push out the other
+    ):
+        run(attacked, digits, tmp_path, "fgsm", **options)
+        assert attacked.seen == seen
 
 
 @pytest.mark.parametrize("batch_size", [20, 7])
@@ -147,35 +145,37 @@ def test_neighbours_of_other_training_images_are_measured(digits: Data, tmp_path
     assert found[0] == found[1] != run(Counting(), other, tmp_path, "knn", neighbours=(1,))
 
 
-def test_suites_of_the_same_images_share_the_pass(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suites_of_the_same_images_share_the_pass_and_the_forward_pass(
+    digits: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads = []
-    real = Bench.batches
+    real = Context.batches
 
-    def counted(self: Bench, *args: object) -> object:
+    def counted(self: Context, *args: object) -> object:
         loads.append(args)
         return real(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Bench, "batches", counted)
-    evaluate(Counting(), ["clean", "fgsm", "pgd", "basic"], digits, progress=False)
+    monkeypatch.setattr(Context, "batches", counted)
+    model = Counting()
+    options = Options(eps=(0, 4), steps=2)
+    evaluate(model, ["clean", "fgsm", "pgd"], digits, options=options, batch_size=50, progress=False)
     assert len(loads) == 1
+    # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
+    assert model.batches == [50] * 5
 
 
-def test_missing_data_is_named_and_the_rest_is_measured(
-    digits: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def sources(bench: Bench) -> list:
-        raise NotMeasured("no imagenet-z here: get it from there")
-
-    monkeypatch.setitem(suites.SUITES, "imagenet-z", Suite(suites.score_clean, sources=sources))
-    found = measure({"m": Counting()}, ["imagenet-z", "clean"], digits, progress=False)
+def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: Path) -> None:
+    context = open_context({"m": Counting()}, digits, options=Options(sets=tmp_path))
+    found = measure(context, ["imagenet-a", "clean"], progress=False)
     assert {row.suite for row in found.rows} == {"clean"}
-    assert [str(error) for error in found.not_measured] == ["no imagenet-z here: get it from there"]
-    with pytest.raises(NotMeasured, match="imagenet-z"):
-        evaluate(Counting(), ["imagenet-z", "clean"], digits, progress=False)
+    assert len(found.not_measured) == 1
+    with pytest.raises(NotMeasured, match="imagenet-a"):
+        evaluate(Counting(), ["imagenet-a", "clean"], digits, progress=False)
 
 
 def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data) -> None:
-    found = measure({"parent": trained, "recast": trained, "finetuned": Counting()}, ["clean"], digits, progress=False)
+    arms = {"parent": trained, "recast": trained, "finetuned": Counting()}
+    found = measure(open_context(arms, digits), ["clean"], progress=False)
     pairs = {(d.model, d.against, d.metric): d for d in found.differences}
     same = pairs["recast", "parent", "top1"]
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)

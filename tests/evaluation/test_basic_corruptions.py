@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from recast.data import Data
 from recast.errors import RecastError
 from recast.evaluation import evaluate
-from recast.evaluation.corruption import CORRUPTIONS, SEVERITIES, _cell_means, corrupt
+from recast.evaluation.basic_corruptions import CORRUPTIONS, cell_means, corrupt
+from recast.run.suites import SEVERITIES
 
 
 def make_images(height: int, width: int, count: int = 8) -> Tensor:
@@ -22,19 +23,10 @@ def make_images(height: int, width: int, count: int = 8) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-@pytest.mark.parametrize("size", [(8, 8), (16, 12), (32, 32), (45, 64), (224, 224)])
+@pytest.mark.parametrize("size", [(8, 8), (16, 12), (45, 64), (224, 224)])
 def test_severities_move_away_from_the_clean_image(kind: str, size: tuple[int, int]) -> None:
-    images = make_images(*size)
-    distances = [(corrupt(images, kind, severity) - images).norm() for severity in SEVERITIES]
-    for weaker, stronger in zip([0.0, *distances], distances, strict=False):
-        assert stronger > weaker
-    assert distances[0] > 0
-
-
-@pytest.mark.parametrize("kind", CORRUPTIONS)
-def test_severities_are_monotone_on_digits(kind: str, digits: Data) -> None:
-    images, _ = digits.val.batch(range(len(digits.val)))
-    distances = [(corrupt(images, kind, severity) - images).norm().item() for severity in SEVERITIES]
+    images = make_images(*size, count=3)
+    distances = [0.0, *((corrupt(images, kind, severity) - images).norm().item() for severity in SEVERITIES)]
     assert distances == sorted(set(distances))
 
 
@@ -68,21 +60,18 @@ def test_blur_and_pixelation_keep_the_mean_of_smooth_images_and_contrast_of_all(
         torch.testing.assert_close(corrupt(flat, kind, 5), flat)
 
 
-def test_pixelation_averages_over_cells() -> None:
-    image = torch.arange(8.0).div(8).expand(1, 3, 8, 8)
-    assert corrupt(image, "pixelate", 5)[0, 0, 0].tolist() == [0.1875] * 4 + [0.6875] * 4
-
-
-@pytest.mark.parametrize("side", [2, 7, 8, 32, 45, 224])
+@pytest.mark.parametrize("side", [2, 7, 32, 45])
 def test_cells_are_nested_and_nearly_even(side: int) -> None:
     milder = torch.eye(side)
     for cells in range(side, 0, -1):
-        means = _cell_means(side, cells)
+        means = cell_means(side, cells)
         torch.testing.assert_close(means @ means, means)
         torch.testing.assert_close(means @ milder, means)  # averaging the milder averages: cells are unions
         assert means.unique(dim=0).shape[0] == cells
         assert 1 / means.diagonal().min() < 2 * side / cells + 1  # no cell is twice the average
         milder = means
+    image = torch.arange(8.0).div(8).expand(1, 3, 8, 8)
+    assert corrupt(image, "pixelate", 5)[0, 0, 0].tolist() == [0.1875] * 4 + [0.6875] * 4
 
 
 def test_rows(trained: nn.Module, digits: Data) -> None:
@@ -98,7 +87,7 @@ def test_rows(trained: nn.Module, digits: Data) -> None:
 
 
 def test_bad_requests() -> None:
-    with pytest.raises(RecastError, match=r"unknown corruption 'gaussian_blurr'.*Did you mean gaussian_blur"):
+    with pytest.raises(RecastError, match=r"'gaussian_blurr'.*Did you mean gaussian_blur"):
         corrupt(make_images(8, 8), "gaussian_blurr", 1)
     with pytest.raises(RecastError, match="severity must be 1, 2, 3, 4 or 5, got 6"):
         corrupt(make_images(8, 8), "contrast", 6)

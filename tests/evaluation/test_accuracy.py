@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from torch.nn import functional as F
 
 from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation import evaluate
-from recast.evaluation.bench import Options, PixelModel, is_correct
+from recast.evaluation import PixelModel, evaluate
+from recast.evaluation.context import is_correct
 
 
 class Constant(nn.Module):
@@ -23,13 +25,13 @@ class Constant(nn.Module):
 
 
 def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
-    labels = torch.tensor([9, 5, 2])
-    data = replace(gray, val=replace(gray.val, labels=labels))  # type: ignore[type-var]
+    data = replace(gray, val=replace(gray.val, labels=torch.tensor([9, 5, 2])))  # type: ignore[type-var]
     rows = evaluate({"m": Constant(torch.arange(10.0))}, ["clean"], data, run="r", batch_size=2, progress=False)
     values = {row.metric: row.value for row in rows}
     assert values["top1"] == pytest.approx(100 / 3)
     assert values["top5"] == pytest.approx(200 / 3)
-    assert values["loss"] == pytest.approx(F.cross_entropy(torch.arange(10.0).expand(3, -1), labels).item())
+    expected = F.cross_entropy(torch.arange(10.0).expand(3, -1), data.val.labels)
+    assert values["loss"] == pytest.approx(expected.item())
     assert {(row.run, row.model, row.suite, row.dataset, row.n) for row in rows} == {("r", "m", "clean", "digits", 3)}
 
 
@@ -46,24 +48,27 @@ def test_is_correct() -> None:
 
 
 def test_pixel_model_normalises() -> None:
-    model = PixelModel(nn.Identity(), (0.5, 0.25, 0.0), (0.5, 0.25, 2.0))
-    assert model(torch.ones(1, 3, 2, 2))[0, :, 0, 0].tolist() == [1.0, 3.0, 0.5]
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    pixels = torch.rand(2, 3, 5, 4)
+    by_hand = (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    model = PixelModel(nn.Identity(), mean, std)
+    assert model(pixels).equal(by_hand)
     assert model.state_dict() == {}
     double = PixelModel(nn.Conv2d(3, 1, 1).double(), (0.0,) * 3, (1.0,) * 3)
     assert double(torch.ones(1, 3, 2, 2)).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("logits", "message"),
     [
-        (Constant(torch.zeros(7)), r"logits of shape \(3, 10\).* got \(3, 7\).*num_classes"),
-        (Constant(torch.full((10,), torch.nan)), "model 'm' gives NaN or infinite"),
-        (Constant(torch.tensor([torch.inf, *[0.0] * 9])), "model 'm' gives NaN or infinite"),
+        (torch.zeros(7), r"logits of shape \(3, 10\).* got \(3, 7\).*num_classes"),
+        (torch.full((10,), torch.nan), "model 'm' gives NaN or infinite"),
+        (torch.tensor([torch.inf, *[0.0] * 9]), "model 'm' gives NaN or infinite"),
     ],
 )
-def test_outputs_that_mean_nothing_are_refused(gray: Data, model: nn.Module, message: str) -> None:
+def test_outputs_that_mean_nothing_are_refused(gray: Data, logits: Tensor, message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        evaluate({"m": model}, ["clean"], gray, progress=False)
+        evaluate({"m": Constant(logits)}, ["clean"], gray, progress=False)
 
 
 def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data) -> None:
@@ -82,25 +87,8 @@ def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data) -> N
     assert found > 0
 
 
-def test_two_suites_share_the_forward_pass(digits: Data) -> None:
-    calls = []
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3 * 16 * 16, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            calls.append(len(x))
-            return self.linear(x.flatten(1))
-
-    evaluate(
-        Counting(),
-        ["clean", "fgsm", "pgd"],
-        digits,
-        options=Options(eps=(0, 4), steps=2),
-        batch_size=50,
-        progress=False,
-    )
-    # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
-    assert len(calls) == 5
+def test_scores_are_of_each_image(trained: nn.Module, digits: Data, score: Callable[..., dict[str, Any]]) -> None:
+    found = score("clean", trained, digits)
+    assert {metric: values.shape for metric, values in found.items()} == {
+        "top1": (50, 1), "top5": (50, 1), "loss": (50, 1), "ece": (50, 15)
+    }  # fmt: skip

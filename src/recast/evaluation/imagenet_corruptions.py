@@ -1,0 +1,168 @@
+"""The 15 corruptions of ImageNet-C: suite `corruptions`, which makes them, and what `imagenet-c` shares with it.
+
+The code is the package `imagecorruptions-imaug` (Hendrycks & Dietterich 2019, arXiv:1903.12261; Michaelis et al. 2019,
+arXiv:1907.07484). The released ImageNet-C was made with other library versions and stored as JPEG files: its numbers
+are the suite `imagenet-c`, these are others. Below 224 pixels a corruption of the same name is stronger or weaker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recast.data.seeding import mix_seed, restored
+from recast.data.shards import ImageStream
+from recast.errors import RecastError
+from recast.evaluation.basic_corruptions import check_corruption
+from recast.evaluation.context import Context, NotMeasured, Source
+from recast.evaluation.derived_images import DerivedImages
+from recast.run.suites import CATEGORIES, SEVERITIES
+
+KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)
+MIN_SIDE = 32
+"""Smaller images are refused by the package."""
+ALEXNET_ERRORS = {
+    "gaussian_noise": 0.886428,
+    "shot_noise": 0.894468,
+    "impulse_noise": 0.922640,
+    "defocus_blur": 0.819880,
+    "glass_blur": 0.826268,
+    "motion_blur": 0.785948,
+    "zoom_blur": 0.798360,
+    "snow": 0.866816,
+    "frost": 0.826572,
+    "fog": 0.819324,
+    "brightness": 0.564592,
+    "contrast": 0.853204,
+    "elastic_transform": 0.646056,
+    "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}
+"""Top-1 error of AlexNet, mean over the severities, as the authors published it (github.com/hendrycks/robustness)."""
+
+Number = TypeVar("Number", float, np.ndarray)
+
+
+def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) -> np.ndarray:
+    """The corrupted image (H, W, 3) uint8 of an image (H, W, 3) uint8; H, W ≥ 32.
+
+    The same arguments give the same bytes; no global random generator is moved. The severities of a kind share their
+    random numbers, as far as they draw as many. Raises RecastError for an unknown kind or severity and for a smaller
+    image, NotMeasured without the package.
+    """
+    check_corruption(kind, severity, KINDS)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise RecastError(f"expected an image (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
+    if min(image.shape[:2]) < MIN_SIDE:
+        height, width = image.shape[:2]
+        raise RecastError(
+            f"corruptions need images of at least {MIN_SIDE}x{MIN_SIDE} pixels, got {height}x{width}: use larger ones "
+            "(--data.test_size), or the suite basic"
+        )
+    corrupt = _package()
+    # Two corruptions draw from generators of their own, which np.random.seed does not reach.
+    own: dict[str, Any] = {}
+    if kind == "impulse_noise":
+        own = {"seed": np.random.default_rng(seed)}
+    elif kind == "glass_blur":
+        own = {"seed": seed % 2**32}
+    with restored() as seed_generators, contextlib.redirect_stdout(io.StringIO()):  # it prints what it works around
+        seed_generators(seed)
+        return corrupt(image, severity=severity, corruption_name=kind, **own)
+
+
+def _package() -> Callable[..., np.ndarray]:
+    try:
+        from imagecorruptions import corrupt
+    except ImportError as error:
+        raise NotMeasured(
+            f'corruptions come with imagecorruptions-imaug ({error}): pip install "recast-vision[eval]"'
+        ) from None
+    return corrupt
+
+
+@dataclass(eq=False)
+class CorruptedImages(DerivedImages):
+    """Images with one corruption: the bytes of an image follow from (seed, kind, its index in `base`) alone."""
+
+    kind: str
+    severity: int
+    seed: int = 0
+
+    @property
+    def identity(self) -> str:
+        return f"imagecorruptions {self.kind} {self.severity} {self.seed}"
+
+    def changed(self, rows: list[int]) -> Tensor:
+        plain = (self.base.batch(rows)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        corrupted = [
+            corrupt_bytes(image, self.kind, self.severity, mix_seed("corruptions", self.seed, self.kind, row))
+            for image, row in zip(plain, rows, strict=True)
+        ]
+        return torch.from_numpy(np.stack(corrupted)).permute(0, 3, 1, 2).float().div_(255)
+
+
+def sources_corruptions(context: Context) -> list[Source]:
+    """The validation images, corrupted in 15 ways at five severities."""
+    data = context.data
+    if isinstance(data.val, ImageStream):
+        raise NotMeasured(
+            f"corruptions follow from an image's index, which the shards of {data.name} do not have: use an "
+            "image folder, a zip or hfds/NAME, or the suite basic"
+        )
+    if data.test_size < MIN_SIDE:
+        raise NotMeasured(
+            f"corruptions need images of at least {MIN_SIDE}x{MIN_SIDE} pixels, {data.name} has "
+            f"{data.test_size}x{data.test_size}: set data.test_size, or use the suite basic"
+        )
+    _package()
+    return [
+        Source(f"{kind}/{severity}", CorruptedImages(data.val, kind, severity, context.options.seed), data.name)
+        for kind, severity in product(KINDS, SEVERITIES)
+    ]
+
+
+def means_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """top1/CATEGORY (noise, blur, weather, digital), top1/mean/SEVERITY and top1/mean from top1/KIND/SEVERITY.
+
+    T-CNN (d'Ascoli et al. 2021, Fig. 3) shows these means of accuracies; they are no mCE.
+    """
+    by_kind = _by_kind(scores)
+    means = {f"top1/{category}": _mean(by_kind[kind] for kind in kinds) for category, kinds in CATEGORIES.items()}
+    for severity in SEVERITIES:
+        means[f"top1/mean/{severity}"] = _mean(scores[f"top1/{kind}/{severity}"] for kind in KINDS)
+    return means | {"top1/mean": _mean(by_kind.values())}
+
+
+def means_with_mce(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The means of `means_over_corruptions`, and mce."""
+    means = means_over_corruptions(scores)
+    return means | {"mce": mean_corruption_error({kind: 1 - mean for kind, mean in _by_kind(scores).items()})}
+
+
+def mean_corruption_error(errors: Mapping[str, Number]) -> Number:
+    """mCE = 1/15 Σ_c CE_c, CE_c = Σ_s E_{s,c} / Σ_s E^AlexNet_{s,c} (Hendrycks & Dietterich 2019, Sec. 4.1).
+
+    errors: {corruption: mean error over the severities} of all 15; in percent the result is in percent. It is linear in
+    the errors: arrays of errors per image give each image's share. Raises RecastError if a corruption is missing.
+    """
+    if missing := [kind for kind in ALEXNET_ERRORS if kind not in errors]:
+        raise RecastError(f"mCE is a mean over 15 corruptions, missing: {', '.join(missing)}")
+    ratios = [errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()]
+    return sum(ratios[1:], ratios[0]) / len(ratios)
+
+
+def _by_kind(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {kind: _mean(scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES) for kind in KINDS}
+
+
+def _mean(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    return np.mean(list(arrays), axis=0)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.data import Data
+from recast.data.seeding import mix_seed
+from recast.errors import RecastError
+from recast.evaluation import Options, PixelModel, evaluate
+from recast.evaluation.attacks import auto_attack, fgsm, pgd
+from recast.evaluation.context import NotMeasured, loss_gradient
+
+ATTACKS = {"fgsm": fgsm, "pgd": pgd}
+
+
+@pytest.fixture
+def victim(trained: nn.Module, digits: Data) -> PixelModel:
+    return PixelModel(trained, digits.mean, digits.std)
+
+
+@pytest.fixture
+def batch(digits: Data) -> tuple[Tensor, Tensor]:
+    return digits.val.batch(range(len(digits.val)))
+
+
+def noise_like(images: Tensor, seeds: list[int]) -> Tensor:
+    drawn = [torch.rand(images.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return 2 * torch.stack(drawn) - 1
+
+
+def test_fgsm_is_the_formula(victim: PixelModel) -> None:
+    images, labels = torch.full((2, 3, 16, 16), 0.5), torch.tensor([3, 4])
+    pixels = images.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(victim(pixels), labels), pixels)
+    torch.testing.assert_close(fgsm(victim, images, labels, 2.0), images + 2 / 255 * gradient.sign())
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("eps", [0.5, 8.0])
+def test_attack_stays_in_the_ball_and_in_the_pixel_range(
+    name: str, eps: float, victim: PixelModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = batch[0].clone(), batch[1]
+    before = {key: value.clone() for key, value in victim.state_dict().items()}
+    attacked = ATTACKS[name](victim, images, labels, eps)
+    assert (attacked - images).abs().max().item() == pytest.approx(eps / 255, rel=1e-4)  # reached, not passed
+    assert attacked.min() >= 0
+    assert attacked.max() <= 1
+    assert not attacked.requires_grad
+    assert images.equal(batch[0])
+    assert all(parameter.grad is None for parameter in victim.parameters())
+    assert all(value.equal(before[key]) for key, value in victim.state_dict().items())
+
+
+def test_stronger_attacks_raise_the_loss_further(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
+    images, labels = batch
+    found = [images, fgsm(victim, images, labels, 8.0), pgd(victim, images, labels, 8.0, steps=20)]
+    with torch.no_grad():
+        clean, one, many = (nn.functional.cross_entropy(victim(pixels), labels) for pixels in found)
+    assert clean < one < many
+
+
+def test_pgd_of_one_full_step_is_fgsm(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
+    images, labels = batch
+    assert pgd(victim, images, labels, 4.0, steps=1, step_size=4.0).equal(fgsm(victim, images, labels, 4.0))
+    with pytest.raises(RecastError, match="at least 1 step"):
+        pgd(victim, *batch, 1.0, steps=0)
+
+
+def test_gradient_does_not_depend_on_the_batch(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
+    images, labels = batch[0][:8], batch[1][:8]
+    alone = torch.cat([fgsm(victim, images[i : i + 1], labels[i : i + 1], 4.0) for i in range(8)])
+    assert (alone != fgsm(victim, images, labels, 4.0)).float().mean() < 1e-3  # signs of gradients next to 0
+
+
+def test_rows_of_the_suites(trained: nn.Module, digits: Data) -> None:
+    options = Options(eps=(0, 1.0, 16))
+    rows = evaluate({"m": trained}, ["clean", "fgsm", "pgd"], digits, options=options, batch_size=32, progress=False)
+    values = {f"{row.suite}/{row.metric}": row.value for row in rows}
+    assert values["fgsm/top1@0"] == values["pgd/top1@0"] == values["clean/top1"] > 80
+    assert values["pgd/top1@16"] <= values["fgsm/top1@16"] < values["clean/top1"]
+    assert {row.metric for row in rows if row.suite == "pgd"} == {"top1@0", "top1@1", "top1@16"}
+
+
+def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
+    victim: PixelModel, trained: nn.Module, digits: Data, batch: tuple[Tensor, Tensor]
+) -> None:
+    """With the shared gradient of the first step, and random starts that follow from the image's index."""
+    images, labels = batch
+
+    def right(start: int | None) -> Tensor:
+        seeds = [mix_seed("pgd", 0, start, index) for index in range(len(labels))]
+        noise = None if start is None else noise_like(images, seeds)
+        with torch.no_grad():
+            return victim(pgd(victim, images, labels, 10.0, steps=2, noise=noise)).argmax(1) == labels
+
+    def top1(restarts: int, random_start: bool = False) -> float:
+        options = Options(eps=(10.0,), steps=2, restarts=restarts, random_start=random_start)
+        (row,) = evaluate(trained, "pgd", digits, options=options, batch_size=7, progress=False)
+        return row.value
+
+    survived = right(None)
+    assert top1(1) == pytest.approx(100 * survived.float().mean().item())
+    assert top1(1, random_start=True) == pytest.approx(100 * right(0).float().mean().item())
+    for start in (1, 2, 3):
+        survived &= right(start)
+    assert top1(4) == pytest.approx(100 * survived.float().mean().item())
+    assert top1(4) < min(top1(1), top1(1, random_start=True))
+
+
+def test_a_known_gradient_saves_the_first_step_only(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
+    images, labels = batch
+    gradient = loss_gradient(victim, images, labels)
+    assert fgsm(victim, images, labels, 8.0, gradient=gradient).equal(fgsm(victim, images, labels, 8.0))
+    expected = pgd(victim, images, labels, 8.0, steps=3)
+    assert pgd(victim, images, labels, 8.0, steps=3, gradient=gradient).equal(expected)
+    assert not pgd(victim, images, labels, 8.0, steps=1, gradient=gradient).equal(expected)
+
+
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="slow: set RECAST_SLOW=1")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("eps", [1.0, 8.0])
+def test_attacks_equal_foolbox(eps: float, victim: PixelModel, digits: Data, batch: tuple[Tensor, Tensor]) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    normalisation = {"mean": list(digits.mean), "std": list(digits.std), "axis": -3}
+    reference = foolbox.PyTorchModel(victim.model, bounds=(0, 1), device="cpu", preprocessing=normalisation)
+    images, labels = batch
+    theirs = {
+        "fgsm": foolbox.attacks.LinfFastGradientAttack(random_start=False),
+        "pgd": foolbox.attacks.LinfPGD(abs_stepsize=2.5 * eps / 5 / 255, steps=5, random_start=False),
+    }
+    for name, attack in theirs.items():
+        _, expected, _ = attack(reference, images, labels, epsilons=eps / 255)
+        attacked = ATTACKS[name](victim, images, labels, eps)
+        # A gradient next to 0 may change its sign with rounding; such a pixel is off by up to 2ε, all others agree.
+        assert ((attacked - expected).abs() > 1e-6).float().mean() < 1e-3
+        assert (victim(attacked).argmax(1) == victim(expected).argmax(1)).all()
+
+
+class FakeAttack:
+    """Turns images black, as far as ε allows."""
+
+    calls: list[tuple[int, float, dict[str, Any]]] = []  # noqa: RUF012
+
+    def __init__(self, model: nn.Module, eps: float, **options: Any) -> None:
+        self.model, self.eps, self.options = model, eps, options
+        self.fab = SimpleNamespace(n_target_classes=9)
+        self.apgd_targeted = SimpleNamespace(n_target_classes=9)
+
+    def run_standard_evaluation(self, images: Tensor, labels: Tensor, *, batch_size: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(self.options["seed"])
+        targets = self.fab.n_target_classes, self.apgd_targeted.n_target_classes
+        self.calls.append((len(images), self.eps, self.options | {"targets": targets}))
+        pixels = images.clone().requires_grad_()
+        self.model(pixels).sum().backward()  # as FAB does
+        return (images - self.eps).clamp(min=0), labels
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeAttack]:
+    FakeAttack.calls = []
+    monkeypatch.setitem(sys.modules, "pyautoattack", SimpleNamespace(AutoAttack=FakeAttack))  # type: ignore[arg-type]
+    return FakeAttack
+
+
+def test_autoattack_takes_the_images_that_are_right(
+    fake: type[FakeAttack], victim: PixelModel, digits: Data, score: Callable[..., dict[str, Any]]
+) -> None:
+    data = replace(digits, val=digits.val.subset(torch.arange(10)))
+    scores = score("autoattack", victim.model, data, 4, eps=(0, 40, 255))
+    assert list(scores) == ["top1@0", "top1@40", "top1@255"]
+    images, labels = data.val.batch(range(10))
+    right = victim(images).argmax(1) == labels
+    assert scores["top1@0"][:, 0].tolist() == right.float().tolist()
+    darker = (victim((images - 40 / 255).clamp(min=0)).argmax(1) == labels) & right
+    assert scores["top1@40"][:, 0].tolist() == darker.float().tolist()
+    assert sum(count for count, eps, _ in fake.calls if eps == 1.0) == int(right.sum())
+    assert {eps for _, eps, _ in fake.calls} == {40 / 255, 1.0}
+    assert (fake.calls[0][2]["version"], fake.calls[0][2]["norm"]) == ("standard", "Linf")
+    assert len({options["seed"] for _, _, options in fake.calls}) == 3  # one for each batch
+
+
+def test_autoattack_leaves_nothing_behind(fake: type[FakeAttack], trained: nn.Module, digits: Data) -> None:
+    images, labels = digits.val.batch([0, 1])
+    frozen = next(trained.parameters()).requires_grad_(False)
+    before = torch.get_rng_state()
+    auto_attack(trained, images, labels, 4, seed=3)
+    assert before.equal(torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in trained.parameters())
+    assert [p.requires_grad for p in trained.parameters()] == [p is not frozen for p in trained.parameters()]
+    frozen.requires_grad_(True)
+
+
+def test_autoattack_with_few_classes(
+    fake: type[FakeAttack], digits: Data, score: Callable[..., dict[str, Any]]
+) -> None:
+    images, labels = digits.val.batch([0, 1])
+    for classes, targets in ((5, 4), (30, 9)):
+        auto_attack(nn.Sequential(nn.Flatten(), nn.Linear(768, classes)), images, labels % 5, 4)
+        assert fake.calls[-1][2]["targets"] == (targets, targets)
+    three = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
+    with pytest.raises(RecastError, match="at least 4 classes, the model has 3"):
+        auto_attack(three, images, labels % 3, 4)
+    with pytest.raises(RecastError, match="at least 4 classes, digits has 3: use pgd"):
+        score("autoattack", three, replace(digits, classes=["a", "b", "c"]))
+
+
+def test_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, trained: nn.Module, digits: Data, score: Callable[..., dict[str, Any]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)  # type: ignore[arg-type]
+    with pytest.raises(NotMeasured, match=r'pip install "recast-vision\[autoattack\]"'):
+        score("autoattack", trained, digits)
+
+
+def test_the_real_autoattack(victim: PixelModel, digits: Data) -> None:
+    """Within ε, in [0, 1], the same again, and it finds what PGD finds."""
+    pytest.importorskip("pyautoattack")
+    images, labels = digits.val.batch(range(6))
+    right = victim(images).argmax(1) == labels
+    images, labels = images[right][:3], labels[right][:3]
+    attacked = auto_attack(victim, images, labels, 24, seed=1)
+    assert (attacked - images).abs().max() <= 24 / 255 + 1e-6
+    assert attacked.min() >= 0
+    assert attacked.max() <= 1
+    assert attacked.equal(auto_attack(victim, images, labels, 24, seed=1))
+    survived = victim(attacked).argmax(1) == labels
+    by_pgd = victim(pgd(victim, images, labels, 24, steps=20)).argmax(1) == labels
+    assert not (survived & ~by_pgd).any()
+    assert not survived.all()
+    assert auto_attack(victim, images, labels, 0) is images

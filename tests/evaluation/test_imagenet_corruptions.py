@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from recast.data import Data, load_data, loader
+from recast.errors import RecastError
+from recast.evaluation import PixelModel
+from recast.evaluation.context import NotMeasured
+from recast.evaluation.imagenet_corruptions import (
+    ALEXNET_ERRORS,
+    KINDS,
+    CorruptedImages,
+    corrupt_bytes,
+    mean_corruption_error,
+    means_over_corruptions,
+    means_with_mce,
+)
+from recast.run.config import AugmentConfig, DataConfig
+from recast.run.suites import CATEGORIES, SEVERITIES
+
+Score = Callable[..., dict[str, Any]]
+needs_package = pytest.mark.skipif(find_spec("imagecorruptions") is None, reason="needs imagecorruptions-imaug")
+
+# Top-1 accuracy in percent (mean over the severities), CE and mCE of two public ResNet-50, as published in
+# github.com/bethgelab/game-of-noise (Rusak et al. 2020, arXiv:2001.06057) at 0b73e72, Results/clean_results.txt (with
+# its mCE) and Results/ANT_results.txt (with its CEs only), in the order of `KINDS`.
+CLEAN = (
+    (27.42, 81.88), (27.89, 80.62), (23.05, 83.41), (41.17, 71.75), (24.38, 91.53), (39.77, 76.64), (38.05, 77.60),
+    (33.44, 76.79), (39.06, 73.72), (44.14, 68.18), (67.66, 57.29), (38.12, 72.52), (44.06, 86.58), (45.70, 75.64),
+    (54.45, 75.10),
+)  # fmt: skip
+CLEAN_MCE = 76.62
+ANT = (
+    (65.47, 38.96), (66.80, 37.12), (65.08, 37.85), (47.50, 64.03), (38.98, 73.84), (42.34, 73.36), (38.98, 76.43),
+    (35.86, 74.00), (46.95, 64.18), (42.97, 69.61), (69.30, 54.38), (40.31, 69.96), (49.30, 78.48), (56.48, 60.62),
+    (62.11, 62.47),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("published", [CLEAN, ANT])
+def test_corruption_errors_are_the_published_ones(published: tuple[tuple[float, float], ...]) -> None:
+    errors = {kind: 100 - accuracy for kind, (accuracy, _) in zip(KINDS, published, strict=True)}
+    for kind, (_, expected) in zip(KINDS, published, strict=True):
+        assert errors[kind] / ALEXNET_ERRORS[kind] == pytest.approx(expected, abs=0.015)
+    assert mean_corruption_error(errors) == pytest.approx(np.mean([ce for _, ce in published]), abs=0.01)
+    if published is CLEAN:
+        assert mean_corruption_error(errors) == pytest.approx(CLEAN_MCE, abs=0.005)
+
+
+def test_every_corruption_counts() -> None:
+    with pytest.raises(RecastError, match="missing: snow, fog"):
+        mean_corruption_error({kind: 1.0 for kind in KINDS if kind not in ("snow", "fog")})
+    assert mean_corruption_error(ALEXNET_ERRORS) == pytest.approx(1)
+
+
+def test_mce_of_scores_per_image() -> None:
+    generator = np.random.default_rng(0)
+    scores = {f"top1/{k}/{s}": generator.integers(0, 2, (40, 1)).astype(np.float32) for k in KINDS for s in SEVERITIES}
+    errors = {kind: 1 - np.mean([scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES]) for kind in KINDS}
+    assert means_with_mce(scores)["mce"].mean() == pytest.approx(float(mean_corruption_error(errors)))
+    assert set(means_with_mce(scores)) == {*means_over_corruptions(scores), "mce"}
+
+
+def test_means() -> None:
+    scores = {
+        f"top1/{kind}/{severity}": np.array([[float(severity == 1)], [float(kind in CATEGORIES["noise"])]])
+        for kind in KINDS
+        for severity in SEVERITIES
+    }
+    means = {metric: values[:, 0].tolist() for metric, values in means_over_corruptions(scores).items()}
+    assert means["top1/mean"] == pytest.approx([1 / 5, 3 / 15])
+    assert means["top1/noise"] == pytest.approx([1 / 5, 1])
+    assert means["top1/digital"] == pytest.approx([1 / 5, 0])
+    assert means["top1/mean/1"] == pytest.approx([1, 3 / 15])
+    assert means["top1/mean/2"] == pytest.approx([0, 3 / 15])
+
+
+@pytest.fixture(scope="module")
+def digits32() -> Data:
+    return load_data(DataConfig(num_train=50, num_val=6, img_size=32))
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    rows, columns = np.mgrid[:height, :width]
+    shades = [np.sin(rows / 5) + np.cos(columns / 7), rows / height, columns / width]
+    return np.stack([255 * (shade - shade.min()) / np.ptp(shade) for shade in shades], axis=-1).astype(np.uint8)
+
+
+@needs_package
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: str) -> None:
+    image = picture(32, 48)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    before = copy.deepcopy(np.random.get_state()), torch.get_rng_state(), random.getstate()
+    first = corrupt_bytes(image, kind, 3, seed=2**62 + 5)
+    after = np.random.get_state()
+    assert (before[0][1] == after[1]).all()
+    assert before[0][2:] == after[2:]
+    assert before[1].equal(torch.get_rng_state())
+    assert before[2] == random.getstate()
+    np.random.seed(2)
+    torch.manual_seed(2)
+    assert (first.dtype, first.shape) == (np.uint8, image.shape)
+    assert (first == corrupt_bytes(image, kind, 3, seed=2**62 + 5)).all()
+    assert not (first == image).all()
+    is_random = kind not in ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
+    assert (first == corrupt_bytes(image, kind, 3, seed=6)).all() == (not is_random)
+
+
+@needs_package
+@pytest.mark.parametrize("size", [(33, 57), (64, 40)])
+def test_any_size_of_at_least_32(size: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in KINDS:
+        for severity in (1, 5):
+            assert corrupt_bytes(picture(*size), kind, severity).shape == (*size, 3)
+    assert capsys.readouterr().out == ""
+
+
+@needs_package
+@pytest.mark.parametrize("kind", ["shot_noise", "glass_blur", "snow"])
+def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
+    images = CorruptedImages(digits32.val, kind, 2)
+    whole = images.batch(range(6))[0]
+    assert whole.equal(torch.cat([images.batch([0, 1])[0], images.batch([2, 3, 4, 5])[0]]))
+    assert whole.equal(torch.cat([batch for batch, _ in loader(images, 4, workers=1)]))
+    backwards = images.batch([5, 4, 3, 2, 1, 0])
+    assert whole.flip(0).equal(backwards[0])
+    assert digits32.val.labels.flip(0).equal(backwards[1])
+    assert whole[[1, 4]].equal(images.subset(torch.tensor([1, 4])).batch([0, 1])[0])
+    assert whole[4:5].equal(images.subset(torch.tensor([1, 4])).subset(torch.tensor([1])).batch([0])[0])
+    assert not whole.equal(CorruptedImages(digits32.val, kind, 2, seed=1).batch(range(6))[0])
+    assert not whole[0].equal(digits32.val.batch([0])[0][0])
+    assert whole.min() >= 0
+    assert whole.max() <= 1
+    noisy = CorruptedImages(digits32.val.subset(torch.tensor([3, 3])), kind, 2).batch([0, 1])[0]
+    assert not noisy[0].equal(noisy[1])  # every index has its own random numbers
+
+
+@needs_package
+def test_the_suite(digits32: Data, score: Score) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
+    small = replace(digits32, val=digits32.val.subset(torch.arange(2)))
+    found, other = score("corruptions", net, small, 2), score("corruptions", net, small, 1)
+    single = [f"top1/{kind}/{severity}" for kind in KINDS for severity in SEVERITIES]
+    assert list(found)[:75] == single
+    assert all((values == other[metric]).all() for metric, values in found.items())
+    expected = PixelModel(net, small.mean, small.std)(CorruptedImages(small.val, "frost", 5).batch([0, 1])[0])
+    assert found["top1/frost/5"][:, 0].tolist() == (expected.argmax(1) == small.val.labels).float().tolist()
+
+
+def test_bad_requests(digits: Data, digits32: Data, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecastError, match=r"'snowy'.*Did you mean snow"):
+        corrupt_bytes(picture(32, 32), "snowy", 1)
+    with pytest.raises(RecastError, match="got 0"):
+        corrupt_bytes(picture(32, 32), "snow", 0)
+    with pytest.raises(RecastError, match="at least 32x32 pixels, got 40x31"):
+        corrupt_bytes(picture(40, 31), "snow", 1)
+    with pytest.raises(RecastError, match=r"of uint8, got \(32, 32\)"):
+        corrupt_bytes(picture(32, 32)[..., 0], "snow", 1)
+    with pytest.raises(RecastError, match="not augmented"):
+        CorruptedImages(digits32.val, "snow", 1).augmented(AugmentConfig())
+    with pytest.raises(NotMeasured, match="at least 32x32 pixels, digits has 16x16"):
+        score("corruptions", nn.Identity(), digits)
+    package: Any = None  # what makes an import fail
+    monkeypatch.setitem(sys.modules, "imagecorruptions", package)
+    with pytest.raises(NotMeasured, match=r'pip install "recast-vision\[eval\]"'):
+        score("corruptions", nn.Identity(), digits32)
