@@ -32,7 +32,7 @@ from recast import (
     recast_during_training_,
 )
 from recast.models.pixel_conv import PixelConv2d
-from recast.surgery.moved import moved_parameters
+from recast.surgery.optimizer_state import carried_parameters
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
@@ -332,7 +332,7 @@ def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
     optimizer.step()
     momentum = optimizer.state[conv.weight]["momentum_buffer"].clone()
     recast_during_training_(model, optimizer, planned)
-    pairs = moved_parameters(conv, model[0])
+    pairs = carried_parameters(conv, model[0])
     assert [pair.old.shape != pair.new.shape for pair in pairs] == [True, False]
     assert pairs[0].relaid is not None
     assert torch.equal(optimizer.state[pairs[0].new]["momentum_buffer"], pairs[0].relaid(momentum))

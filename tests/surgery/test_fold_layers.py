@@ -14,7 +14,7 @@ from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.surgery.folding.layers import fold_layer, larger_geometry, larger_kernel
+from recast.surgery.folding.forms import fold_layer, larger_geometry, larger_kernel
 from recast.surgery.rules import find_rule
 
 # torch says this about its own 'same' padding of even kernels

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
 from recast.run.config import RecastConfig
-from recast.surgery.rules import find_rule, recasts
-from recast.surgery.rules.convolutions import effective_weight
+from recast.surgery.rules import effective_weight, find_rule, recasts
 
 __all__ = ["PixelConv2d"]
 

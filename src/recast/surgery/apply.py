@@ -11,8 +11,7 @@ from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
 from recast.run.config import PoolConfig
-from recast.surgery.folding.layers import as_folded
-from recast.surgery.folding.norms import what_remains
+from recast.surgery.folding.forms import as_folded, what_remains
 from recast.surgery.parameters import param_groups as param_groups
 from recast.surgery.plan import NOTHING, Plan, Step
 from recast.surgery.planning import apply_edits_

@@ -7,7 +7,8 @@ child's heads gather to what the parent's layer computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +20,9 @@ from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
-from recast.surgery.rules import is_convolution
-from recast.surgery.rules.convolutions import parametrization_of
+from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import Example, run_example
 
 
@@ -97,7 +97,8 @@ def calibrate_(
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     with in_eval(child, parent), full_precision():
         order: list[str] = []
-        _run_with_hooks(child, held[0], layers, order.append)
+        with hooked(layers.items(), before=lambda name, _module, _inputs: order.append(name)):
+            run_example(child, held[0])
         for name in order:
             layer, problem = layers[name], _Normal()
             for batch in held:
@@ -112,30 +113,17 @@ def _is_plain(module: nn.Module) -> bool:
     return is_convolution(module) and not isinstance(module, RecastLayer)
 
 
-def _run_with_hooks(model: nn.Module, batch: Example, layers: dict[str, GPSA], note: Callable[[str], None]) -> None:
-    handles = [layer.register_forward_pre_hook(lambda _m, _i, name=name: note(name)) for name, layer in layers.items()]
-    try:
-        run_example(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _stop_at(model: nn.Module, layer: nn.Module, batch: Example, want_input: bool) -> Tensor:
+def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = False) -> Tensor:
     """The input or the output of `layer` for a batch; the pass ends there."""
     kept: list[Tensor] = []
 
-    def keep(_module: nn.Module, inputs: Any, output: Any = None) -> None:
-        kept.append(inputs[0] if want_input else output)
+    def keep(_name: str, _module: nn.Module, inputs: tuple[Any, ...], result: Any = None) -> None:
+        kept.append(result if output else inputs[0])
         raise _Reached
 
-    handle = layer.register_forward_pre_hook(keep) if want_input else layer.register_forward_hook(keep)
-    try:
+    hooks: dict[str, Any] = {"after" if output else "before": keep}
+    with suppress(_Reached), hooked([("", layer)], **hooks):
         run_example(model, batch)
-    except _Reached:
-        pass
-    finally:
-        handle.remove()
     return kept[0]
 
 
@@ -143,12 +131,9 @@ def _features_and_targets(
     child: nn.Module, parent: nn.Module, layer: GPSA, convolution: nn.Module, batch: Example
 ) -> tuple[Tensor, Tensor]:
     """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
-    x = _stop_at(child, layer, batch, want_input=True)
-    target = _stop_at(parent, convolution, batch, want_input=False)
-    config = layer.config
-    gathered = functional.gather(
-        x, layer.weights(), layer.geometry, layer.groups, config.attend_padding, config.content
-    )
+    x, target = _seen_by(child, layer, batch), _seen_by(parent, convolution, batch, output=True)
+    attends = layer.config.attend_padding, layer.config.content
+    gathered = functional.gather(x, layer.weights(), layer.geometry, layer.groups, *attends)
     if gathered.shape[-2:] != target.shape[-2:]:
         raise RecastError(
             f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "

@@ -7,7 +7,6 @@ number of steps) goes on as W_out's. What is new (queries, keys, positions, gate
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
 from recast.surgery.apply import check_recast, recast_
-from recast.surgery.moved import Moved, moved_parameters, moved_state
+from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.swap import attention_pools
@@ -89,11 +88,11 @@ def recast_during_training_(
 
     recast_(network, plan, steps=names)
     layers = {name: network.get_submodule(name) for name in names}
-    moved = {name: moved_parameters(convolutions[name], layer) for name, layer in layers.items()}
+    carried = {name: carried_parameters(convolutions[name], layer) for name, layer in layers.items()}
     for name, layer in layers.items():
-        _hand_over_(optimizer, moved[name])
-        _forget_(optimizer, name, convolutions[name], moved[name])
-        kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in moved[name]}
+        hand_over_(optimizer, carried[name])
+        forget_(optimizer, name, convolutions[name], carried[name])
+        kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in carried[name]}
         for own, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in taken:
                 wanted = _group(kinds[id(parameter)], optimizer, homes[name], gate_lr)
@@ -101,7 +100,7 @@ def recast_during_training_(
     for average in copies:
         recast_(average, plan, steps=names)
         for name, layer in layers.items():
-            _start_average_(average.get_submodule(name), layer, {id(pair.new) for pair in moved[name]})
+            _start_average_(average.get_submodule(name), layer, {id(pair.new) for pair in carried[name]})
     return model
 
 
@@ -113,46 +112,13 @@ def _checked(model: nn.Module) -> nn.Module:
         raise RecastError(
             "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
         )
-    if (
-        any(isinstance(p, DTensor) for p in network.parameters())
-        or type(network).__name__ == "FullyShardedDataParallel"
-    ):
+    sharded = type(network).__name__ == "FullyShardedDataParallel"
+    if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
         raise RecastError(
             "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
             "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
         )
     return network
-
-
-def _hand_over_(optimizer: Optimizer, moved: Iterable[Moved]) -> None:
-    """Put the new parameters in the places of the old ones, in their groups and in the optimiser's state."""
-    by_old = {id(pair.old): pair for pair in moved}
-    for group in optimizer.param_groups:
-        group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
-    for pair in by_old.values():
-        if pair.old.grad is not None:
-            pair.new.grad = pair.old.grad if pair.relaid is None else pair.relaid(pair.old.grad)
-        known = optimizer.state.pop(pair.old, None)
-        if known and (state := moved_state(known, pair)) is not None:
-            optimizer.state[pair.new] = state
-
-
-def _forget_(optimizer: Optimizer, name: str, conv: nn.Module, moved: Iterable[Moved]) -> None:
-    """Take parameters out that the network no longer has: those that a kernel was computed from."""
-    gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in moved}
-    lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
-    for group in optimizer.param_groups:
-        kept = [id(p) not in gone for p in group["params"]]
-        for key in ("params", "param_names"):
-            if key in group:
-                group[key] = [item for item, stays in zip(group[key], kept, strict=True) if stays]
-    for parameter in lost:
-        optimizer.state.pop(parameter, None)
-    if lost:
-        warnings.warn(
-            f"{name} computes its kernel: W_out starts without its moments (keep_parametrization keeps them)",
-            stacklevel=3,
-        )
 
 
 def _home(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> dict[str, Any]:
@@ -219,9 +185,9 @@ def _alike(group: dict[str, Any], wanted: Group) -> bool:
 
 
 @torch.no_grad()
-def _start_average_(average: nn.Module, layer: nn.Module, moved: set[int]) -> None:
+def _start_average_(average: nn.Module, layer: nn.Module, carried: set[int]) -> None:
     """The average of what has had one value only is that value."""
     averaged = dict(average.named_parameters())
     for name, parameter in layer.named_parameters():
-        if id(parameter) not in moved:
+        if id(parameter) not in carried:
             averaged[name].copy_(parameter)

@@ -16,9 +16,7 @@ from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.budget import Budget, keep_within
 from recast.surgery.plan import Edited, Left, Plan, Step, asked_pool
 from recast.surgery.pooling.costs import pool_cost, pool_input
-from recast.surgery.rules import find_rule, is_convolution, refusal
-from recast.surgery.rules.convolutions import computes_weight
-from recast.surgery.rules.sharing import Sharing
+from recast.surgery.rules import Sharing, computes_weight, find_rule, is_convolution, refusal
 from recast.surgery.select import NOT_CALLED, Where, is_spatial, select
 from recast.surgery.stride import Edit, plan_stride_edits, set_geometry_
 from recast.tracing.cost import Cost, count_parameters

@@ -16,7 +16,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
-from recast.surgery.rules.convolutions import pads_same
+from recast.surgery.rules import pads_same
 from recast.tracing.observe import Call
 
 Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]

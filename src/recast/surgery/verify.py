@@ -17,8 +17,8 @@ from recast.run.config import Backend
 from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.swap import attention_pools
-from recast.surgery.rules.convolutions import parametrization_of
-from recast.tracing.hooks import captured_outputs, in_eval, named
+from recast.surgery.rules import parametrization_of
+from recast.tracing.hooks import captured_outputs, hooked, in_eval, named
 from recast.tracing.observe import Example, batch_of, run_example
 
 TOLERANCE = 1e-5
@@ -192,34 +192,27 @@ def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
 
 @contextmanager
 def shifted_queries(model: nn.Module) -> Iterator[None]:
-    """The control of a proof for attention pooling: inside the block its queries are others; the output must move."""
-    biases = [pool.attn.q.bias for pool in attention_pools(model).values()]
-    if not biases:
+    """The control of a proof for attention pooling: inside the block its queries are others; the output must change."""
+    projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
+    if not projections:
         raise RecastError("the control needs attention pooling")
-    kept = [bias.detach().clone() for bias in biases]
-    with torch.no_grad():
-        for bias in biases:
-            bias.add_(QUERY)
-    try:
+    with hooked(projections, after=lambda _name, _module, _inputs, queries: queries + QUERY):
         yield
-    finally:
-        with torch.no_grad():
-            for bias, before in zip(biases, kept, strict=True):
-                bias.copy_(before)
 
 
 @contextmanager
 def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """The control of a proof: two taps of the first recast layer are swapped inside the block; the output must move.
+    """The control of a proof: W_out of two heads of the first recast layer is swapped inside the block; the output must
+    change.
 
-    The middle tap is one of the two: on a small map the outer ones may see nothing but padding.
+    The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
     """
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
         raise RecastError("the control needs a recast layer with two taps")
-    made = parametrization_of(layer)
+    makers = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
-    weight = layer.weight if made is None else max(made.parameters(recurse=False), key=Tensor.numel)
+    weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
     kept, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
     order[0], order[middle] = middle, 0
     with torch.no_grad():

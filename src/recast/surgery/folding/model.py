@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import applied_plan, gpsa_layers
-from recast.surgery.folding.layers import describe, fold_layer
-from recast.surgery.folding.norms import multiply_in_, norms_after, what_remains
+from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import Plan
 from recast.surgery.stride import replace_module_
-from recast.tracing.hooks import in_eval
+from recast.surgery.verify import relative_error
+from recast.tracing.hooks import captured_inputs, in_eval
 
 KERNELS = (3, 5, 7, 9, 11)
-MOVED = 1e-3
-"""A BatchNorm whose removal moves the outputs by more than this (relative) had another reader: it stays."""
+HAS_ANOTHER_READER = 1e-3
+"""A BatchNorm whose removal changes the outputs by more than this (relative) had another reader: it stays."""
+
+Batches = list[tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def fold_(
         for name, layer in gpsa_layers(model).items():
             report.append(_fold_one(model, name, layer, tol, kernel, batches))
             if batches:
-                moved, accuracy = _moved(model, batches, before)
-                report[-1] = replace(report[-1], output_error=moved, accuracy=accuracy)
+                change, accuracy = _change_of_outputs(model, batches, before)
+                report[-1] = replace(report[-1], output_error=change, accuracy=accuracy)
         if batch_norm:
             report = _fold_norms(model, report, batches)
     if hasattr(model, "recast_plan"):
@@ -94,105 +96,81 @@ def fold_(
     return report
 
 
-def _batches(data: Tensor | Iterable[tuple[Tensor, Tensor]] | None) -> list[tuple[Tensor, Tensor | None]]:
+def _batches(data: Tensor | Iterable[tuple[Tensor, Tensor]] | None) -> Batches:
     if data is None:
         return []
-    batches: list[tuple[Tensor, Tensor | None]] = [(data, None)] if isinstance(data, Tensor) else list(data)
+    batches: Batches = [(data, None)] if isinstance(data, Tensor) else list(data)
     if not batches:
         raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
     return batches
 
 
-def _fold_one(
-    model: nn.Module,
-    name: str,
-    layer: GPSA,
-    tol: float,
-    kernel: int | None,
-    batches: list[tuple[Tensor, Tensor | None]],
-) -> Folded:
+def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int | None, batches: Batches) -> Folded:
     """One layer, replaced in `model`; its own output before and after."""
     inputs: list[Tensor] = []
     if batches:
-        handle = layer.register_forward_pre_hook(lambda _module, args: inputs.append(args[0]))
-        model(batches[0][0])
-        handle.remove()
-        expected = [layer(x) for x in inputs]
-    size, heads = layer.gate_sizes(), layer.num_heads
+        with captured_inputs([(name, layer)]) as seen:
+            model(batches[0][0])
+        inputs = seen.get(name, [])
+    expected = [layer(x) for x in inputs]
+    dropped, heads = layer.gate_sizes(), layer.num_heads
+    dropped = dropped[dropped <= tol]
     new = fold_layer(layer, tol, kernel)
-    if name:
-        if new is not layer:
-            replace_module_(model, layer, new)
-    else:
+    if not name:  # the model itself is not replaced
         new = layer
-    error = None
-    if batches:
-        error = max(_error(new(x), y) for x, y in zip(inputs, expected, strict=True))
+    elif new is not layer:
+        replace_module_(model, layer, new)
+    maps, closed = (0, 0), heads
     if isinstance(new, GPSA):
-        opened = {*new.gaussian_heads, *new.content_heads}
-        maps, closed = (len(new.gaussian_heads), len(new.content_heads)), heads - len(opened)
-        if layer.config.gate == "sigmoid":
-            closed = 0
-    else:
-        maps, closed = (0, 0), heads
-    dropped = size[size <= tol]
-    fold = describe(new)
+        maps = len(new.gaussian_heads), len(new.content_heads)
+        closed = 0 if layer.config.gate == "sigmoid" else heads - len({*new.gaussian_heads, *new.content_heads})
+    form = describe(new)
     return Folded(
-        name, closed, heads, fold.convolution, float(dropped.max()) if len(dropped) else 0.0, *maps, fold.kernel,
-        layer_error=error,
+        name, closed, heads, form.convolution, float(dropped.max()) if len(dropped) else 0.0, *maps, form.kernel,
+        layer_error=max((relative_error(new(x), y) for x, y in zip(inputs, expected, strict=True)), default=None),
     )  # fmt: skip
 
 
-def _error(value: Tensor, expected: Tensor) -> float:
-    return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-
-
-def _moved(
-    model: nn.Module, batches: list[tuple[Tensor, Tensor | None]], before: list[Tensor]
-) -> tuple[float, float | None]:
+def _change_of_outputs(model: nn.Module, batches: Batches, before: list[Tensor]) -> tuple[float, float | None]:
     """How far the outputs are from those before, and the accuracy where there are labels."""
     error, right, count = 0.0, 0, 0
     for (images, labels), expected in zip(batches, before, strict=True):
         outputs = model(images)
-        error = max(error, _error(outputs, expected))
+        error = max(error, relative_error(outputs, expected))
         if labels is not None:
             right += int((outputs.argmax(-1) == labels).sum())
             count += len(labels)
     return error, 100 * right / count if count else None
 
 
-def _fold_norms(model: nn.Module, report: list[Folded], batches: list[tuple[Tensor, Tensor | None]]) -> list[Folded]:
+def _fold_norms(model: nn.Module, report: list[Folded], batches: Batches) -> list[Folded]:
     """Multiply in what BatchNorm follows each layer, one by one; one with another reader as well is put back."""
-    layers = {done.name: model.get_submodule(done.name) for done in report if done.name}
-    follows = norms_after(model, layers, batches[0][0])
-    result: list[Folded] = []
-    for done in report:
-        norm_name = follows.get(done.name)
-        if norm_name is None:
-            result.append(done)
-            continue
-        layer, norm = layers[done.name], model.get_submodule(norm_name)
-        before = model(batches[0][0])
-        kept = {key: value.clone() for key, value in layer.state_dict().items()}
-        rest = what_remains(norm)
-        if not multiply_in_(layer, norm):
-            result.append(done)
-            continue
-        replace_module_(model, norm, rest)
-        if _error(model(batches[0][0]), before) > MOVED:
-            replace_module_(model, rest, norm)
-            _restore(layer, kept)
-            result.append(done)
-            continue
-        result.append(replace(done, batch_norm=norm_name))
-    return result
+    layers, images = {done.name: model.get_submodule(done.name) for done in report if done.name}, batches[0][0]
+    follows = norms_after(model, layers, images)
+    return [
+        replace(done, batch_norm=follows[done.name])
+        if done.name in follows and _fold_norm(model, layers[done.name], follows[done.name], images)
+        else done
+        for done in report
+    ]
 
 
-def _restore(layer: nn.Module, kept: dict[str, Tensor]) -> None:
+def _fold_norm(model: nn.Module, layer: nn.Module, name: str, images: Tensor) -> bool:
+    """Whether the BatchNorm of this name could be multiplied into `layer`."""
+    before, norm = model(images), model.get_submodule(name)
+    kept = {key: value.clone() for key, value in layer.state_dict().items()}
+    if not multiply_in_(layer, norm):
+        return False
+    rest = what_remains(norm)
+    replace_module_(model, norm, rest)
+    if relative_error(model(images), before) <= HAS_ANOTHER_READER:
+        return True
+    replace_module_(model, rest, norm)
     target: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
     if not any(key.endswith("bias") for key in kept):
         target.bias = None
     layer.load_state_dict(kept)
+    return False
 
 
 def _noted(model: nn.Module, report: list[Folded]) -> Plan:

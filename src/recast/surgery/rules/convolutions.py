@@ -17,14 +17,14 @@ from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdCon
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.surgery.rules.registry import recasts
+from recast.surgery.rules.registry import parametrization_of, recasts, weight_hook
+from recast.tracing.hooks import in_eval
 
 
 class WeightStandardization(nn.Module):
@@ -45,12 +45,6 @@ class WeightStandardization(nn.Module):
         return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=self.eps).reshape_as(weight)
 
 
-def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
-    """The hook of torch's older `weight_norm` and `spectral_norm`, which computes the weight before every forward."""
-    hooks = (h for h in conv._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm))
-    return next((hook for hook in hooks if hook.name == "weight"), None)
-
-
 def computes_weight(conv: nn.Module) -> bool:
     """Whether a convolution computes its kernel from something else in every forward pass."""
     standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
@@ -60,27 +54,30 @@ def computes_weight(conv: nn.Module) -> bool:
 @torch.no_grad()
 def effective_weight(conv: nn.Module) -> Tensor:
     """The weight that `conv` uses in eval mode, computed by its parametrisation or its hook where it has one."""
-    hook = weight_hook(conv)
-    if isinstance(hook, SpectralNorm):
-        weight: Tensor = hook.compute_weight(conv, do_power_iteration=False)
+    if (hook := weight_hook(conv)) is not None:
+        settings = {"do_power_iteration": False} if isinstance(hook, SpectralNorm) else {}
+        weight: Tensor = hook.compute_weight(conv, **settings)
         return weight
-    if isinstance(hook, WeightNorm):
-        normed: Tensor = hook.compute_weight(conv)
-        return normed
-    modes = [(module, module.training) for module in conv.modules()]
-    try:
-        conv.eval()  # spectral norm takes a power-iteration step when read in training mode
+    with in_eval(conv):  # spectral norm takes a power-iteration step when read in training mode
         assert isinstance(conv.weight, Tensor)
         return conv.weight.detach()
-    finally:
-        for module, training in modes:
-            module.training = training
+
+
+def pads_same(conv: nn.Module) -> bool:
+    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
+    return isinstance(conv, Conv2dSame) or bool(getattr(conv, "same_pad", False))
+
+
+def _geometry(conv: nn.Conv2d) -> Geometry:
+    geometry = Geometry.of(conv)
+    return replace(geometry, padding=(0, 0, 0, 0), same=True) if pads_same(conv) else geometry
 
 
 @recasts(nn.Conv2d)
+@recasts(Conv2dSame)
 def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
-    """W_out^h = the kernel's tap h, W_val = I, Δ_h = the tap's offset (d'Ascoli et al. 2021, Eq. 6)."""
-    return _layer(conv, Geometry.of(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
+    """W_out^h = the kernel's position h, W_val = I, Δ_h = the position's offset (d'Ascoli et al. 2021, Eq. 6)."""
+    return _layer(conv, _geometry(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
 
 
 @recasts(nn.ConvTranspose2d)
@@ -92,39 +89,18 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastL
     return _layer(conv, Geometry.of(conv), weight, config)
 
 
-@recasts(Conv2dSame)
-def _conv2d_same(conv: Conv2dSame, config: RecastConfig) -> RecastLayer:
-    return _layer(conv, _same(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
-
-
 @recasts(StdConv2d)
 @recasts(StdConv2dSame)
 @recasts(ScaledStdConv2d)
 @recasts(ScaledStdConv2dSame)
 def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
-    geometry = _same(conv) if pads_same(conv) else Geometry.of(conv)
+    geometry = _geometry(conv)
     maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
     raw = effective_weight(conv)
     if not config.keep_parametrization:
         with torch.no_grad():
             return _layer(conv, geometry, maker(raw), config)
     return _layer(conv, geometry, raw, config, [*_copied_parametrizations(conv, config), maker])
-
-
-def pads_same(conv: nn.Module) -> bool:
-    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
-    return isinstance(conv, Conv2dSame) or bool(getattr(conv, "same_pad", False))
-
-
-def _same(conv: nn.Conv2d) -> Geometry:
-    return replace(Geometry.of(conv), padding=(0, 0, 0, 0), same=True)
-
-
-def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
-    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
-    makers = getattr(module, "parametrizations", None)
-    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
-    return found if isinstance(found, parametrize.ParametrizationList) else None
 
 
 def _copied_parametrizations(conv: nn.Module, config: RecastConfig) -> list[nn.Module]:
@@ -164,11 +140,6 @@ def _layer(
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     layer.train(conv.training)
-    _parametrise_(layer, conv, makers)
-    return layer
-
-
-def _parametrise_(layer: RecastLayer, conv: nn.Module, makers: list[nn.Module]) -> None:
     given = parametrization_of(conv) if makers else None
     if given is not None:
         # moved whole: an inverse would give other numbers with the same result, or refuse them
@@ -177,3 +148,4 @@ def _parametrise_(layer: RecastLayer, conv: nn.Module, makers: list[nn.Module]) 
         makers = makers[len(given) :]
     for maker in makers:
         parametrize.register_parametrization(layer, "weight", maker, unsafe=True)
+    return layer

@@ -1,12 +1,17 @@
-"""The rules by the class that they read."""
+"""The rules by the class that they read, and why a convolution cannot be recast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from recast.layers.cmhsa import RecastLayer
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.run.config import RecastConfig
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
@@ -45,3 +50,91 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 def known_kinds() -> list[str]:
     """Names of the classes that have a rule."""
     return sorted(kind.__name__ for kind in _RULES)
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module is some kind of convolution (a kernel size and a weight), or a layer that was one."""
+    if isinstance(module, nn.modules.conv._ConvNd | RecastLayer) or find_rule(module) is not None:
+        return True
+    # not hasattr(module, "weight"): reading a parametrised weight computes it
+    weighs = "weight" in module._parameters or hasattr(type(module), "weight")
+    return weighs and hasattr(module, "kernel_size")
+
+
+def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
+    """The hook of torch's older `weight_norm` and `spectral_norm`, which computes the weight before every forward."""
+    hooks = (h for h in conv._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm))
+    return next((hook for hook in hooks if hook.name == "weight"), None)
+
+
+def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
+    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
+    makers = getattr(module, "parametrizations", None)
+    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
+    return found if isinstance(found, parametrize.ParametrizationList) else None
+
+
+# --- what cannot be recast --------------------------------------------------------------------------------------------
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why a convolution-like module cannot be recast, or None if a rule takes it.
+
+    A class may say so itself, in an attribute `not_recast`.
+    """
+    kind = type(module).__name__
+    if isinstance(module, RecastLayer):
+        return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript: recast the nn.Module that it was made from, and script that"
+    if ".quantized" in type(module).__module__:
+        return f"{kind} is quantised: recast the float model, and quantise that"
+    if ".qat." in type(module).__module__:
+        return f"{kind} is in training for quantisation: recast the float model, and prepare that"
+    if reason := getattr(module, "not_recast", None):
+        return str(reason)
+    if find_rule(module) is None:
+        return f"no rule for {kind} (rules exist for {', '.join(known_kinds())})"
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
+        return f"{kind} carries hooks, which the new layer would lose"
+    if patched := [name for name in ("forward", "_conv_forward") if name in vars(module)]:
+        return f"{kind} has a {patched[0]} of its own, set on the instance"
+    if any(parameter.is_complex() for parameter in module.parameters()):
+        return f"{kind} has complex weights: attention is real"
+    return None
+
+
+def check_finite(name: str, module: nn.Module) -> None:
+    """Raise `RecastError` if a tensor of `module` has no values (meta device), or holds NaN or infinity."""
+    for tensor_name, tensor in module.state_dict().items():
+        if tensor.is_meta:
+            raise RecastError(
+                f"{name}.{tensor_name} is on the meta device, without values: a model there can be planned; "
+                "to recast it, load its weights first"
+            )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise RecastError(f"{name}.{tensor_name} holds NaN or infinite values: repair or reload the weights first")
+
+
+class Sharing:
+    """Where in a model every module and every parameter sits: recasting one that is held in two places unties them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._root = type(model).__name__
+        self._places: dict[int, list[str]] = {}
+        self._holders: dict[int, list[str]] = {}
+        # a module that stands in several places is listed at each
+        for name, module in model.named_modules(remove_duplicate=False):
+            self._places.setdefault(id(module), []).append(name)
+            for parameter in module.parameters(recurse=False):
+                self._holders.setdefault(id(parameter), []).append(name)
+
+    def elsewhere(self, module: nn.Module) -> str | None:
+        """ "weight with head": a parameter of `module`, or of what computes its weight, held outside of it; or None."""
+        own = self._places[id(module)]
+        for name, parameter in module.named_parameters():
+            for holder in self._holders[id(parameter)]:
+                if not any(place == "" or f"{holder}.".startswith(f"{place}.") for place in own):
+                    return f"{name} with {holder or self._root}"
+        return None

@@ -1,17 +1,19 @@
-"""Which parameter of a recast layer is which of its convolution's, and how what belongs to one belongs to the other."""
+"""What an optimiser knows of a convolution's parameters, carried over to those of the layer that it became."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from recast.layers.geometry import flip_transpose
 
 
-class Moved(NamedTuple):
+class Carried(NamedTuple):
     """A parameter of a convolution and the one that it became."""
 
     old: nn.Parameter
@@ -21,7 +23,7 @@ class Moved(NamedTuple):
 
 
 @torch.no_grad()
-def moved_parameters(conv: nn.Module, layer: nn.Module) -> list[Moved]:
+def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     """Parameters of `conv` that live on in the layer that it became, with the same numbers in another order at most.
 
     A pair counts only if the numbers are equal: a kernel that was computed from its parameter is not that parameter.
@@ -33,7 +35,7 @@ def moved_parameters(conv: nn.Module, layer: nn.Module) -> list[Moved]:
             new, relaid = theirs[where], _relaid(conv, name)
             same = old if relaid is None else relaid(old)
             if same.shape == new.shape and torch.equal(same, new):
-                pairs.append(Moved(old, new, relaid))
+                pairs.append(Carried(old, new, relaid))
                 del theirs[where]
                 break
     return pairs
@@ -60,7 +62,7 @@ def _relaid(conv: nn.Module, name: str) -> Callable[[Tensor], Tensor] | None:
 
 
 @torch.no_grad()
-def moved_state(known: dict[str, Any], pair: Moved) -> dict[str, Any] | None:
+def _carried_state(known: dict[str, Any], pair: Carried) -> dict[str, Any] | None:
     """What an optimiser knows of a parameter, for the one that it became; None: it cannot be laid out anew.
 
     Moments are laid out as the kernel. Factored ones (Adafactor's rows and columns) belong to one layout. Where W_out
@@ -80,3 +82,34 @@ def moved_state(known: dict[str, Any], pair: Moved) -> dict[str, Any] | None:
         else:
             state[key] = value
     return state
+
+
+def hand_over_(optimizer: Optimizer, carried: Iterable[Carried]) -> None:
+    """Put the new parameters in the places of the old ones, in their groups and in the optimiser's state."""
+    by_old = {id(pair.old): pair for pair in carried}
+    for group in optimizer.param_groups:
+        group["params"] = [by_old[id(p)].new if id(p) in by_old else p for p in group["params"]]
+    for pair in by_old.values():
+        if pair.old.grad is not None:
+            pair.new.grad = pair.old.grad if pair.relaid is None else pair.relaid(pair.old.grad)
+        known = optimizer.state.pop(pair.old, None)
+        if known and (state := _carried_state(known, pair)) is not None:
+            optimizer.state[pair.new] = state
+
+
+def forget_(optimizer: Optimizer, name: str, conv: nn.Module, carried: Iterable[Carried]) -> None:
+    """Take parameters out that the network no longer has: those that a kernel was computed from."""
+    gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in carried}
+    lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
+    for group in optimizer.param_groups:
+        kept = [id(p) not in gone for p in group["params"]]
+        for key in ("params", "param_names"):
+            if key in group:
+                group[key] = [item for item, stays in zip(group[key], kept, strict=True) if stays]
+    for parameter in lost:
+        optimizer.state.pop(parameter, None)
+    if lost:
+        warnings.warn(
+            f"{name} computes its kernel: W_out starts without its moments (keep_parametrization keeps them)",
+            stacklevel=3,
+        )

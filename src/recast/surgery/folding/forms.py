@@ -1,0 +1,143 @@
+"""What one layer becomes: a convolution, a larger one, or a layer without the maps that are closed; BatchNorm in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from recast.layers.functional.operands import expand_heads, fold_value
+from recast.layers.geometry import Geometry, convolution
+from recast.layers.gpsa import GPSA
+from recast.surgery.plan import Fold
+from recast.tracing.hooks import hooked
+from recast.tracing.observe import Example, run_example
+
+
+@torch.no_grad()
+def fold_layer(layer: GPSA, tol: float = 0.0, kernel: int | None = None) -> nn.Module:
+    """`layer` itself without the maps whose gate is within `tol`, or the convolution it is then; W_val multiplied out.
+
+    linear: Gaussian maps with |s| ≤ tol and content maps with |γ| ≤ tol are removed; without any, the layer is a
+    convolution. sigmoid: content maps with 1 − σ(λ) ≤ tol are removed. With `kernel`, a layer without content becomes a
+    convolution with a kernel of that many rows and columns (`larger_kernel`). At tol = 0, without `kernel`, the
+    function is the same to rounding.
+    """
+    layer.close_maps_(tol)
+    wider = None if kernel is None or layer.content_heads else larger_geometry(layer.geometry, kernel)
+    if wider is None or not layer.gaussian_heads:
+        return layer.fold()
+    weight, trained = layer.kernel_in_eval()
+    return convolution(wider, larger_kernel(layer, weight, wider), layer.bias, layer.groups, trained).train(
+        layer.training
+    )
+
+
+def larger_geometry(geometry: Geometry, kernel: int) -> Geometry | None:
+    """The same convolution seen as one with `kernel` × `kernel` undilated positions around the same anchor; None if it
+    cannot be: a smaller kernel, a transposed one, or padding that is not a number of zeros."""
+    if geometry.is_transposed or geometry.same or geometry.padding_mode != "zeros":
+        return None
+    before = [kernel // 2 - anchor for anchor in geometry.anchor]
+    after = [kernel - 1 - kernel // 2 - (r - anchor) for r, anchor in zip(geometry.reach, geometry.anchor, strict=True)]
+    if kernel % 2 == 0 or min(before + after) < 0:
+        return None
+    top, bottom, left, right = geometry.padding
+    padding = (top + before[0], bottom + after[0], left + before[1], right + after[1])
+    return Geometry((kernel, kernel), geometry.stride, padding)
+
+
+@torch.no_grad()
+def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
+    """Σ_h (shift_h·[δ is position h] + gaussian_h·g_h(δ)) W_val W_out^h for all positions δ of `wider`: a kernel.
+
+    g_h is the head's Gaussian over these positions alone, its sum one. What lies outside is lost, and near the border,
+    where the layer's Gaussian keeps to the tokens there are, the convolution looks at zeros.
+    """
+    w = expand_heads(layer.weights(), layer.geometry)
+    kernel = fold_value(weight, w.value, layer.groups).flatten(2)
+    positions = torch.tensor(wider.offsets(), device=kernel.device)
+    distance = (positions - w.center[:, None].to(w.alpha.dtype)).square().sum(-1)
+    gaussian = torch.softmax(-w.alpha[:, None] * distance, dim=-1)
+    shift = (torch.tensor(layer.geometry.offsets(), device=kernel.device)[:, None] == positions).all(-1)
+    shares = w.gates.mix(shift[:, None].to(gaussian.dtype), gaussian[:, None], None).squeeze(1)
+    return (kernel.to(shares.dtype) @ shares).to(kernel.dtype).unflatten(-1, wider.kernel).contiguous()
+
+
+def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
+    """What a replay must know of a folded layer."""
+    if isinstance(layer, GPSA):
+        return Fold(False, layer.geometry.kernel, layer.gaussian_heads, layer.content_heads, layer.value is not None,
+                    batch_norm)  # fmt: skip
+    conv: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
+    return Fold(True, tuple(conv.kernel_size), (), (), False, batch_norm)
+
+
+def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
+    """`layer` in the form that `fold` describes, for weights to be loaded into."""
+    if not fold.convolution:
+        layer.prune_(fold.gaussian_heads, fold.content_heads)
+        if not fold.value:
+            layer.value = None
+        return layer
+    if fold.kernel == layer.geometry.kernel:
+        return layer.to_conv()
+    wider = larger_geometry(layer.geometry, fold.kernel[0])
+    assert wider is not None, f"{layer.geometry} has no {fold.kernel} form"
+    weight = layer.weight.new_zeros(*layer.weight.shape[:2], *wider.kernel)
+    return convolution(wider, weight, layer.bias, layer.groups).train(layer.training)
+
+
+# --- BatchNorm in eval mode is a scale and a shift per channel: both go into the layer before it ----------------------
+
+
+def norms_after(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> dict[str, str]:
+    """Which BatchNorm takes the output of which layer, by name: seen in one forward pass, the very same tensor."""
+    made: dict[int, tuple[str, Any]] = {}  # with the tensor: an address is given out again once its tensor is gone
+    found: dict[str, str] = {}
+
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        made[id(output)] = name, output
+
+    def meet(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and id(inputs[0]) in made:
+            found[made[id(inputs[0])][0]] = name
+
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.track_running_stats}
+    with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
+        run_example(model, batch)
+    return found
+
+
+@torch.no_grad()
+def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
+    """Scale W_out and the bias of a GPSA layer or a convolution as `norm` would its output; False where it cannot be.
+
+    y ↦ (y − μ) · g / √(v + ε) + β, with the running statistics.
+    """
+    target: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
+    assert isinstance(norm, nn.BatchNorm2d)
+    if parametrize.is_parametrized(target, "weight") or norm.running_mean is None or norm.running_var is None:
+        return False
+    transposed = isinstance(target, nn.ConvTranspose2d)
+    if transposed and target.groups > 1:
+        return False
+    weight, bias = fuse_conv_bn_weights(
+        target.weight, target.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, transposed
+    )
+    target.weight.copy_(weight)
+    if target.bias is None:
+        target.bias = bias
+    else:
+        target.bias.copy_(bias)
+    return True
+
+
+def what_remains(norm: nn.Module) -> nn.Module:
+    """What stands in the place of a BatchNorm that was multiplied in: nothing, or timm's own activation after it."""
+    rest = [getattr(norm, name) for name in ("drop", "act") if isinstance(getattr(norm, name, None), nn.Module)]
+    rest = [module for module in rest if not isinstance(module, nn.Identity)]
+    return nn.Sequential(*rest).train(norm.training) if rest else nn.Identity()
