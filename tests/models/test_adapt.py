@@ -20,7 +20,6 @@ from recast.errors import RecastError
 from recast.models.adapt import classifiers, other_classes, resampled
 from recast.models.build import build, build_from, constructor, input_defaults
 from recast.models.patchconvnet import PatchConvNet
-from recast.models.patchconvnet_weights import to_official
 from recast.run.config import ModelConfig
 
 DEIT = "deit_tiny_patch16_224"
@@ -136,22 +135,18 @@ def small_patchconvnet(num_classes: int, per_class: bool) -> PatchConvNet:
     return PatchConvNet(16, 2, num_classes, per_class=per_class)
 
 
-def test_patchconvnets_weights_load_from_either_layout_and_for_every_class(
-    saved: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patchconvnets_weights_load_for_every_class(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recast.models.build.create", lambda source, name, kwargs, pretrained: small_patchconvnet(
         kwargs["num_classes"], per_class=name == "multi"))  # fmt: skip
     parent = small_patchconvnet(4, per_class=False)
-    published = tmp_path / "published.pth"
-    torch.save({"model": to_official(parent.state_dict())}, published)
-    for path in (str(published), saved(parent)):
-        one = build(ModelConfig("single", checkpoint=path), num_classes=4)
-        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), parent.parameters(), strict=True))
-        many = build(ModelConfig("multi", checkpoint=path), num_classes=4)
-        assert torch.equal(many.pool.cls_token, parent.pool.cls_token.expand(1, 4, 16))
-        assert torch.equal(many.head.weight, parent.head.weight)
-        with pytest.raises(RecastError, match=r"has 4 classes, the data has 3: set model\.new_head"):
-            build(ModelConfig("multi", checkpoint=path), num_classes=3)
+    path = saved(parent)
+    one = build(ModelConfig("single", checkpoint=path), num_classes=4)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), parent.parameters(), strict=True))
+    many = build(ModelConfig("multi", checkpoint=path), num_classes=4)
+    assert torch.equal(many.pool.cls_token, parent.pool.cls_token.expand(1, 4, 16))
+    assert torch.equal(many.head.weight, parent.head.weight)
+    with pytest.raises(RecastError, match=r"has 4 classes, the data has 3: set model\.new_head"):
+        build(ModelConfig("multi", checkpoint=path), num_classes=3)
     path = saved(small_patchconvnet(4, per_class=True))
     fewer = build(ModelConfig("multi", checkpoint=path, new_head=True), num_classes=3)
     assert fewer.pool.cls_token.shape == (1, 3, 16)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.models.patchconvnet import PatchConvNet
-from recast.models.small import cifar_resnet
+from recast.models.small import CifarResNet
 from recast.run.config import RecastConfig, Recipe, RegularizationConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -50,7 +50,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet-d": (lambda: timm.create_model("resnet26d", num_classes=3), 8),
     "regnet": (lambda: timm.create_model("regnetx_002", num_classes=3), 13),
     "convnext": (lambda: timm.create_model("test_convnext"), 9),
-    "cifar": (lambda: cifar_resnet(14, 3), 6),
+    "cifar": (lambda: CifarResNet((2, 2, 2), num_classes=3, shortcut="option_a"), 6),
     "vit": (vit, 3),
     "cait": (cait, 3),
     "resmlp": (resmlp, 3),
@@ -142,7 +142,7 @@ def test_nothing_changes_in_eval(networks: dict[str, nn.Module], name: str) -> N
 
 
 def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
-    model = cifar_resnet(8, 3)
+    model = CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a")
     block = set_drop_path_(model, 0.25, "uniform").layer1[0].train()
     for norm in (block.bn1, block.bn2):
         norm.eval()  # or images would depend on one another
@@ -171,7 +171,7 @@ def test_a_network_without_residual_blocks_is_refused() -> None:
 )
 def test_unusable_rates_and_modes_are_refused(rate: float, mode: Any, message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        set_drop_path_(cifar_resnet(8, 3), rate, mode)
+        set_drop_path_(CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a"), rate, mode)
 
 
 def test_a_recast_network_drops_the_same_paths() -> None:
@@ -322,4 +322,4 @@ def test_prepare_leaves_alone_what_the_recipe_leaves_open() -> None:
 def test_checkpointing_is_asked_of_the_network() -> None:
     assert prepare_(resmlp(), Recipe(grad_checkpointing=True)).grad_checkpointing
     with pytest.raises(RecastError, match="CifarResNet cannot recompute its activations"):
-        prepare_(cifar_resnet(8, 3), Recipe(grad_checkpointing=True))
+        prepare_(CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a"), Recipe(grad_checkpointing=True))

@@ -13,8 +13,7 @@ from torch import nn
 from recast.data.images import is_image_name
 from recast.errors import RecastError
 from recast.io import load, read_header
-from recast.models.build import build
-from recast.models.create import FORMS
+from recast.models.build import FORMS, build
 from recast.models.weights import PICKLED
 from recast.run.config import ModelConfig
 

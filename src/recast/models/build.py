@@ -6,18 +6,23 @@ constructor(config) → {"name": "timm:cifar_resnet20", "kwargs": {"num_classes"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
 from torch import nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
-from recast.models.create import create, split_name
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
 from recast.run.config import ModelConfig
 
+FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
 
@@ -64,6 +69,14 @@ def _other_classes(origin: str, theirs: int, ours: int, config: ModelConfig, of_
         return f"{origin} has {theirs} classes, the data has {ours}: set model.new_head"
     wanted = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
     return f"{origin} has {theirs} classes, {wanted} {ours}: pass num_classes={theirs}, or set model.new_head"
+
+
+def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
+    classes = num_classes if config.num_classes is None else config.num_classes
+    for name, value in (("num_classes", classes), ("input_size", config.input_size)):
+        if value is not None and value < 1:
+            raise RecastError(f"{name} must be at least 1, got {value}")
+    return {key: value for key, value in zip(KWARGS, (classes, config.input_size), strict=True) if value is not None}
 
 
 def constructor(config: ModelConfig, *, num_classes: int | None = None) -> dict[str, Any]:
@@ -121,12 +134,122 @@ def input_defaults(model: nn.Module) -> InputDefaults | None:
     return InputDefaults(int(cfg["input_size"][-1]), tuple(cfg["mean"]), tuple(cfg["std"]))
 
 
-def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
-    wanted = {
-        "num_classes": num_classes if config.num_classes is None else config.num_classes,
-        "img_size": config.input_size,
-    }
-    for name, value in (("num_classes", wanted["num_classes"]), ("input_size", wanted["img_size"])):
-        if value is not None and value < 1:
-            raise RecastError(f"{name} must be at least 1, got {value}")
-    return {key: value for key, value in wanted.items() if value is not None}
+def split_name(name: str) -> tuple[str, str]:
+    """`timm:resnet18` → ("timm", "resnet18"); `pkg.module:function` → ("function", the same name)."""
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        return "timm", name
+    if prefix in ("timm", "torchvision"):
+        return prefix, rest
+    if all(part.isidentifier() for part in prefix.split(".")) and rest.isidentifier():
+        return "function", name
+    raise RecastError(f"a model is named {FORMS}, got {name!r}")
+
+
+def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    """The network `name` of `source`, as `split_name` gives them, with random or published weights.
+
+    Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
+    or cannot be fetched.
+    """
+    return {"timm": _timm, "torchvision": _torchvision, "function": _function}[source](name, kwargs, pretrained)
+
+
+def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        from torchvision import models
+
+        elsewhere = f" Did you mean torchvision:{architecture}?" if architecture in models.list_models() else ""
+        close = elsewhere or suggest(architecture, timm.list_models())
+        raise RecastError(f"timm has no model {architecture!r}.{close} A model is named {FORMS}")
+    tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
+    if tag and tag not in tags:
+        raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {', '.join(filter(None, tags)) or 'none'}")
+    if pretrained:
+        if not timm.models.is_model_pretrained(name):
+            raise RecastError(f"timm has no pretrained weights for {name}: pass a checkpoint")
+        return _fetched(name, lambda: timm.create_model(name, pretrained=True, **kwargs))
+    if "img_size" not in kwargs:
+        return timm.create_model(name, **kwargs)
+    size = kwargs["img_size"]
+    try:
+        model: nn.Module = timm.create_model(name, **kwargs)
+    except TypeError:  # an argument that it does not take; all take num_classes
+        raise RecastError(
+            f"{name} takes images of any size: leave model.input_size out, data.img_size is the size of the images"
+        ) from None
+    except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
+        raise RecastError(f"{name} cannot be built for model.input_size={size} ({_first_line(error)})") from None
+    cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
+    cfg["input_size"] = (cfg["input_size"][0], size, size)
+    return model
+
+
+def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    from torchvision import models
+
+    if name not in models.list_models():
+        close = suggest(name, models.list_models())
+        raise RecastError(f"torchvision has no model {name!r}.{close} A model is named {FORMS}")
+    if "img_size" in kwargs:
+        raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
+    if not pretrained:
+        # detectors and segmenters would fetch their backbone's weights
+        has_backbone = "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters
+        return models.get_model(name, weights=None, **kwargs, **({"weights_backbone": None} if has_backbone else {}))
+    weights = models.get_model_weights(name).DEFAULT
+    own = len(weights.meta["categories"])
+    if kwargs.get("num_classes", own) != own:
+        raise RecastError(
+            f"torchvision's weights of {name} have {own} classes, got num_classes={kwargs['num_classes']}: "
+            "set model.new_head"
+        )
+    return _fetched(name, lambda: models.get_model(name, weights=weights))
+
+
+def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return create()
+    except Exception as error:  # each hub and proxy fails in its own class
+        raise RecastError(
+            f"could not fetch the pretrained weights of {name} ({type(error).__name__}: {_first_line(error)}); "
+            "pass a checkpoint, or leave pretrained off"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    function = _find_function(name)
+    accepted = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    wanted = kwargs | ({"pretrained": True} if pretrained else {})
+    if refused := [key for key in wanted if key not in accepted and not takes_any]:
+        raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
+    model = function(**wanted)
+    if not isinstance(model, nn.Module):
+        raise RecastError(f"{name} must return an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _find_function(name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    # a console script does not look in the current folder, `python -m` does: both should find the user's file
+    here = str(Path.cwd())
+    if added := here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise RecastError(f"cannot import {module_name} for model {name}: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
+    return function

@@ -24,17 +24,12 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
-from timm.models import (
-    PretrainedCfg,
-    build_model_with_cfg,
-    generate_default_cfgs,
-    register_model,
-)
-from timm.models._features import feature_take_indices  # of no public module
+from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.models.pixel_conv import PixelConv2d
+from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
 from recast.models.trunk import Trunk
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
@@ -88,6 +83,8 @@ class CMHSAViT(Trunk):
     Raises RecastError for an unknown mixer or pooling, an even kernel, classes without pooling.
     """
 
+    stem_name = "patch_embed"
+
     def __init__(
         self,
         patch_size: int = 16,
@@ -104,14 +101,12 @@ class CMHSAViT(Trunk):
         final_norm: bool = True,
         global_pool: str = "avg",
     ) -> None:
-        super().__init__()
+        super().__init__(embed_dim, in_chans)
         if mixer not in MIXERS:
             raise RecastError(f"mixer must be {' or '.join(MIXERS)}, got {mixer!r}.{suggest(mixer, MIXERS)}")
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.in_chans, self.patch_size = in_chans, patch_size
-        self.grad_checkpointing = False
+        self.patch_size = patch_size
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
 
         def new_mixer() -> nn.Module:
@@ -121,20 +116,14 @@ class CMHSAViT(Trunk):
 
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         self.blocks = nn.Sequential(*(Block(embed_dim, new_mixer(), mlp_ratio, rate) for rate in rates))
-        self.feature_info = [
-            {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
-        ]
-        self.norm: nn.Module = LayerNorm2d(embed_dim) if final_norm else nn.Identity()
+        self.describe_blocks(patch_size)
+        self.norm = LayerNorm2d(embed_dim) if final_norm else nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
         self.global_pool, self.num_classes = global_pool, num_classes
         self.reset_classifier(num_classes, global_pool)
 
-    def get_classifier(self) -> nn.Module:
-        """The head: a linear layer, or the identity for features."""
-        return self.head
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none). `global_pool`: "avg" or ""; None leaves it as it is."""
+        """A new head of `num_classes` (0: none). `global_pool`: "avg" or "" (the map); None leaves it as it is."""
         pool = self.global_pool if global_pool is None else global_pool
         if pool not in ("avg", ""):
             raise RecastError(f"global_pool of a CMHSAViT must be 'avg' or '', got {pool!r}")
@@ -154,78 +143,33 @@ class CMHSAViT(Trunk):
         """Stem, blocks, norm and head in order, for layer-wise rates."""
         return {"stem": r"^patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
-    def embed(self, x: Tensor) -> Tensor:
-        return self.patch_embed(x)
-
-    def normed(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the maps of `indices` do not need; returns their block numbers."""
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return list(taken)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The last map to logits B×num_classes; `pre_logits`: to the mean over tokens B×d."""
-        x = x.mean((2, 3)) if self.global_pool else x
-        return x if pre_logits else self.head(self.head_drop(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+    def pooled(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) if self.global_pool else x
 
 
-def _cfg(size: int, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
-    return {
-        "input_size": (3, size, size),
-        "crop_pct": 0.875 if size == 224 else 1.0,
-        "interpolation": "bicubic",
-        "mean": mean,
-        "std": std,
-        "num_classes": num_classes,
-        "first_conv": "patch_embed",
-        "classifier": "head",
-    }
-
-
-IMAGENET: tuple[Any, ...] = (224, 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CIFAR100: tuple[Any, ...] = (32, 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-VARIANTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "3": (IMAGENET, {"kernel": 3}),
-    "3_pixel": (IMAGENET, {"kernel": 3, "mixer": "pixel"}),
-    "5": (IMAGENET, {"kernel": 5, "mixer": "pixel"}),
-    "3_cifar": (CIFAR100, {"kernel": 3, "patch_size": 4, "embed_dim": 192}),
-    "3_tiny": (CIFAR100, {"kernel": 3, "patch_size": 4, "embed_dim": 48}),
-    "5_tiny": (CIFAR100, {"kernel": 5, "patch_size": 4, "embed_dim": 48, "mixer": "pixel"}),
+# Name: width, side of the images, and what else sets it apart. No weights are published.
+VARIANTS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "3": (768, 224, {"kernel": 3}),
+    "3_pixel": (768, 224, {"kernel": 3, "mixer": "pixel"}),
+    "5": (768, 224, {"kernel": 5, "mixer": "pixel"}),
+    "3_cifar": (192, 32, {"kernel": 3, "patch_size": 4}),
+    "3_tiny": (48, 32, {"kernel": 3, "patch_size": 4}),
+    "5_tiny": (48, 32, {"kernel": 5, "patch_size": 4, "mixer": "pixel"}),
 }
-"""Name: size, classes, mean and standard deviation of its images, and what sets it apart. No weights are published."""
 default_cfgs: dict[str, PretrainedCfg] = generate_default_cfgs(
-    {f"cmhsa_vit_{variant}": _cfg(*data) for variant, (data, _) in VARIANTS.items()}
-)
-
-
-def _register(variant: str, options: dict[str, Any]) -> None:
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        model: nn.Module = build_model_with_cfg(
-            CMHSAViT,
-            entrypoint.__name__,
-            pretrained,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{**options, **kwargs},
+    {
+        f"cmhsa_vit_{variant}": pretrained_cfg(
+            size, *((1000, IMAGENET) if size == 224 else (100, CIFAR100)), first_conv="patch_embed"
         )
-        return model
-
-    entrypoint.__name__ = entrypoint.__qualname__ = f"cmhsa_vit_{variant}"
-    mixer = f"a {options['kernel']}×{options['kernel']} convolution of {options.get('mixer', 'token')}s"
-    entrypoint.__doc__ = f"C-MHSA's vision transformer: width {options.get('embed_dim', 768)}, six blocks, {mixer}."
-    globals()[entrypoint.__name__] = register_model(entrypoint)
-
-
-for _name, (_data, _options) in VARIANTS.items():
-    _register(_name, _options)
+        for variant, (_, size, _) in VARIANTS.items()
+    }
+)
+for _variant, (_width, _, _options) in VARIANTS.items():
+    _mixer = f"a {_options['kernel']}×{_options['kernel']} convolution of {_options.get('mixer', 'token')}s"
+    register(
+        f"cmhsa_vit_{_variant}",
+        CMHSAViT,
+        f"C-MHSA's vision transformer: width {_width}, six blocks, {_mixer}.",
+        {"embed_dim": _width, **_options},
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    )

@@ -15,18 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite, trunc_normal_
-from timm.models import (
-    PretrainedCfg,
-    build_model_with_cfg,
-    generate_default_cfgs,
-    register_model,
-)
-from timm.models._features import feature_take_indices  # of no public module
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.layers.attention_pool import INIT_STD, AttentionPool, ClassHead
-from recast.models.patchconvnet_weights import TOKENS, from_official, to_per_class
+from recast.models.patchconvnet_weights import fitted_tokens, from_official
+from recast.models.register import IMAGENET, pretrained_cfg, register
 from recast.models.trunk import Trunk
 
 __all__ = ["Block", "PatchConvNet", "checkpoint_filter_fn"]
@@ -34,7 +29,6 @@ __all__ = ["Block", "PatchConvNet", "checkpoint_filter_fn"]
 NORMS: dict[str, type[nn.Module]] = {"layernorm2d": LayerNorm2d, "batchnorm2d": nn.BatchNorm2d}
 WIDTHS = {"s": 384, "b": 768, "l": 1024}
 DEPTHS = {"s": (20, 36, 60, 120), "b": (36, 60, 120), "l": (60, 120)}
-STRIDE = 16
 
 
 def _stem(in_chans: int, dim: int) -> nn.Sequential:
@@ -80,6 +74,8 @@ class PatchConvNet(Trunk):
     Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
     """
 
+    stem_name = "stem"
+
     def __init__(
         self,
         embed_dim: int = 384,
@@ -97,31 +93,24 @@ class PatchConvNet(Trunk):
         cls_in_keys: bool | None = None,
         global_pool: str = "attn",
     ) -> None:
-        super().__init__()
+        super().__init__(embed_dim, in_chans)
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
         if norm_layer not in NORMS:
             raise RecastError(
                 f"norm_layer must be {' or '.join(NORMS)}, got {norm_layer!r}.{suggest(norm_layer, NORMS)}"
             )
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.in_chans = in_chans
         self.per_class = per_class
-        self.grad_checkpointing = False
         self._pool: dict[str, Any] = {
             "num_heads": num_heads, "mlp_ratio": mlp_ratio, "cls_in_keys": cls_in_keys, "init_values": init_values
         }  # fmt: skip
         self.stem = _stem(in_chans, embed_dim)
         self.blocks = nn.Sequential(*(Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth)))
-        self.feature_info = [{"num_chs": embed_dim, "reduction": STRIDE, "module": f"blocks.{i}"} for i in range(depth)]
+        self.describe_blocks(stride=16)
         self.pool: nn.Module = nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Identity()
         self.reset_classifier(num_classes, global_pool)
-
-    def get_classifier(self) -> nn.Module:
-        """The head: a linear layer, a `ClassHead`, or the identity for features."""
-        return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head of `num_classes` (0: none); per class, new tokens too where their number changes.
@@ -166,27 +155,9 @@ class PatchConvNet(Trunk):
         """Stem, blocks, pooling and head in order, for layer-wise rates."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)", "pool": r"^pool"}
 
-    def embed(self, x: Tensor) -> Tensor:
-        return self.stem(x)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the maps of `indices` do not need; returns their block numbers. There is no norm to drop."""
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        shorter = last + 1 < len(self.blocks)
-        self.blocks = self.blocks[: last + 1]
-        if prune_head or shorter:
-            self.reset_classifier(0, "")
-        return list(taken)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The trunk's map to logits B×C; `pre_logits`: to the pooled features B×d, or B×C×d with one token a class."""
-        x = self.pool(x)
-        return x if pre_logits else self.head(self.head_drop(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+    def pooled(self, x: Tensor) -> Tensor:
+        """B×d, or B×C×d with one token a class; B×d×h×w without pooling."""
+        return self.pool(x)
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: PatchConvNet) -> dict[str, Tensor]:
@@ -196,26 +167,15 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: PatchConvNet) -> 
     it replaces it for other classes, or says that it does not fit.
     """
     weights = from_official(state_dict)
-    tokens = weights.get(TOKENS)
-    if isinstance(model.pool, AttentionPool) and model.pool.num_classes is not None and tokens is not None:
-        if tokens.shape[1] == 1:
-            weights = to_per_class(weights, model.pool.num_classes)
-        elif tokens.shape[1] != model.pool.num_classes:
-            weights[TOKENS] = model.pool.cls_token.detach()
+    if isinstance(model.pool, AttentionPool) and model.pool.num_classes is not None:
+        weights = fitted_tokens(weights, model.pool.cls_token)
     return weights
 
 
-def _cfg(file: str | None = None, size: int = 224) -> dict[str, Any] | PretrainedCfg:
-    return {
-        "input_size": (3, size, size),
-        "crop_pct": 0.875,  # nowhere stated; the group's own evaluation code crops so by default
-        "interpolation": "bicubic",
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "num_classes": 1000,
-        "first_conv": "stem.0",
-        "classifier": "head",
-    } | ({"url": f"https://dl.fbaipublicfiles.com/deit/{file}.pth"} if file else {})
+def _cfg(file: str | None = None, size: int = 224) -> Any:
+    # crop_pct is nowhere stated; the group's own evaluation code crops to 0.875 by default
+    address = {"url": f"https://dl.fbaipublicfiles.com/deit/{file}.pth"} if file else {}
+    return pretrained_cfg(size, 1000, IMAGENET, first_conv="stem.0", **address)
 
 
 # Released weights: architecture → tag → (file, side in pixels). The first tag is the default.
@@ -247,26 +207,14 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _register(variant: str, size: str, depth: int, kind: str) -> None:
+for _variant, _size, _depth, _kind in VARIANTS:
     # LayerScale's start in the published code; for sizes that it lacks, that of the size nearest in depth and width
-    start = 1e-4 if size == "s" and depth <= 60 else 1e-6
-    defaults = {"embed_dim": WIDTHS[size], "depth": depth, "init_values": start, **KINDS[kind]}
-
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        model: nn.Module = build_model_with_cfg(
-            PatchConvNet,
-            entrypoint.__name__,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{**defaults, **kwargs},
-        )
-        return model
-
-    entrypoint.__name__ = entrypoint.__qualname__ = f"patchconvnet_{variant}"
-    entrypoint.__doc__ = f"PatchConvNet-{size.upper()}{depth}: width {WIDTHS[size]}, {depth} blocks."
-    globals()[entrypoint.__name__] = register_model(entrypoint)
-
-
-for _variant in VARIANTS:
-    _register(*_variant)
+    _start = 1e-4 if _size == "s" and _depth <= 60 else 1e-6
+    register(
+        f"patchconvnet_{_variant}",
+        PatchConvNet,
+        f"PatchConvNet-{_size.upper()}{_depth}: width {WIDTHS[_size]}, {_depth} blocks.",
+        {"embed_dim": WIDTHS[_size], "depth": _depth, "init_values": _start, **KINDS[_kind]},
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+    )

@@ -82,8 +82,8 @@ class PixelConv2d(nn.Module):
         p = torch.arange(size, device=weight.device)
         at = u * size + p[None, :, None] - p[:, None, None] + kernel // 2  # (p', p, u)
         at = torch.where((at >= 0) & (at < kernel), at, kernel)  # one beyond: the zeros
-        taps = F.pad(weight, (0, 1, 0, 1))[:, :, at[..., None, None, None], at]  # (C', C, p', p, u, q', q, v)
-        kernels = taps.permute(0, 2, 5, 1, 3, 6, 4, 7)
+        entries = F.pad(weight, (0, 1, 0, 1))[:, :, at[..., None, None, None], at]  # (C', C, p', p, u, q', q, v)
+        kernels = entries.permute(0, 2, 5, 1, 3, 6, 4, 7)
         return kernels.reshape(self.out_channels, self.in_channels, *self.kernel_size)
 
     def extra_repr(self) -> str:

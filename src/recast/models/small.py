@@ -7,21 +7,18 @@ Paper: He et al. 2015, Deep Residual Learning for Image Recognition, section 4.2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch.nn.functional as F
-from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.models.register import CIFAR10, CIFAR100, IMAGENET, pretrained_cfg, register
 
-__all__ = ["CifarResNet", "SubsampleShortcut", "cifar_resnet"]
+__all__ = ["CifarResNet", "SubsampleShortcut"]
 
 Shortcut = Literal["option_a", "conv"]
-
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class SubsampleShortcut(nn.Module):
@@ -140,95 +137,44 @@ class CifarResNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def cifar_resnet(
-    depth: int, num_classes: int, shortcut: Shortcut = "option_a", head_name: str = "fc", in_chans: int = 3
-) -> CifarResNet:
-    """A CIFAR ResNet of depth 6n + 2: 20, 32, 44, 56, 110…
-
-    `shortcut="option_a"` with `head_name="linear"` has the parameter names of akamaster/pytorch_resnet_cifar10,
-    `shortcut="conv"` with `head_name="fc"` those of chenyaofo/pytorch-cifar-models.
-    """
-    if depth < 8 or (depth - 2) % 6:
-        raise RecastError(f"depth of a CIFAR ResNet must be 6n + 2 (8, 14, 20, 32, 44, 56, 110), got {depth}")
-    return CifarResNet(
-        ((depth - 2) // 6,) * 3, num_classes=num_classes, in_chans=in_chans, shortcut=shortcut, head_name=head_name
-    )
-
-
-def _cfg(
-    mean: tuple[float, ...], std: tuple[float, ...], num_classes: int, head_name: str
-) -> dict[str, Any] | PretrainedCfg:
-    return {
-        "input_size": (3, 32, 32),
-        "pool_size": (8, 8),
-        "crop_pct": 1.0,
-        "interpolation": "bilinear",
-        "mean": mean,
-        "std": std,
-        "num_classes": num_classes,
-        "first_conv": "conv1",
-        "classifier": head_name,
-    }
-
-
+# Name: blocks of each stage, whether the shortcuts have parameters, the head's attribute, what it is. The names of
+# parameters are those of chenyaofo/pytorch-cifar-models and, with _a, of akamaster/pytorch_resnet_cifar10.
+VARIANTS: dict[str, tuple[tuple[int, ...], Shortcut, str, str]] = {
+    "cifar_resnet20": ((3, 3, 3), "conv", "fc", "ResNet-20 with 1×1 shortcuts"),
+    "cifar_resnet56": ((9, 9, 9), "conv", "fc", "ResNet-56 with 1×1 shortcuts"),
+    "cifar_resnet20_a": ((3, 3, 3), "option_a", "linear", "ResNet-20 with parameter-free shortcuts"),
+    "cifar_resnet56_a": ((9, 9, 9), "option_a", "linear", "ResNet-56 with parameter-free shortcuts"),
+    "digits_resnet": ((1, 1, 2), "conv", "fc", "One block a stage, two in the last: 64 channels at 8×8"),
+}
+HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 # The first tag of a name is its default. No tag has weights to fetch: pass a checkpoint.
+TAGS = {
+    "cifar_resnet20.cifar100": (100, CIFAR100),
+    "cifar_resnet20.cifar10": (10, CIFAR10),
+    "cifar_resnet56.cifar100": (100, CIFAR100),
+    "cifar_resnet56.cifar10": (10, CIFAR10),
+    "cifar_resnet20_a": (10, IMAGENET),  # akamaster normalises as for ImageNet
+    "cifar_resnet56_a": (10, IMAGENET),
+    "digits_resnet": (10, HALF),
+}
 default_cfgs = generate_default_cfgs(
     {
-        f"{name}.{tag}": cfg
-        for name in ("cifar_resnet20", "cifar_resnet56")
-        for tag, cfg in {
-            "cifar100": _cfg(CIFAR100_MEAN, CIFAR100_STD, 100, "fc"),
-            "cifar10": _cfg(CIFAR10_MEAN, CIFAR10_STD, 10, "fc"),
-        }.items()
-    }
-    | {
-        "cifar_resnet20_a": _cfg(IMAGENET_MEAN, IMAGENET_STD, 10, "linear"),
-        "cifar_resnet56_a": _cfg(IMAGENET_MEAN, IMAGENET_STD, 10, "linear"),
-        "digits_resnet": _cfg((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 10, "fc"),
+        name: pretrained_cfg(
+            32,
+            *data,
+            pool_size=(8, 8),
+            interpolation="bilinear",
+            first_conv="conv1",
+            classifier=VARIANTS[name.partition(".")[0]][2],
+        )
+        for name, data in TAGS.items()
     }
 )
-
-
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> CifarResNet:
-    feature_cfg = {"out_indices": (0, 1, 2), "flatten_sequential": False}
-    return build_model_with_cfg(CifarResNet, variant, pretrained, feature_cfg=feature_cfg, **kwargs)
-
-
-@register_model
-def cifar_resnet20(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    """ResNet-20 with 1×1 shortcuts (chenyaofo's layout)."""
-    return _create(
-        "cifar_resnet20", pretrained, **{"blocks": (3, 3, 3), "shortcut": "conv", "head_name": "fc", **kwargs}
-    )
-
-
-@register_model
-def cifar_resnet56(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    """ResNet-56 with 1×1 shortcuts (chenyaofo's layout)."""
-    return _create(
-        "cifar_resnet56", pretrained, **{"blocks": (9, 9, 9), "shortcut": "conv", "head_name": "fc", **kwargs}
-    )
-
-
-@register_model
-def cifar_resnet20_a(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    """ResNet-20 with parameter-free shortcuts (akamaster's layout, which normalises as for ImageNet)."""
-    return _create(
-        "cifar_resnet20_a", pretrained, **{"blocks": (3, 3, 3), "shortcut": "option_a", "head_name": "linear", **kwargs}
-    )
-
-
-@register_model
-def cifar_resnet56_a(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    """ResNet-56 with parameter-free shortcuts (akamaster's layout, which normalises as for ImageNet)."""
-    return _create(
-        "cifar_resnet56_a", pretrained, **{"blocks": (9, 9, 9), "shortcut": "option_a", "head_name": "linear", **kwargs}
-    )
-
-
-@register_model
-def digits_resnet(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    """One block a stage, two in the last (64 channels at 8×8): learns the 1,797 digits in half a minute on a CPU."""
-    return _create(
-        "digits_resnet", pretrained, **{"blocks": (1, 1, 2), "shortcut": "conv", "head_name": "fc", **kwargs}
+for _name, (_blocks, _kind, _head, _doc) in VARIANTS.items():
+    register(
+        _name,
+        CifarResNet,
+        f"{_doc}.",
+        {"blocks": _blocks, "shortcut": _kind, "head_name": _head},
+        feature_cfg={"out_indices": (0, 1, 2), "flatten_sequential": False},
     )

@@ -10,19 +10,44 @@ from recast.errors import RecastError
 
 
 class Trunk(nn.Module):
-    """A stem and a sequence of blocks. A subclass makes `blocks` and `grad_checkpointing`, and says what its stem is
-    and, where it has one, its last norm."""
+    """A stem and a sequence of blocks on maps B×d×h×w, a pooling, a head.
+
+    A subclass makes `blocks`, `head_drop` and `head`, and `norm` where it has a last one.
+    """
 
     blocks: nn.Sequential
-    grad_checkpointing: bool
+    head: nn.Module
+    head_drop: nn.Module
+    stem_name: str
+    """Attribute of what makes the first block's map of an image."""
 
-    def embed(self, x: Tensor) -> Tensor:
-        """Images to the first block's map."""
+    def __init__(self, embed_dim: int, in_chans: int) -> None:
+        super().__init__()
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.in_chans = in_chans
+        self.grad_checkpointing = False
+        self.norm: nn.Module | None = None
+
+    def describe_blocks(self, stride: int) -> None:
+        """Tell timm what map each block gives."""
+        self.feature_info = [
+            {"num_chs": self.embed_dim, "reduction": stride, "module": f"blocks.{i}"} for i in range(len(self.blocks))
+        ]
+
+    def get_classifier(self) -> nn.Module:
+        """The head: a layer, or the identity for features."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head of `num_classes` (0: none). `global_pool`: "" for none (the map); None leaves it as it is."""
         raise NotImplementedError
 
-    def normed(self, x: Tensor) -> Tensor:
-        """A block's map through the last norm; as it is where there is none."""
-        return x
+    def pooled(self, x: Tensor) -> Tensor:
+        """The last map to what enters the head."""
+        raise NotImplementedError
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping what it computed."""
@@ -30,8 +55,16 @@ class Trunk(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """B×in_chans×H×W images to the last block's map, B×d×H/P×W/P with P the stem's stride, normalised."""
-        x = self.embed(x)
-        return self.normed(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
+        x = getattr(self, self.stem_name)(x)
+        return self._normed(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The last map to logits B×num_classes; `pre_logits`: to what enters the head."""
+        x = self.pooled(x)
+        return x if pre_logits else self.head(self.head_drop(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
         self,
@@ -42,8 +75,7 @@ class Trunk(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: through the last norm,
-        where there is one.
+        """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: through the last norm.
 
         `intermediates_only`: the list alone, else the final map and the list. `stop_early`: later blocks are not run.
         """
@@ -51,9 +83,22 @@ class Trunk(nn.Module):
             raise RecastError(f"a {type(self).__name__}'s maps are NCHW, got output_fmt={output_fmt!r}")
         taken, last = feature_take_indices(len(self.blocks), indices)
         maps = []
-        x = self.embed(x)
+        x = getattr(self, self.stem_name)(x)
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
             if i in taken:
-                maps.append(self.normed(x) if norm else x)
-        return maps if intermediates_only else (self.normed(x), maps)
+                maps.append(self._normed(x) if norm else x)
+        return maps if intermediates_only else (self._normed(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the maps of `indices` do not need; returns their block numbers."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        shorter = last + 1 < len(self.blocks)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm and self.norm is not None:
+            self.norm = nn.Identity()
+        if prune_head or shorter:
+            self.reset_classifier(0, "")
+        return list(taken)

@@ -6,8 +6,9 @@ tensors and plain containers and refuses everything else.
 
 from __future__ import annotations
 
-import re
+import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise RecastError(
             f"checkpoint {path} must end in .safetensors, {', '.join(PICKLED)}, got {path.suffix or 'no suffix'}"
         )
-    return _strip(_unwrap(content, path), path)
+    return _checked(unwrapped(content), path)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -58,26 +59,35 @@ def _read_pickled(path: Path) -> Any:
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
-        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise RecastError(
-                f"checkpoint {path} needs {named[1]} to be run while it is read, which is refused: "
+        members = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        if any(name.endswith("/constants.pkl") for name in members):
+            reason = "is a TorchScript program, not weights: save its state_dict alone"
+        elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):
+            named = torch.serialization.get_unsafe_globals_in_checkpoint(path) if members else []
+            reason = (
+                f"needs {[*named, 'code'][0]} to be run while it is read, which is refused: "
                 "save its state_dict alone (torch.save(model.state_dict(), ...) or safetensors)"
-            ) from None
-        if "TorchScript" in str(error):
-            raise RecastError(
-                f"checkpoint {path} is a TorchScript program, not weights: save its state_dict alone"
-            ) from None
-        raise RecastError(
-            f"checkpoint {path} is truncated or not a file of torch.save ({type(error).__name__})"
-        ) from None
+            )
+        else:
+            reason = f"is truncated or not a file of torch.save ({type(error).__name__})"
+        raise RecastError(f"checkpoint {path} {reason}") from None
 
 
-def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(content, Mapping):
-        wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if wrapper is None:
+def unwrapped(content: Any) -> Any:
+    """What lies below the wrappers of training scripts, without the prefixes of DataParallel and torch.compile."""
+    while isinstance(content, Mapping) and content:
+        below = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        prefix = next((p for p in PREFIXES if all(str(name).startswith(p) for name in content)), None)
+        if below is not None:
+            content = below
+        elif prefix is not None:
+            content = {name.removeprefix(prefix): value for name, value in content.items()}
+        else:
             break
-        content = content[wrapper]
+    return content
+
+
+def _checked(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         raise RecastError(f"checkpoint {path} must hold a mapping of names to tensors, got {type(content).__name__}")
     if not content:
@@ -89,13 +99,6 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
                 f"but {name!r} is {type(value).__name__}"
             )
     return dict(content)
-
-
-def _strip(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in weights):
-            return _strip({name.removeprefix(prefix): value for name, value in weights.items()}, path)
-    return weights
 
 
 def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
@@ -114,27 +117,25 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     """What keeps `weights` from loading strictly into `model`, in one line; empty if nothing does."""
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    both = [name for name in own if name in weights]
     missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
     unexpected = [name for name in weights if name not in own]
-    shapes = [name for name in own if name in weights and own[name].shape != weights[name].shape]
-    kinds = [
-        name
-        for name in own
-        if name in weights and own[name].is_floating_point() and not weights[name].is_floating_point()
-    ]
-    parts = []
-    if missing:
-        parts.append(f"{len(missing)} missing (first: {missing[0]})")
-    if unexpected:
-        parts.append(f"{len(unexpected)} unexpected (first: {unexpected[0]})")
-    if shapes:
-        first = shapes[0]
-        parts.append(
-            f"{len(shapes)} of another shape (first: {first} is {tuple(weights[first].shape)}, "
-            f"the model's is {tuple(own[first].shape)})"
+    shapes = [name for name in both if own[name].shape != weights[name].shape]
+    kinds = [name for name in both if own[name].is_floating_point() > weights[name].is_floating_point()]
+    parts = [
+        f"{len(names)} {what} (first: {names[0]}{detail(names[0])})"
+        for names, what, detail in (
+            (missing, "missing", lambda name: ""),
+            (unexpected, "unexpected", lambda name: ""),
+            (
+                shapes,
+                "of another shape",
+                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(own[name].shape)}",
+            ),
+            (kinds, "not floating point", lambda name: f" is {weights[name].dtype}"),
         )
-    if kinds:
-        parts.append(f"{len(kinds)} not floating point (first: {kinds[0]} is {weights[kinds[0]].dtype})")
+        if names
+    ]
     if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
         parts.append(f"the file has {classes} classes: pass num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
