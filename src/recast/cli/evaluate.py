@@ -12,7 +12,8 @@ from typing import ClassVar
 from recast.cli.arms import arms_table
 from recast.cli.help import Command
 from recast.cli.options import JsonOption, Words, parse, print_json
-from recast.run.fields import CountOrZero
+from recast.run.config.evaluation import Options
+from recast.run.fields import Count, CountOrZero
 from recast.run.recipe import load_recipe
 from recast.run.records import Row
 from recast.run.suites import DEFAULTS, SUITES
@@ -23,8 +24,6 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
 LEGEND = "\n± half the 95 % interval of the paired difference over the images; × the ratio"
-
-
 ABOUT = """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
 What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it
 stopped. Suites:
@@ -41,27 +40,7 @@ class EvaluateOptions(JsonOption):
     """run folders of recast train"""
     suite: list[str] = field(default_factory=lambda: list(DEFAULTS))
     """which suites, with commas"""
-    num_samples: int | None = None
-    """use this many images, class-balanced"""
-    eps: list[float] = field(default_factory=lambda: [1.0, 4.0])
-    """budgets of the attacks in 1/255"""
-    steps: int = 5
-    """steps of PGD"""
-    step_size: float | None = None
-    """of PGD in 1/255; None: 2.5·ε/steps"""
-    restarts: int = 1
-    """starts of PGD, from the second on random ones"""
-    random_start: bool = False
-    """start PGD at a random point of the ball"""
-    sizes: list[str] = field(default_factory=list)
-    """test sizes: 160 or 128x192 (height x width)"""
-    neighbours: list[int] = field(default_factory=lambda: [1, 5, 10, 20])
-    """k of the knn suite"""
-    sets: str | None = None
-    """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
-    seed: int = 0
-    """of corruptions, random starts and intervals"""
-    batch_size: int = 256
+    batch_size: Count = 256
     """images at a time"""
     workers: CountOrZero = 0
     """processes that load images"""
@@ -69,6 +48,7 @@ class EvaluateOptions(JsonOption):
     """auto, cpu, cuda or mps"""
     again: bool = False
     """measure anew what is in RUN/scores"""
+    options: Options = field(default_factory=Options)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -85,22 +65,9 @@ def run(argv: Sequence[str]) -> int:
 def _evaluate(options: EvaluateOptions, command: str) -> int:
     from recast.evaluation.context import NotMeasured
     from recast.evaluation.run_folder import check_run, evaluate_run
-    from recast.run.config.evaluation import Options
 
     for folder in options.runs:  # all of them before the first is measured
         check_run(folder)
-    told = Options(
-        eps=tuple(options.eps),
-        steps=options.steps,
-        step_size=options.step_size,
-        restarts=options.restarts,
-        random_start=options.random_start,
-        sizes=tuple(options.sizes),
-        neighbours=tuple(options.neighbours),
-        sets=Path(options.sets).expanduser() if options.sets else None,
-        num_samples=options.num_samples,
-        seed=options.seed,
-    )
     rows: list[Row] = []
     missing: dict[str, NotMeasured] = {}
     for folder in options.runs:
@@ -109,7 +76,7 @@ def _evaluate(options: EvaluateOptions, command: str) -> int:
             _suites(options.suite, Path(folder)),
             batch_size=options.batch_size,
             device=options.device,
-            options=told,
+            options=options.options,
             workers=options.workers,
             again=options.again,
             command=command,

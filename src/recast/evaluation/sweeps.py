@@ -41,7 +41,7 @@ def sources_resolution(context: Context) -> list[Source]:
             f"resolution opens the images again at every size, which the shards of {context.data.name} do not allow: "
             "use an image folder, a zip or hfds/NAME"
         )
-    asked = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes))
+    asked = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes or ()))
     return [
         Source(f"{height}x{width}", ResizedImages(images, (height, width)), context.data.name)
         for height, width in asked or default_sizes(images.img_size)

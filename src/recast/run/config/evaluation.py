@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from recast.errors import RecastError
+from recast.run.fields import Count, CountOrZero, NotNegative, Positive, check_fields
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the suites; each suite reads its own."""
+    """Options of the suites."""
 
-    eps: tuple[float, ...] = (1.0, 4.0)
-    """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
-    steps: int = 5
-    """Steps of PGD."""
-    step_size: float | None = None
-    """Step size of PGD in 1/255. None: 2.5·ε/steps."""
-    restarts: int = 1
-    """PGD is started so many times, and an image counts as correct if all fail. From the second on: random starts."""
+    num_samples: Count | None = None
+    """measure on this many images of every data set, class-balanced"""
+    eps: tuple[NotNegative, ...] = (1.0, 4.0)
+    """budgets of the attacks in 1/255 of a [0, 1] pixel"""
+    steps: Count = 5
+    """steps of PGD"""
+    step_size: Positive | None = None
+    """step size of PGD in 1/255; None: 2.5·ε/steps"""
+    restarts: Count = 1
+    """starts of PGD, from the second on random ones: an image counts as correct if all fail"""
     random_start: bool = False
-    """The first start of PGD is a random point of the ball too."""
-    sizes: tuple[str, ...] = ()
-    """Test sizes of `resolution`: 160, or 128x192 (height x width). Empty: sizes around the model's own."""
-    neighbours: tuple[int, ...] = (1, 5, 10, 20)
-    """k of the `knn` suite."""
-    sets: Path | None = None
-    """The folder that holds imagenet-c/, imagenet-a/ and so on."""
-    num_samples: int | None = None
-    """Measure on this many images of every data set, class-balanced."""
-    seed: int = 0
-    """Of the corruptions, of random starts and of the bootstrap."""
+    """start PGD at a random point of the ball"""
+    sizes: tuple[str, ...] | None = None
+    """test sizes: 160 or 128x192 (height x width); None: sizes around the data's own"""
+    neighbours: tuple[Count, ...] = (1, 5, 10, 20)
+    """k of the knn suite"""
+    sets: str | None = None
+    """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
+    seed: CountOrZero = 0
+    """of corruptions, random starts and intervals"""
 
     def __post_init__(self) -> None:
-        for name in ("eps", "neighbours"):  # each once
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-        if not self.eps or not all(math.isfinite(budget) and budget >= 0 for budget in self.eps):
-            raise RecastError(f"eps must be numbers of 0 or more (in 1/255), got {self.eps}")
-        if self.seed < 0:
-            raise RecastError(f"seed must be 0 or more, got {self.seed}")
-        for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise RecastError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise RecastError(f"step_size must be a number above 0 (in 1/255), got {self.step_size}")
-        if not self.neighbours or any(k < 1 for k in self.neighbours):
-            raise RecastError(f"neighbours must be numbers of 1 or more, got {self.neighbours}")
-        for size in self.sizes:
+        check_fields(self)
+        for name in ("eps", "neighbours"):
+            if not (values := getattr(self, name)):
+                raise RecastError(f"{name} must be numbers, got none")
+            object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+        for size in self.sizes or ():
             parse_size(size)
 
 
