@@ -17,9 +17,15 @@ from recast.data.datasets import ImageFiles
 from recast.errors import RecastError
 from recast.evaluation import Options, PixelModel
 from recast.evaluation.context import Context, NotMeasured
-from recast.evaluation.imagenet_classes import imagenet_wnids, outputs_of
 from recast.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
-from recast.evaluation.imagenet_sets import FOLDERS, real_labels, sources_imagenet_c, sources_of_set
+from recast.evaluation.imagenet_sets import (
+    FOLDERS,
+    imagenet_wnids,
+    outputs_of,
+    real_labels,
+    sources_imagenet_c,
+    sources_of_set,
+)
 from recast.evaluation.suites import open_context
 from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 

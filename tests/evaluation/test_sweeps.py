@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from recast.data import Data
 from recast.data.datasets import ImageFiles, LabelledImages
-from recast.data.images import resize_and_crop, to_bytes
+from recast.data.images import resize_and_crop, resize_to, to_bytes
 from recast.errors import RecastError
 from recast.evaluation import PixelModel
+from recast.evaluation.accuracy import RADII, default_sizes, keep_frequencies
 from recast.evaluation.context import NotMeasured
-from recast.evaluation.derived_images import ResizedImages, resize_to
-from recast.evaluation.sweeps import RADII, default_sizes, keep_frequencies
+from recast.evaluation.derived_images import ResizedImages
 from recast.run.config.evaluation import parse_size
 
 Score = Callable[..., dict[str, Any]]

@@ -124,6 +124,10 @@ class ImageTensors(LabelledImages):
         images = (Image.fromarray(image.numpy()) for image in pixels.permute(0, 2, 3, 1).contiguous())
         return self.prepared(images, seeds), labels
 
+    def open(self, index: int) -> Image.Image:
+        """The RGB image as it is kept."""
+        return Image.fromarray(self.pixels[index].permute(1, 2, 0).contiguous().numpy())
+
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
 

@@ -97,14 +97,22 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     """
     if crop_pct is None and image.size == (img_size, img_size):
         return image
-    short = int(img_size / (crop_pct or crop_fraction(img_size)))
+    return resize_to(image, (img_size, img_size), crop_pct or crop_fraction(img_size))
+
+
+def resize_to(image: Image.Image, size: tuple[int, int], share: float) -> Image.Image:
+    """The centre (height, width) of the image after the smallest bicubic resizing that covers (height, width)/share."""
     image = middle(image)
-    width, height = image.size
-    size = int(short * width / min(width, height)), int(short * height / min(width, height))
-    if size != image.size:
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    left, top = round((size[0] - img_size) / 2), round((size[1] - img_size) / 2)
-    return image.crop((left, top, left + img_size, top + img_size))
+    height, width = size
+    tall, wide = int(height / share), int(width / share)
+    if tall * image.width >= wide * image.height:
+        resized = int(tall * image.width / image.height), tall
+    else:
+        resized = wide, int(wide * image.height / image.width)
+    if resized != image.size:
+        image = image.resize(resized, Image.Resampling.BICUBIC)
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
 
 
 def middle(image: Image.Image) -> Image.Image:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
-from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct, loss_gradient
+from recast.evaluation.context import Batch, Context, Score, Source, is_correct, loss_gradient, optional_package
 from recast.run.config.evaluation import Options
 
 TARGETS = 9
@@ -147,13 +147,7 @@ def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, *,
 
 
 def _package() -> Any:
-    try:
-        from pyautoattack import AutoAttack
-    except ImportError as error:
-        raise NotMeasured(
-            f'AutoAttack comes with pyautoattack ({error}): pip install "recast-vision[autoattack]"'
-        ) from None
-    return AutoAttack
+    return optional_package("pyautoattack", "autoattack", "AutoAttack comes with pyautoattack").AutoAttack
 
 
 def sources_autoattack(context: Context) -> list[Source]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,14 @@ class NotMeasured(RecastError):
     """
 
 
+def optional_package(name: str, extra: str, what: str) -> Any:
+    """The module of an optional package; NotMeasured that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NotMeasured(f'{what} ({error}): pip install "recast-vision[{extra}]"') from None
+
+
 @dataclass(frozen=True)
 class Source:
     """Images that a suite goes over."""
@@ -63,15 +72,6 @@ class Score(NamedTuple):
     metric: str
     values: Tensor
     """(B,) or (B, k)."""
-
-
-class Measurement(NamedTuple):
-    """A number about one model that is no mean over images, such as its speed; `n` images are behind it."""
-
-    model: str
-    metric: str
-    value: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ class Evaluator:
 
     score: Callable[[Batch], Iterator[Score]] | None = None
     """Scores of `batch.models`."""
-    measure: Callable[[Context], Iterator[Measurement]] | None = None
+    measure: Callable[[Context], Iterator[tuple[str, str, float, int]]] | None = None
+    """(model, metric, value, images behind it)."""
     tabulate: Callable[[Context], Table] | None = None
     sources: Callable[[Context], Sequence[Source]] | None = None
     """The images. None: the validation images, in a pass that all such suites share."""

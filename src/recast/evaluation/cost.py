@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.evaluation.context import Context, Measurement
+from recast.evaluation.context import Context
 from recast.tracing.cost import count_parameters
 
 BATCH_SIZE = 32
@@ -39,38 +39,31 @@ def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float 
 
     The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
     """
-    first = {name: _time(model, images) for name, model in models.items()}
-    repeats = min(20, max(3, int(seconds / max(first.values()))))
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(repeats):
-        for name, model in models.items():
-            times[name].append(_time(model, images))
-    return times
+    first = [_time(model, images) for model in models.values()]
+    repeats = min(20, max(3, int(seconds / max(first))))
+    rounds = [[_time(model, images) for model in models.values()] for _ in range(repeats)]
+    return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
 
 
+@torch.no_grad()
 def _time(model: nn.Module, images: Tensor) -> float:
-    _synchronize(images.device)
+    wait = torch.accelerator.synchronize if images.device.type != "cpu" else lambda device: None
+    wait(images.device)
     begin = time.perf_counter()
-    with torch.no_grad():
-        model(images)
-    _synchronize(images.device)
+    model(images)
+    wait(images.device)
     return time.perf_counter() - begin
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def measure_cost(context: Context) -> Iterator[Measurement]:
+def measure_cost(context: Context) -> Iterator[tuple[str, str, float, int]]:
     """parameters, macs (of one image), images_per_second (median) and peak_memory in batches of at most 32."""
     images = next(context.batches()).images[:BATCH_SIZE]
     times = time_models(context.models, images)
     for name, model in context.models.items():
-        yield Measurement(name, "parameters", count_parameters(model), 1)
-        yield Measurement(name, "macs", count_macs(model, images[:1]), 1)
-        yield Measurement(name, "images_per_second", len(images) / statistics.median(times[name]), len(images))
-        yield Measurement(name, "peak_memory", peak_memory(model, images), len(images))
+        yield (name, "parameters", count_parameters(model), 1)
+        yield (name, "macs", count_macs(model, images[:1]), 1)
+        yield (name, "images_per_second", len(images) / statistics.median(times[name]), len(images))
+        yield (name, "peak_memory", peak_memory(model, images), len(images))
 
 
 def peak_memory(model: nn.Module, images: Tensor) -> int:
@@ -99,21 +92,22 @@ class _Alive(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {self._identity(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+        given = set(_storages((args, kwargs)))
         found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor) and (identity := self._identity(tensor)) not in self.known | given:
-                storage = tensor.untyped_storage()
+        for identity, storage in _storages(found).items():
+            if identity not in self.known | given:
                 self.known.add(identity)
                 self.held += storage.nbytes()
                 weakref.finalize(storage, self._freed, identity, storage.nbytes())
         self.peak = max(self.peak, self.held)
         return found
 
-    @staticmethod
-    def _identity(tensor: Tensor) -> int:
-        return tensor.untyped_storage()._cdata
-
     def _freed(self, identity: int, size: int) -> None:
         self.known.discard(identity)
         self.held -= size
+
+
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    """The storages of all tensors in nested tuples, by their address."""
+    storages = (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    return {storage._cdata: storage for storage in storages}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from recast.data.datasets import ImageTensors, LabelledImages
-from recast.data.images import crop_fraction, middle, to_pixels
+from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.data.images import crop_fraction, resize_to, to_pixels
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig
 
@@ -66,6 +65,7 @@ class DerivedImages(LabelledImages):
 class ResizedImages(DerivedImages):
     """The images of `base` as (3, height, width); at the base's own size they are the same pixels."""
 
+    base: ImageFiles | ImageTensors
     target: tuple[int, int]
 
     @property
@@ -83,34 +83,8 @@ class ResizedImages(DerivedImages):
         crop_pct = self.base.crop_pct
         pixels = []
         for row in rows:
-            image = open_original(self.base, row)
+            image = self.base.open(row)
             is_whole = crop_pct is None and image.size == (own, own)  # which is left as it is at its own size
             share = 1.0 if is_whole else crop_pct or crop_fraction(own)
             pixels.append(to_pixels(resize_to(image, self.size, share)))
         return torch.stack(pixels)
-
-
-def resize_to(image: Image.Image, size: tuple[int, int], share: float) -> Image.Image:
-    """The centre (height, width) of the image after the smallest bicubic resizing that covers (height, width)/share.
-
-    For a square `recast.data.images.resize_and_crop`, with the same rounding.
-    """
-    image = middle(image)
-    height, width = size
-    tall, wide = int(height / share), int(width / share)
-    if tall * image.width >= wide * image.height:
-        resized = int(tall * image.width / image.height), tall
-    else:
-        resized = wide, int(wide * image.height / image.width)
-    if resized != image.size:
-        image = image.resize(resized, Image.Resampling.BICUBIC)
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    return image.crop((left, top, left + width, top + height))
-
-
-def open_original(images: LabelledImages, index: int) -> Image.Image:
-    """The RGB image before any resizing; of images that are kept in memory, as they are kept."""
-    if isinstance(images, ImageTensors):
-        return Image.fromarray(images.pixels[index].permute(1, 2, 0).contiguous().numpy())
-    opened: Image.Image = images.open(index)  # type: ignore[attr-defined]
-    return opened

@@ -22,7 +22,7 @@ from recast.data.seeding import mix_seed, restored
 from recast.data.shards import ImageStream
 from recast.errors import RecastError
 from recast.evaluation.basic_corruptions import check_corruption
-from recast.evaluation.context import Context, NotMeasured, Source
+from recast.evaluation.context import Context, NotMeasured, Source, optional_package
 from recast.evaluation.derived_images import DerivedImages
 from recast.run.suites import CATEGORIES, SEVERITIES
 
@@ -30,22 +30,11 @@ KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)
 MIN_SIDE = 32
 """Smaller images are refused by the package."""
 ALEXNET_ERRORS = {
-    "gaussian_noise": 0.886428,
-    "shot_noise": 0.894468,
-    "impulse_noise": 0.922640,
-    "defocus_blur": 0.819880,
-    "glass_blur": 0.826268,
-    "motion_blur": 0.785948,
-    "zoom_blur": 0.798360,
-    "snow": 0.866816,
-    "frost": 0.826572,
-    "fog": 0.819324,
-    "brightness": 0.564592,
-    "contrast": 0.853204,
-    "elastic_transform": 0.646056,
-    "pixelate": 0.717840,
-    "jpeg_compression": 0.606500,
-}
+    "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
+    "glass_blur": 0.826268, "motion_blur": 0.785948, "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572,
+    "fog": 0.819324, "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056,
+    "pixelate": 0.717840, "jpeg_compression": 0.606500,
+}  # fmt: skip
 """Top-1 error of AlexNet, mean over the severities, as the authors published it (github.com/hendrycks/robustness)."""
 
 Number = TypeVar("Number", float, np.ndarray)
@@ -80,12 +69,8 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
 
 
 def _package() -> Callable[..., np.ndarray]:
-    try:
-        from imagecorruptions import corrupt
-    except ImportError as error:
-        raise NotMeasured(
-            f'corruptions come with imagecorruptions-imaug ({error}): pip install "recast-vision[eval]"'
-        ) from None
+    package = optional_package("imagecorruptions", "eval", "corruptions come with imagecorruptions-imaug")
+    corrupt: Callable[..., np.ndarray] = package.corrupt
     return corrupt
 
 

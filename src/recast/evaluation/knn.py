@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
-from recast.data.datasets import LabelledImages
-from recast.data.shards import ImageStream
+from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.errors import RecastError
 from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.evaluation.derived_images import ResizedImages
 from recast.models.adapt import classifiers
-from recast.tracing.hooks import hooked, named
+from recast.tracing.hooks import captured_inputs, named
 
 TEMPERATURE = 0.07
 CHUNK = 65_536
@@ -37,13 +35,10 @@ def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -
     pass does not call it.
     """
     network = model.model if isinstance(model, PixelModel) else model
-    entered: list[Tensor] = []
-
-    def keep(_name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        entered.append(_vectors(inputs[0].detach(), channels_first=not isinstance(layer, nn.Linear)))
-
-    with hooked(named(network, classifiers(network, num_classes)), before=keep), torch.no_grad():
+    layers = named(network, classifiers(network, num_classes))
+    with captured_inputs(layers) as seen, torch.no_grad():
         model(images)
+    entered = [_vectors(x, not isinstance(layer, nn.Linear)) for name, layer in layers for x in seen.get(name, ())]
     if not entered or any(each.shape != entered[0].shape or len(each) != len(images) for each in entered):
         raise RecastError(
             f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
@@ -117,7 +112,7 @@ def bank_images(data: Data) -> LabelledImages:
     Shards cannot be opened again at another size: they come at the training size.
     """
     images = data.train.plain()
-    if data.img_size == data.test_size or isinstance(images, ImageStream):
+    if data.img_size == data.test_size or not isinstance(images, ImageFiles | ImageTensors):
         return images
     return ResizedImages(images, (data.test_size, data.test_size))
 

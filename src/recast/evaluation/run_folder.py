@@ -29,7 +29,7 @@ from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
-from recast.run.records import Provenance, Row, read_rows, write_differences, write_rows, write_table
+from recast.run.records import Provenance, read_rows, write_differences, write_rows, write_table
 from recast.surgery.apply import gpsa_layers
 
 NUM_PICTURES = 4
@@ -50,12 +50,9 @@ class Run:
     @property
     def kept(self) -> dict[int, Path]:
         """Epoch → the weights of that epoch, ascending, where the recipe kept some (`keep_every`)."""
-        found = {}
-        for path in sorted((self.folder / "checkpoints").glob("epoch-*.safetensors")):
-            number = path.stem.removeprefix("epoch-")
-            if number.isdecimal():
-                found[int(number)] = path
-        return dict(sorted(found.items()))
+        paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
+        numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
+        return dict(sorted((int(number), path) for number, path in numbered if number.isdecimal()))
 
 
 def check_run(folder: str | Path) -> None:
@@ -76,34 +73,28 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml")
     data = load_data(recipe.data, recipe.augment)
-    if recipe.model.num_classes not in (None, len(data.classes)):
+    classes = len(data.classes)
+    remedy = f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
+    if recipe.model.num_classes not in (None, classes):
         raise RecastError(
-            f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {len(data.classes)}: "
-            f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
+            f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {classes}: {remedy}"
         )
-    _check_order(folder, data)
+    known = read_names(folder / "classes.json") if (folder / "classes.json").is_file() else data.classes
+    for number, (then, now) in enumerate(zip(known, data.classes, strict=False)):
+        if then != now:  # the logits are in the order of the run
+            raise RecastError(
+                f"class {number} was {then!r} when {folder} was trained, now it is {now!r}: other classes, or in "
+                f"another order; {remedy}"
+            )
     if recipe.is_plain:
-        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=len(data.classes))
+        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
-    parent = build(recipe.model, num_classes=len(data.classes)).eval()
+    parent = build(recipe.model, num_classes=classes).eval()
     models = {"parent": parent}
-    control = folder / "finetuned" / "weights.safetensors"
-    if control.is_file():
+    if (control := folder / "finetuned" / "weights.safetensors").is_file():
         models["finetuned"] = load(control, parent=parent)
     models["recast"] = load(folder / "weights.safetensors", parent=parent)
     return Run(folder, recipe, data, models)
-
-
-def _check_order(folder: Path, data: Data) -> None:
-    """The classes are those of the run, in its order: the logits are."""
-    path = folder / "classes.json"
-    known = read_names(path) if path.is_file() else data.classes
-    for number, (then, now) in enumerate(zip(known, data.classes, strict=False)):
-        if then != now:
-            raise RecastError(
-                f"class {number} was {then!r} when {folder} was trained, now it is {now!r}: other classes, or in "
-                f"another order; set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
-            )
 
 
 def evaluate_run(
@@ -141,9 +132,8 @@ def evaluate_run(
     # What shares a pass is measured together, and each group is written as soon as it is there.
     for together in groups(suites):
         begin = time.time()
-        found = measure(
-            context, together, run=run.folder.resolve().name, cache=run.folder / "scores", progress=progress
-        )
+        name, cache = run.folder.resolve().name, run.folder / "scores"
+        found = measure(context, together, run=name, cache=cache, progress=progress)
         write_results(run, found, together, context, command, time.time() - begin)
         results.extend(found)
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
@@ -161,13 +151,12 @@ def _provenance(folder: Path) -> dict[str, Any]:
 
 def kept_models(run: Run) -> list[tuple[str, int, Callable[[], nn.Module]]]:
     """The recast model at the epochs whose weights were kept (`keep_every`): (arm, epoch, function that loads it)."""
-    if "recast" not in run.models:
-        return []
-    return [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
 
+    def load_kept(path: Path) -> nn.Module:
+        return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
 
-def _kept_model(run: Run, path: Path) -> nn.Module:
-    return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
+    kept = run.kept if "recast" in run.models else {}
+    return [("recast", epoch, partial(load_kept, path)) for epoch, path in kept.items()]
 
 
 def write_results(
@@ -178,23 +167,24 @@ def write_results(
     A look at some images (num_samples) does not replace what was measured on more of them.
     """
     known, machine = _provenance(run.folder), surroundings(context.device)
+    options = asdict(context.options)
+    path = run.folder / "rows.csv"
+    older = read_rows(path) if path.is_file() else []
     written = []
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
             continue
         images = max(row.n for row in rows) if rows else found.tables[name].images
-        before = known["suites"].get(name, {})
-        if context.options.num_samples is not None and before.get("images", 0) > images:
+        before = known["suites"].get(name, {}).get("images", 0)
+        if options["num_samples"] is not None and before > images:
             warnings.warn(
-                f"{run.folder} keeps {name} of {before['images']:,} images: this look at {images:,} is not written",
-                stacklevel=2,
+                f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
             )
             continue
         written.append(name)
-        if rows and name in known["suites"] and _stand_there(run.folder, rows):
+        if rows and name in known["suites"] and rows == [row for row in older if row.suite == name]:
             continue  # read from RUN/scores: they were made as it says
-        uses = (*EVALUATORS[name].uses, "num_samples", "seed")
         provenance = Provenance(
             command=command,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -202,39 +192,30 @@ def write_results(
             together_with=[other for other in suites if other != name],
             dataset=rows[0].dataset if rows else run.data.name,
             images=images,
-            options={field: value for field, value in asdict(context.options).items() if field in uses},
+            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_samples", "seed")},
             device=str(machine["device"]),
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
         )
         known["suites"][name] = asdict(provenance)
-    write_rows(run.folder / "rows.csv", [row for row in found.rows if row.suite in written])
+    write_rows(path, [row for row in found.rows if row.suite in written])
     write_differences(run.folder / "differences.csv", [line for line in found.differences if line.suite in written])
-    for name, table in found.tables.items():
-        if name in written:
-            write_table(run.folder / "analysis", table)
+    for name in found.tables.keys() & set(written):
+        write_table(run.folder / "analysis", found.tables[name])
     write_json(run.folder / "evaluation.json", known)
 
 
-def _stand_there(folder: Path, rows: Sequence[Row]) -> bool:
-    """The very rows are in rows.csv already, all those of their suite."""
-    path = folder / "rows.csv"
-    known = [row for row in read_rows(path) if row.suite == rows[0].suite] if path.is_file() else []
-    return known == list(rows)
-
-
-def write_pictures(run: Run, count: int = NUM_PICTURES) -> Path:
-    """Maps of the first validation images of `count` different classes, for the report."""
+def write_pictures(run: Run) -> Path:
+    """Maps of the first validation images of a few different classes, for the report."""
     first: dict[int, Tensor] = {}
     for images, labels in loader(run.data.val, 1, bad_image="skip"):
         first.setdefault(int(labels), images)
-        if len(first) == count:
+        if len(first) == NUM_PICTURES:
             break
-    pixels = torch.cat(list(first.values()))
     return write_attention(
         run.folder / "attention.npz",
         run.models["recast"],
-        pixels,
+        torch.cat(list(first.values())),
         list(first),
         run.data.classes,
         lambda images: normalize(images, run.data.mean, run.data.std),

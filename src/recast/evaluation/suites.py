@@ -18,7 +18,15 @@ from recast.data.seeding import choose_balanced
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
 from recast.evaluation import attacks, tables
-from recast.evaluation.accuracy import expected_calibration_error, score_clean, score_part, score_top
+from recast.evaluation.accuracy import (
+    expected_calibration_error,
+    score_clean,
+    score_frequency,
+    score_part,
+    score_resolution,
+    score_top,
+    sources_resolution,
+)
 from recast.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.evaluation.context import Context, Evaluator, NotMeasured, PixelModel
 from recast.evaluation.cost import measure_cost
@@ -27,7 +35,6 @@ from recast.evaluation.imagenet_sets import score_real, sources_imagenet_c, sour
 from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.runner import Scored, score_suites
 from recast.evaluation.stats import Resampled, plain_mean
-from recast.evaluation.sweeps import score_frequency, score_resolution, sources_resolution
 from recast.run.config.evaluation import Options
 from recast.run.records import Difference, Row, Table
 from recast.run.suites import SUITES

@@ -13,8 +13,6 @@ from recast.run.fields import Count, CountOrZero, NotNegative, Positive, check_f
 class Options:
     """Options of the suites."""
 
-    num_samples: Count | None = None
-    """measure on this many images of every data set, class-balanced"""
     eps: tuple[NotNegative, ...] = (1.0, 4.0)
     """budgets of the attacks in 1/255 of a [0, 1] pixel"""
     steps: Count = 5
@@ -31,6 +29,8 @@ class Options:
     """k of the knn suite"""
     sets: str | None = None
     """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
+    num_samples: Count | None = None
+    """measure on this many images of every data set, class-balanced"""
     seed: CountOrZero = 0
     """of corruptions, random starts and intervals"""
 
