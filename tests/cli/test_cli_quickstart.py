@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import recast.recipes.digits as recipes
 import recast.training.run as training
 from recast.cli import quickstart
 from recast.run.config import Recipe
@@ -22,13 +21,13 @@ Cli = Callable[..., Any]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """One epoch on few images, one quick suite."""
 
-    def smaller(make: Callable[[], Recipe]) -> Callable[[], Recipe]:
-        recipe = make()
-        data = replace(recipe.data, img_size=16, num_train=40, num_val=20, batch_size=20)
-        return lambda: replace(recipe, data=data, epochs=1, device="cpu")
+    train = training.train
 
-    monkeypatch.setattr(recipes, "digits", smaller(recipes.digits))
-    monkeypatch.setattr(recipes, "digits_parent", smaller(recipes.digits_parent))
+    def smaller(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
+        data = replace(recipe.data, img_size=16, num_train=40, num_val=20, batch_size=20)
+        return train(replace(recipe, data=data, epochs=1, device="cpu"), *args, **kwargs)
+
+    monkeypatch.setattr(training, "train", smaller)
     monkeypatch.setattr(quickstart, "SUITES", ("clean",))
 
 

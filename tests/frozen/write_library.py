@@ -173,7 +173,7 @@ def command(*argv: str) -> Any:
 def all_recipes() -> dict[str, dict[str, Any]]:
     """Every recipe as nested plain data."""
     its = inside()
-    return {name: plain(its.recipe_to_dict(make())) for name, make in its.RECIPES.items()}
+    return {name: plain(its.recipe_to_dict(entry.make())) for name, entry in its.RECIPES.items()}
 
 
 def default_recipe() -> dict[str, Any]:
@@ -189,12 +189,12 @@ def recipes() -> Any:
 
 
 def recipe_listing() -> Any:
-    """Papers, order, what needs weights, and every recipe's docstring, line by line."""
+    """Papers, order, what needs weights, and every recipe's text, line by line."""
     its = inside()
     docs: dict[str, list[str]] = {}
     before: list[str] = []
-    for name, make in its.RECIPES.items():
-        lines = [line.strip() for line in (make.__doc__ or "").splitlines() if line.strip()]
+    for name, entry in its.RECIPES.items():
+        lines = [line.strip() for line in entry.text.splitlines() if line.strip()]
         docs[name] = ["=" if line in before else line for line in lines]  # as the recipe before says it
         before = lines
     return plain({

@@ -52,14 +52,14 @@ def tiny(recipe: Recipe) -> Recipe:
 
 def one_of_a_kind() -> list[str]:
     """A recipe of every kind: those that differ in the size of their network and data alone are the same here."""
-    kinds = {repr(tiny(make())): name for name, make in reversed(RECIPES.items())}
+    kinds = {repr(tiny(entry.make())): name for name, entry in reversed(RECIPES.items())}
     return list(kinds.values())[::-1]
 
 
 @pytest.mark.parametrize("name", one_of_a_kind())
 def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load_data", tiny_data)
-    recipe = tiny(RECIPES[name]())
+    recipe = tiny(RECIPES[name].make())
     train(recipe, tmp_path / "run", progress=False)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]

@@ -15,6 +15,7 @@ from recast.cli.arms import arms_table
 from recast.cli.help import Command
 from recast.cli.options import parse, print_json
 from recast.errors import RecastError
+from recast.run.config import OptimConfig
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
 EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2"}
@@ -85,18 +86,20 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
 
     say("── 1/5  a parent: a small ResNet learns the digits")
     from recast.evaluation.run_folder import evaluate_run
-    from recast.recipes.digits import digits, digits_parent
+    from recast.recipes import make_recipe
     from recast.report import write_report
     from recast.run.recipe import load_recipe
     from recast.training.run import train
 
     if resume:
         seed = load_recipe(out / "parent" / "recipe.yaml").seed
-    train(replace(digits_parent(), seed=seed), out / "parent", resume=resume, command="recast quickstart")
+    recipe = replace(make_recipe("digits"), seed=seed)
+    optim = OptimConfig(lr=2e-3, min_lr=1e-5)
+    alone = replace(recipe, where=["none"], optim=optim, epochs=6, control=False)
+    train(alone, out / "parent", resume=resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
-    recipe = digits()
-    recipe = replace(recipe, seed=seed, model=replace(recipe.model, checkpoint=str(weights)))
+    recipe = replace(recipe, model=replace(recipe.model, checkpoint=str(weights)))
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on the 500 held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())

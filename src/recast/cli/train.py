@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import os
 import shlex
@@ -144,12 +143,14 @@ def _base(named: TrainOptions) -> Recipe | None:
 
 
 def _description(named: str | None) -> str:
-    """What a recipe's own help begins with: its docstring; without one, every recipe there is."""
+    """What a recipe's own help begins with: its text; without one, every recipe there is."""
     if named in RECIPES:
-        return f"{named}: {inspect.cleandoc(RECIPES[named].__doc__ or '')}"
+        title, empty, paper, command, *rest = f"{named}: {RECIPES[named].text}".splitlines()
+        wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in (paper, *rest)]
+        return "\n".join((title, empty, wrapped[0], command, *wrapped[1:]))  # a command can be copied
     own, *papers = recipes_by_paper().items()
     width = max(map(len, own[1])) + 2
-    lines = [f"  {name:<{width}}{_first_line(RECIPES[name])}" for name in own[1]]
+    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]]
     for paper, names in papers:
         lines.append(f"{paper}:")
         lines += textwrap.wrap(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")
@@ -162,10 +163,6 @@ def _description(named: str | None) -> str:
 
 def _command(named: str | None) -> Command:
     return Command("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
-
-
-def _first_line(make: Any) -> str:
-    return (make.__doc__ or "").strip().splitlines()[0]
 
 
 def _summary(out: Path) -> dict[str, Any]:

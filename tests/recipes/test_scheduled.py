@@ -87,7 +87,7 @@ def test_t_cnn_star(name: str) -> None:
     t1, t2, top1 = T_CNN_STAR[name]
     sgd = {"optim.opt": "sgd", "optim.momentum": 0.9, "model.name": "resnet50", "data.name": "imagenet"}
     check(name, DEIT | sgd | {"epochs": t1 + t2, "regularization.drop_path": 0.0})
-    assert f"\nExpected: {top1} % top-1\n" in (RECIPES[name].__doc__ or "")
+    assert f"\nExpected: {top1} % top-1\n" in RECIPES[name].text
     recipe = make_recipe(name)
     if not t2:
         assert recipe.is_plain
@@ -114,11 +114,11 @@ def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
     assert first == [343, 286, 229, 172, 115, 58]
     assert dates(name) == (first if name.startswith("prs") else [201] * 6)
     expected = f"{TABLE_3[name]} % top-1" if name in TABLE_3 else "none published"
-    assert f"\nExpected: {expected}\n" in (RECIPES[name].__doc__ or "")
+    assert f"\nExpected: {expected}\n" in RECIPES[name].text
 
 
 def test_c_mhsa_5_with_prs_is_not_the_paper_s() -> None:
-    assert "not in the paper" in (RECIPES["prs_cmhsa5"].__doc__ or "")
+    assert "not in the paper" in RECIPES["prs_cmhsa5"].text
 
 
 @pytest.mark.parametrize(("as_conv", "as_attention"), [(300, 0), (250, 50), (150, 150), (50, 250)])
@@ -151,7 +151,7 @@ def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str)
             assert getattr(full.schedule, part) == getattr(scaled.schedule, part), name
         assert (full.where, full.recast.gate, full.optim.opt) == (scaled.where, scaled.recast.gate, scaled.optim.opt)
         assert (full.optim.gate_lr is None) == (scaled.optim.gate_lr is None), name
-        assert "scaled: " in (RECIPES[name + scale].__doc__ or ""), name
+        assert "scaled: " in RECIPES[name + scale].text, name
         assert scaled.epochs > 2 * scaled.optim.warmup_epochs, name
         if full.schedule.conv_epochs:  # the rate has peaked before the switch
             assert scaled.schedule.conv_epochs >= scaled.optim.warmup_epochs, name
@@ -194,4 +194,4 @@ def test_multiply_adds_that_the_costs_are_counted_from(name: str, gmac: float, g
 def test_cost_of_the_paper_s_t_cnn_star() -> None:
     """100 epochs of 4.089 and 300 of 7.331 GMACs, 1,281,167 images, three passes of two operations."""
     operations = 1_281_167 * 6e9 * (100 * 4.089 + 300 * 7.331)
-    assert f"\nCost: {operations / 1e18:.3g} EFLOP" in (RECIPES["tcnn_star_100"].__doc__ or "")
+    assert f"\nCost: {operations / 1e18:.3g} EFLOP" in RECIPES["tcnn_star_100"].text
