@@ -1,4 +1,4 @@
-"""Fixtures of `small.py`, and a hand that presses Ctrl-C."""
+"""A hand that presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,54 +8,33 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-from small import small_child, small_data, small_parent, small_recipe
-from torch import nn
 
-from recast.data import Data
-from recast.run.config import Recipe
-from recast.training import loop as fit_module
+from recast.training import loop
 
 
 @pytest.fixture
-def ctrl_c() -> Callable[[str, int], AbstractContextManager[None]]:
-    """`with ctrl_c("update", 4):` presses Ctrl-C during the fourth update; "measure" is the validation."""
+def after() -> Callable[[str, int, Callable[[], object]], AbstractContextManager[None]]:
+    """`with after("update", 4, act):` calls `act` as the fourth update begins; "measure" is the validation."""
 
     @contextmanager
-    def pressing(where: str, calls: int) -> Iterator[None]:
-        owner, name = (fit_module.Update, "__call__") if where == "update" else (fit_module, "measure")
+    def watching(where: str, calls: int, act: Callable[[], object]) -> Iterator[None]:
+        owner, name = (loop.Update, "__call__") if where == "update" else (loop, "measure")
         function, seen = getattr(owner, name), []
 
-        def pressed(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             seen.append(1)
             if len(seen) == calls:
-                signal.raise_signal(signal.SIGINT)
+                act()
             return function(*args, **kwargs)
 
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(owner, name, pressed)
+            monkeypatch.setattr(owner, name, watched)
             yield
 
-    return pressing
+    return watching
 
 
 @pytest.fixture
-def data() -> Data:
-    return small_data()
-
-
-@pytest.fixture
-def parent() -> nn.Module:
-    return small_parent()
-
-
-@pytest.fixture
-def make_child(parent: nn.Module) -> Callable[..., nn.Module]:
-    def make(**config: Any) -> nn.Module:
-        return small_child(parent, **config)
-
-    return make
-
-
-@pytest.fixture
-def make_recipe() -> Callable[..., Recipe]:
-    return small_recipe
+def ctrl_c(after: Callable[..., AbstractContextManager[None]]) -> Callable[[str, int], AbstractContextManager[None]]:
+    """`with ctrl_c("update", 4):` presses Ctrl-C during the fourth update."""
+    return lambda where, calls: after(where, calls, lambda: signal.raise_signal(signal.SIGINT))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from recast.data import Data
 from recast.data.datasets import ImageTensors
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.surgery.apply import recast_
+from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.training.loop import fit
 
 CLASSES = 3
 
@@ -42,11 +46,15 @@ def small_parent() -> nn.Module:
     )  # fmt: skip
 
 
+def small_plan(parent: nn.Module, *where: str, **config: Any) -> Plan:
+    return plan(parent, torch.zeros(1, 3, 8, 8), RecastConfig(**config), where=list(where))
+
+
 def small_child(parent: nn.Module | None = None, **config: Any) -> nn.Module:
     """The second convolution is recast, in place."""
     parent = small_parent() if parent is None else parent
     torch.manual_seed(1)
-    return recast_(parent, plan(parent, torch.zeros(1, 3, 8, 8), RecastConfig(**config), where=["4"]))
+    return recast_(parent, small_plan(parent, "4", **config))
 
 
 def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
@@ -61,6 +69,36 @@ def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
             **fields,
         }
     )
+
+
+def small_fit(
+    folder: Path, model: nn.Module | None = None, recipe: Recipe | None = None, *, data: Data | None = None,
+    plan: Plan | None = None, resume: bool = False, parent: nn.Module | None = None, **fields: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """`fit` in silence: the small child on the small data with the small recipe, where nothing else is said."""
+    model, data = model or small_child(), data or small_data()
+    recipe = recipe or small_recipe(**fields)
+    return fit(model, data, recipe, folder, progress=False, plan=plan, resume=resume, parent=parent)
+
+
+def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What of the rows must be the same whenever a training is repeated."""
+    clocks = ("seconds", "images_per_second", "data_wait")
+    return [{key: value for key, value in row.items() if key not in clocks} for row in rows]
+
+
+def assert_same(one: nn.Module | Path, other: nn.Module | Path) -> None:
+    """Bit for bit the same tensors, of networks or of .safetensors files (or folders with weights.safetensors)."""
+    a, b = (_tensors(each) for each in (one, other))
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert torch.equal(value, b[name]), name
+
+
+def _tensors(where: nn.Module | Path) -> dict[str, torch.Tensor]:
+    if isinstance(where, nn.Module):
+        return where.state_dict()
+    return load_file(where / "weights.safetensors" if where.is_dir() else where)
 
 
 def digits_recipe(**fields: Any) -> Recipe:

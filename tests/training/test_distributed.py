@@ -24,7 +24,10 @@ from recast.training.distributed import Interrupted, check_shares
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="torchrun with gloo is not tested on Windows")
+slow = pytest.mark.skipif(
+    os.name == "nt" or not os.environ.get("RECAST_SLOW"),
+    reason="half a minute, and torchrun with gloo is not tested on Windows: set RECAST_SLOW=1",
+)
 
 
 def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -12,17 +14,29 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
-from small import digits_recipe
+from small import assert_same, digits_recipe
+from torch import nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import load_data
+from recast.data import Data, load_data
 from recast.errors import RecastError
+from recast.evaluation.run_folder import evaluate_run, open_run
 from recast.io import load
 from recast.models.build import build
-from recast.run.config import DataConfig, ModelConfig, OptimConfig, RecastConfig
+from recast.run.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    ModelConfig,
+    OptimConfig,
+    RecastConfig,
+    RegularizationConfig,
+)
 from recast.run.recipe import load_recipe
-from recast.surgery.apply import applied_plan
+from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.training import loop
 from recast.training import run as run_module
 from recast.training.distributed import Interrupted
 from recast.training.metrics import measure, read_metrics
@@ -36,22 +50,43 @@ CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with both arms and its parent inside."""
+    """A finished run with both arms, and its parent inside, which knows some digits."""
     out = tmp_path_factory.mktemp("runs") / "digits"
-    train(digits_recipe(where=["none"]), out / "parent", progress=False)
-    weights = out / "parent" / "weights.safetensors"
-    recipe = digits_recipe(model=ModelConfig("digits_resnet", checkpoint=str(weights)))
+    train(digits_recipe(where=["none"], epochs=8), out / "parent", progress=False)
+    recipe = digits_recipe(model=trained(out))
     assert train(recipe, out, progress=False, command="recast train x") == out
     return out
 
 
+def trained(run: Path, **fields: Any) -> ModelConfig:
+    return ModelConfig("digits_resnet", str(run / "parent" / "weights.safetensors"), **fields)
+
+
+def quick(out: Path, **fields: Any) -> Path:
+    """One epoch of the recast arm alone, unless told otherwise."""
+    return train(digits_recipe(**{"epochs": 1, "control": False, **fields}), out, progress=False)
+
+
+def last_row(out: Path) -> dict[str, Any]:
+    return read_metrics(out / "metrics.jsonl")[-1]
+
+
+# --- what a run is ----------------------------------------------------------------------------------------------------
+
+
 def test_a_run_has_every_file(run: Path) -> None:
     files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    arm = {"metrics.jsonl", "weights.safetensors"}
-    arm |= {f"resume/state-{epoch:05d}-00000000.pt" for epoch in (2, 3)}
+    arm = {"metrics.jsonl", "weights.safetensors"} | {f"resume/state-0000{epoch}-00000000.pt" for epoch in (2, 3)}
     own = {"recipe.yaml", "environment.json", "classes.json", "plan.json", "verify.json"}
-    parent = {f"parent/{name}" for name in arm | {"recipe.yaml", "environment.json", "classes.json"}}
-    assert files == arm | own | {f"finetuned/{name}" for name in arm} | parent
+    assert {name for name in files if not name.startswith("parent/")} == arm | own | {f"finetuned/{n}" for n in arm}
+    assert not files & {"parent/plan.json", "parent/verify.json"}
+    found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    assert found.keys() == {
+        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "date", "command",
+        "seconds",
+    }  # fmt: skip
+    assert (found["command"], found["torch"]) == ("recast train x", torch.__version__)
+    assert found["seconds"] > 0
 
 
 def test_the_recast_network_starts_as_its_parent_and_both_arms_train(run: Path) -> None:
@@ -61,8 +96,7 @@ def test_the_recast_network_starts_as_its_parent_and_both_arms_train(run: Path) 
     recast, control = (read_metrics(folder / "metrics.jsonl") for folder in (run, run / "finetuned"))
     assert len(recast) == len(control) == 3
     assert recast[0]["val_loss"] == control[0]["val_loss"]
-    assert recast[2]["val_loss"] != recast[0]["val_loss"]
-    assert control[2]["val_loss"] != recast[2]["val_loss"]
+    assert len({recast[0]["val_loss"], recast[2]["val_loss"], control[2]["val_loss"]}) == 3
     steps = json.loads((run / "plan.json").read_text(encoding="utf-8"))["steps"]
     assert list(recast[1]["layers"]) == [step["name"] for step in steps] == list(verified["layers"])
     assert all(row["layers"] == {} for row in control)
@@ -79,33 +113,43 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     assert recipe.model.checkpoint == str(moved / "parent" / "weights.safetensors")
     assert recipe.data.mean == (0.5, 0.5, 0.5)  # the network's own, not that of the digits
     data = load_data(recipe.data)
-    assert data.mean == (0.5, 0.5, 0.5)
     first, last = (read_metrics(moved / "metrics.jsonl")[i] for i in (0, -1))
-    assert measure(build(recipe.model), data, recipe, CPU)[0] == pytest.approx(first["val_loss"], rel=1e-6)
-    trained = load(moved / "weights.safetensors")
-    assert measure(trained, data, recipe, CPU)[0] == pytest.approx(last["val_loss"], rel=1e-6)
-    finetuned = load(moved / "finetuned" / "weights.safetensors")
-    assert not hasattr(finetuned, "recast_plan")
+    for model, row in ((build(recipe.model), first), (load(moved / "weights.safetensors"), last)):
+        assert measure(model, data, recipe, CPU)[0] == pytest.approx(row["val_loss"], rel=1e-6)
+    assert not hasattr(load(moved / "finetuned" / "weights.safetensors"), "recast_plan")
     train(recipe, tmp_path / "again", progress=False)
-    for arm in ("", "finetuned"):
-        one, other = (load_file(folder / arm / "weights.safetensors") for folder in (run, tmp_path / "again"))
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for arm in (".", "finetuned"):
+        assert_same(run / arm, tmp_path / "again" / arm)
 
 
-def test_environment_says_what_ran(run: Path) -> None:
-    found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    assert found.keys() == {
-        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "date", "command",
-        "seconds",
-    }  # fmt: skip
-    assert found["command"] == "recast train x"
-    assert found["torch"] == torch.__version__
-    assert found["seconds"] > 0
+def test_a_random_parent_is_kept_in_the_run_and_its_files_have_the_user_s_rights(tmp_path: Path) -> None:
+    out = quick(tmp_path / "run", epochs=0)
+    recipe = load_recipe(out / "recipe.yaml")
+    assert recipe.model.checkpoint == str(out / "parent.safetensors")
+    parent, child = build(recipe.model), load(out / "weights.safetensors")
+    assert torch.equal(parent.layer3[0].conv1.weight, child.layer3[0].conv1.weight)
+    assert not (out / "finetuned").exists()
+    (tmp_path / "plain").touch()
+    rights = {path.stat().st_mode for path in (tmp_path / "plain", *out.rglob("*.*")) if path.is_file()}
+    assert len(rights) == 1
+
+
+def test_a_run_that_recasts_nothing(run: Path, tmp_path: Path) -> None:
+    out = quick(tmp_path / "run", model=trained(run), where=["none"], control=True)
+    assert not (out / "plan.json").exists()
+    assert not (out / "finetuned").exists()
+    assert list(open_run(out).models) == ["finetuned"]
+    rows = evaluate_run(out, ["clean"], progress=False).rows
+    assert next(row.value for row in rows if row.metric == "top1") == pytest.approx(last_row(out)["val_top1"])
+    train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)  # finished: left alone
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    with pytest.raises(RecastError, match=r"exists: choose another one with --out.*--resume"):
+    with pytest.raises(RecastError, match="--resume"):
         train(digits_recipe(), run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
@@ -123,65 +167,68 @@ def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path, tmp_path: P
         ({"model": ModelConfig("digits_resnett")}, "digits_resnet"),
         ({"model": ModelConfig("digits_resnet", num_classes=7)}, r"logits of shape \(1, 10\)"),
         ({"data": DataConfig("digit")}, "digits"),
+        ({"data": DataConfig("digits", num_train=20, batch_size=500)}, "larger than the training set of 20 images"),
         ({"device": "cuda:99"}, "cuda:99"),
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
+        ({"optim": OptimConfig(pool_lr=1e-3), "where": ["none"]}, "optim.pool_lr"),
+        ({"grad_checkpointing": True, "epochs": 0}, "leave grad_checkpointing out"),
     ],
 )
-def test_mistakes_are_found_before_the_folder_is_made(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_mistakes_leave_no_folder(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=message):
-        train(digits_recipe(**fields), tmp_path / "run")
+        train(digits_recipe(**fields), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_random_parent_is_kept_in_the_run(tmp_path: Path) -> None:
-    train(digits_recipe(epochs=0, control=False), tmp_path / "run", progress=False)
-    recipe = load_recipe(tmp_path / "run" / "recipe.yaml")
-    assert recipe.model.checkpoint == str(tmp_path / "run" / "parent.safetensors")
-    parent, child = build(recipe.model), load(tmp_path / "run" / "weights.safetensors")
-    assert torch.equal(parent.layer3[0].conv1.weight, child.layer3[0].conv1.weight)
-    assert not (tmp_path / "run" / "finetuned").exists()
+def test_mistakes_about_weights_leave_no_folder(run: Path, tmp_path: Path) -> None:
+    weights = load_file(run / "parent" / "weights.safetensors")
+    weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
+    save_file(weights, five := tmp_path / "five.safetensors")
+    scaled = RegularizationConfig(layer_scale=1e-4)
+    for fields, message in (
+        ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
+        ({"model": trained(run), "regularization": scaled}, "would wipe the trained LayerScale"),
+        ({"model": trained(run, new_head=True), "distill": DistillConfig("parent")}, "classifier is a new one"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            quick(tmp_path / "run", **fields)
+    assert not (tmp_path / "run").exists()
+
+
+# --- what is resumed --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("calls", [4, 10])  # 6 steps an arm: in the recast arm, and in the other
 def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, tmp_path: Path, calls: int) -> None:
     out, recipe = tmp_path / "run", load_recipe(run / "recipe.yaml")
-    with (
-        ctrl_c("update", calls),
-        pytest.raises(Interrupted, match=f"saved; continue with: recast train --resume {out}"),
-    ):
+    with ctrl_c("update", calls), pytest.raises(Interrupted, match=f"saved; continue with: .* --resume {out}"):
         train(recipe, out, progress=False)
     seconds = json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"]
-    assert seconds > 0
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)
-    for arm in ("", "finetuned"):
-        one, other = (load_file(folder / arm / "weights.safetensors") for folder in (run, out))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    assert json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"] > seconds
+    for arm in (".", "finetuned"):
+        assert_same(run / arm, out / arm)
+    assert json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"] > seconds > 0
 
 
 def test_a_run_that_stopped_before_training_starts_again(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = replace(load_recipe(run / "recipe.yaml"), control=False, epochs=1)
-
     def pressed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patched:
+    with monkeypatch.context() as patched:
         patched.setattr(run_module, "verify", pressed)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "run", progress=False)
-    train(recipe, tmp_path / "run", resume=True, progress=False)
+        with pytest.raises(Interrupted, match="interrupted before training"):
+            quick(tmp_path / "run", model=trained(run))
+    train(load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run", resume=True, progress=False)
     assert (tmp_path / "run" / "verify.json").exists()
     assert (tmp_path / "run" / "weights.safetensors").exists()
 
 
 def test_a_finished_run_is_left_alone(run: Path) -> None:
-    weights = {path: path.stat().st_mtime_ns for path in run.rglob("*.safetensors")}
-    metrics = (run / "metrics.jsonl").read_bytes()
+    before = {path: path.stat().st_mtime_ns for path in (*run.rglob("*.safetensors"), *run.rglob("*.jsonl"))}
     train(load_recipe(run / "recipe.yaml"), run, resume=True, progress=False)
-    assert {path: path.stat().st_mtime_ns for path in weights} == weights
-    assert (run / "metrics.jsonl").read_bytes() == metrics
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_resume_refuses_another_recipe_and_a_folder_without_a_run(run: Path, tmp_path: Path) -> None:
@@ -193,41 +240,117 @@ def test_resume_refuses_another_recipe_and_a_folder_without_a_run(run: Path, tmp
         train(digits_recipe(), tmp_path, resume=True)
 
 
-def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
+def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:
+    sized = digits_recipe(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
+    sized = replace(sized, data=replace(sized.data, img_size=None))
+    kept = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
+    for name, recipe in (("sized", sized), ("kept", kept)):
+        for resume in (False, True):
+            train(recipe, tmp_path / name, resume=resume, progress=False)
+    assert load_recipe(tmp_path / "sized" / "recipe.yaml").data.img_size == 32
+
+
+def test_a_calibrated_run_resumes_with_the_biases_it_was_given(
+    ctrl_c: CtrlC, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = load_recipe(run / "recipe.yaml")
     recipe = replace(recipe, recast=RecastConfig(gate="sigmoid"), calibrate=30, epochs=1, control=False)
-    straight, out = train(recipe, tmp_path / "straight", progress=False), tmp_path / "run"
+    seen: list[torch.Tensor] = []
+    calibrate = run_module.calibrate_
+
+    def watched(child: nn.Module, parent: nn.Module, batches: Any) -> nn.Module:
+        seen.extend(batches)
+        return calibrate(child, parent, seen)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "calibrate_", watched)
+        straight, out = train(recipe, tmp_path / "straight", progress=False), tmp_path / "run"
+    assert [len(batch) for batch in seen] == [20, 10], "as many training images as asked, without augmentation"
+    data = load_data(recipe.data)
+    known = normalize(data.train.plain().batch(range(60))[0], list(data.mean), list(data.std))
+    assert all(any(torch.equal(image, one) for one in known) for image in torch.cat(seen))
     steps = json.loads((straight / "plan.json").read_text(encoding="utf-8"))["steps"]
     assert all(step["bias_added"] for step in steps)
     with ctrl_c("update", 2), pytest.raises(Interrupted):
         train(recipe, out, progress=False)
     train(recipe, out, resume=True, progress=False)
-    one, other = (load_file(folder / "weights.safetensors") for folder in (straight, out))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same(straight, out)
     child = load(out / "weights.safetensors")
     assert all(child.get_submodule(step.name).bias is not None for step in applied_plan(child).steps)
 
 
-def test_calibration_uses_as_many_plain_training_images_as_asked(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = replace(load_recipe(run / "recipe.yaml"), recast=RecastConfig(gate="sigmoid"), calibrate=30, epochs=0)
-    seen: list[torch.Tensor] = []
-    monkeypatch.setattr(run_module, "calibrate_", lambda _child, _parent, batches: seen.extend(batches))
-    train(replace(recipe, control=False), tmp_path / "run", progress=False)
-    assert [len(batch) for batch in seen] == [20, 10]
-    data = load_data(recipe.data)
-    known = normalize(data.train.plain().batch(range(60))[0], list(data.mean), list(data.std))
-    assert all(any(torch.equal(image, one) for one in known) for image in torch.cat(seen))
+# --- what a recipe asks for -------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_with_another_head_is_refused(run: Path, tmp_path: Path) -> None:
-    weights = load_file(run / "parent" / "weights.safetensors")
-    weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
-    save_file(weights, tmp_path / "five.safetensors")
-    with pytest.raises(RecastError, match="5 classes"):
-        train(
-            digits_recipe(model=ModelConfig("digits_resnet", checkpoint=str(tmp_path / "five.safetensors"))),
-            tmp_path / "run",
-        )
-    assert not (tmp_path / "run").exists()
+def test_the_parent_teaches_its_child_and_the_control(run: Path, tmp_path: Path) -> None:
+    alone = quick(tmp_path / "alone", model=trained(run), control=True)
+    taught = quick(tmp_path / "taught", model=trained(run), control=True, distill=DistillConfig("parent"))
+    for arm in ("", "finetuned"):
+        one, other = (load_file(folder / arm / "weights.safetensors") for folder in (alone, taught))
+        assert any(not torch.equal(value, other[name]) for name, value in one.items())
+    # all of the loss the teacher's: the exact start has nothing to learn, up to augmentation and BatchNorm's batches
+    only, frozen = DistillConfig("parent", teacher_weight=1.0), RegularizationConfig(freeze_bn=True)
+    out = quick(tmp_path / "only", model=trained(run), distill=only, regularization=frozen)
+    assert last_row(out)["train_loss"] < 1e-2
+
+
+def test_features_come_first_and_move_the_recast_layers_only(run: Path, tmp_path: Path) -> None:
+    distill = DistillConfig("parent", feature_epochs=1.0)
+    out = quick(tmp_path / "run", model=trained(run), recast=RecastConfig(gate="sigmoid"), distill=distill)
+    child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
+    recast = tuple(f"{name}." for name in gpsa_layers(child))
+    before, after = dict(parent.named_parameters()), dict(child.named_parameters())
+    assert all(torch.equal(before[name], value) for name, value in after.items() if not name.startswith(recast))
+    assert any(not torch.equal(before[name], value) for name, value in after.items() if name in before)
+
+
+def test_batch_norm_is_measured_again_after_the_recast(run: Path, tmp_path: Path) -> None:
+    fields = {"model": trained(run), "recast": RecastConfig(gate="sigmoid"), "epochs": 0}
+    found = [
+        load_file(quick(tmp_path / str(count), recalibrate_bn=count, **fields) / "weights.safetensors")
+        for count in (0, 60)
+    ]
+    changed = [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
+    assert changed
+    assert all("running" in name for name in changed)
+
+
+def photographs(root: Path) -> DataConfig:
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (16, 16), (20 * number, 90, 90 if name == "a" else 200)).save(
+                root / name / f"{number}.png"
+            )
+    return DataConfig("folder", data_dir=str(root), img_size=16, batch_size=6, val_fraction=0.25)
+
+
+def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:
+    config = replace(photographs(tmp_path / "data"), bad_image="skip")
+    found = load_data(config)
+    for path in (*found.train.paths[:2], found.val.paths[0]):  # type: ignore[attr-defined]
+        Path(path).write_bytes(b"no image")
+    fields = {"model": trained(run, new_head=True), "augment": AugmentConfig(crop="none", flip=False)}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        out = quick(tmp_path / "run", data=config, recalibrate_bn=12, **fields)
+    said = [str(warning.message) for warning in told]
+    assert any("another image took its place" in text for text in said)
+    assert any("it is left out of the validation" in text for text in said)
+    row = last_row(out)
+    assert (row["bad_images"], row["bad_val_images"]) == (2, 1)
+    assert math.isfinite(row["train_loss"])
+    with pytest.raises(RecastError, match=r"cannot read image .*\.png"):
+        quick(tmp_path / "stops", data=replace(config, bad_image="stop"), **fields)
+
+
+def test_validation_has_its_own_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: set[tuple[int, int]] = set()
+
+    def watched(model: nn.Module, data: Data, *args: Any) -> tuple[float, float]:
+        sizes.add((data.train[0][0].shape[-1], data.val[0][0].shape[-1]))
+        return measure(model, data, *args)
+
+    monkeypatch.setattr(loop, "measure", watched)
+    quick(tmp_path / "run", data=replace(photographs(tmp_path / "data"), test_size=24), where=["none"])
+    assert sizes == {(16, 24)}

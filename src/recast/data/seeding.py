@@ -32,14 +32,15 @@ def restored() -> Iterator[Callable[[int], None]]:
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        yield _seed
+        yield seed_cpu
     finally:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
 
 
-def _seed(seed: int) -> None:
+def seed_cpu(seed: int) -> None:
+    """Seed the global CPU generators of torch, numpy and random."""
     torch.default_generator.manual_seed(seed)
     np.random.seed((seed >> 31) % 2**32)
     random.seed(seed)

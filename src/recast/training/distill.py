@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -27,12 +27,8 @@ PARENT = "parent"
 Outputs = Tensor | tuple[Tensor, Tensor]
 """Logits (B, C), or with a distillation token (class logits, distillation logits), both (B, C)."""
 
-
-class Normalisation(NamedTuple):
-    """x = (pixel − mean) / std, per channel, for pixels in [0, 1]."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and std of x = (pixel − mean) / std, per channel, for pixels in [0, 1]."""
 
 
 def widened(values: Tensor) -> Tensor:
@@ -56,15 +52,13 @@ class Teacher:
         self, model: nn.Module, *, student: Normalisation, own: Normalisation | None = None, size: int | None = None,
         amp: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        own = own or student
-        if len(own.mean) != len(student.mean):
-            raise RecastError(
-                f"the teacher takes {len(own.mean)} channels, the student's images have {len(student.mean)}"
-            )
+        own, channels = own or student, len(student[0])
+        if len(own[0]) != channels:
+            raise RecastError(f"the teacher takes {len(own[0])} channels, the student's images have {channels}")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.size, self.amp, self.channels = size, amp, len(student.mean)
+        self.size, self.amp, self.channels = size, amp, channels
         self._map: tuple[Tensor, Tensor] | None = None
-        if [tuple(v) for v in own] != [tuple(v) for v in student]:
+        if [*map(tuple, own)] != [*map(tuple, student)]:
             (m_s, d_s), (m_t, d_t) = ((torch.tensor(v).view(-1, 1, 1) for v in both) for both in (student, own))
             self._map = d_s / d_t, (m_s - m_t) / d_t
 
@@ -112,9 +106,9 @@ def build_teacher(
     else:
         model = _named(name, config, num_classes)
         if (defaults := input_defaults(model)) is not None:
-            own = Normalisation(defaults.mean, defaults.std)
+            own = defaults.mean, defaults.std
         elif name.startswith("torchvision:") and config.teacher_pretrained:
-            own = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+            own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     teacher = Teacher(model, student=student, own=own, size=config.teacher_size, amp=amp).to(device)
     _check_answers(teacher, name, num_classes, img_size, device)
     return teacher
@@ -197,10 +191,7 @@ class Distillation:
         return (1 - config.teacher_weight) * self.label_loss(class_logits, targets) + config.teacher_weight * taught
 
 
-def train_token_(model: nn.Module) -> bool:
-    """Let a network with a distillation token (timm's) give the pair of logits while it trains; False: it has none."""
-    switch = getattr(model, "set_distilled_training", None)
-    if switch is None:
-        return False
-    switch(True)
-    return True
+def train_token_(model: nn.Module) -> None:
+    """Let a network with a distillation token (timm's) give the pair of logits while it trains."""
+    if (switch := getattr(model, "set_distilled_training", None)) is not None:
+        switch(True)

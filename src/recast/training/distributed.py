@@ -155,11 +155,6 @@ def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
     return summed.to(values.device)
 
 
-def anybody(wish: bool, device: torch.device) -> bool:
-    """Whether some process wishes it; the same answer in all of them."""
-    return sum_over_processes(torch.tensor(float(wish)), device).item() > 0
-
-
 def union_over_processes(names: Iterable[str]) -> list[str]:
     """Every name that some process has, each once, sorted."""
     found: list[list[str] | None] = [list(names)]

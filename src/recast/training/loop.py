@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from recast.training.metrics import Journal, gates_and_spans, measure, read_metr
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
 from recast.training.regularization import prepare_, train_mode
-from recast.training.step import Inputs, Outcome, Unread, Update
+from recast.training.step import Inputs, Unread, Update
 from recast.training.switches import Switches, probe_halves
 
 
@@ -46,7 +46,7 @@ def fit(
     name: str | None = None,
     parent: nn.Module | None = None,
     plan: Plan | None = None,
-    on_step: Callable[[int, int, float], object] | None = None,
+    on_step: Callable[[int, int, float], object] = lambda epoch, step, loss: None,
 ) -> list[dict[str, Any]]:
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
 
@@ -91,7 +91,7 @@ class _Loop:
     def __init__(
         self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Stop,
         progress: bool, name: str | None, parent: nn.Module | None, plan: Plan | None,
-        on_step: Callable[[int, int, float], object] | None,
+        on_step: Callable[[int, int, float], object],
     ) -> None:  # fmt: skip
         self.data, self.recipe, self.out, self.device = data, recipe, out, device
         self.stop, self.on_step = stop, on_step
@@ -121,7 +121,7 @@ class _Loop:
             if not is_first():
                 restore_(state, recipe, out, images, newest)
             if state.switches is not None:
-                self._wrap_again()
+                self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
         try:
             with self.journal.open(state.position.epoch), worker_errors():
                 self._note_start()
@@ -154,7 +154,8 @@ class _Loop:
             self.journal.note(f"goes on at epoch {position.epoch}, step {position.step}")
 
     def _asked_to_stop(self) -> bool:
-        return distributed.anybody(self.stop.requested, self.device)
+        """Whether some process was; the same answer in all of them."""
+        return distributed.sum_over_processes(torch.tensor(float(self.stop.requested)), self.device).item() > 0
 
     def _train_epoch(self) -> None:
         recipe, position = self.recipe, self.state.position
@@ -171,13 +172,13 @@ class _Loop:
             loss = self.update(pixels, labels, self.rates.factor(number))
             position.step += 1
             self.unread.add(position.step, loss, self.stop.requested)
-            outcomes = self.unread.finished()
+            finished = list(self.unread.finished())
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
             for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)
-            if self._look_at(outcomes):
+            if self._look_at(finished):
                 raise Stopped
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
                 self._save()
@@ -199,16 +200,13 @@ class _Loop:
             row = on_first(lambda: read_metrics(self.journal.path)[-1])
             before = Measured(row["val_loss"], row["val_top1"])
             switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe)
-            self._wrap_again()
+            # the averaging of gradients is bound to the parameters that there were
+            self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
             self.journal.note(f"epoch {epoch}: {', '.join(due)} → attention")
         last = switches.done[-1] if switches.done else None
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([]))
         self._write_schedule()
-
-    def _wrap_again(self) -> None:
-        """Bind the averaging of gradients to the parameters there are now."""
-        self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
 
     def _write_schedule(self) -> None:
         switches = self.state.switches
@@ -240,17 +238,17 @@ class _Loop:
             )
         )  # fmt: skip
 
-    def _look_at(self, outcomes: list[Outcome]) -> bool:
+    def _look_at(self, finished: Iterable[tuple[int, float, bool]]) -> bool:
         """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
-        position = self.state.position
-        for outcome in outcomes:
-            if not math.isfinite(outcome.loss):
-                self._diverged(f"loss is {outcome.loss} at epoch {position.epoch}, step {outcome.step}")
-            position.loss_sum += outcome.loss
-            if self.on_step is not None:
-                self.on_step(position.epoch, outcome.step, outcome.loss)
-            self.journal.step(outcome.loss, learning_rates(self.state.optimizer)[0], position)
-        return any(outcome.stop for outcome in outcomes)
+        position, stop = self.state.position, False
+        for step, loss, told in finished:
+            if not math.isfinite(loss):
+                self._diverged(f"loss is {loss} at epoch {position.epoch}, step {step}")
+            position.loss_sum += loss
+            self.on_step(position.epoch, step, loss)
+            self.journal.step(loss, learning_rates(self.state.optimizer)[0], position)
+            stop = stop or told
+        return stop
 
     def _end_epoch(self) -> None:
         """Measure, write the row, move on to the next epoch and save the state, in this order."""

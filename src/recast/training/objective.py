@@ -14,7 +14,7 @@ from recast.data import Data
 from recast.errors import RecastError
 from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.apply import gpsa_layers
-from recast.training.distill import Distillation, Normalisation, Outputs, build_teacher, train_token_, widened
+from recast.training.distill import Distillation, Outputs, build_teacher, train_token_, widened
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.training.regularization import set_drop_path_
 
@@ -103,7 +103,7 @@ class Objective:
         self.distillation: Distillation | None = None
         if config.name is not None:
             teacher = build_teacher(
-                config, parent, classes, student=Normalisation(data.mean, data.std), img_size=data.img_size,
+                config, parent, classes, student=(data.mean, data.std), img_size=data.img_size,
                 device=device, amp=AMP_DTYPES.get(recipe.amp),
             )  # fmt: skip
             train_token_(student)

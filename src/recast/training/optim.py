@@ -37,9 +37,8 @@ from recast.run.config import OptimConfig, Recipe
 from recast.surgery.apply import gpsa_layers
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
 
-LINEAR_GATES = "gates"
 RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
-"""Which of a run's rates a kind of group follows; the others follow that of the weights."""
+"""Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -150,14 +149,9 @@ def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
     layers have rates of their own. Where no weights train besides, the pooling's or the gates' stands for theirs."""
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
-        of = RATES.get(_kind(group), "weights")
+        of = RATES.get(str(group["name"]).partition("/")[0], "weights")
         rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
     return next(rates[of] for of in ("weights", "pool", "gates") if of in rates), rates.get("gates")
-
-
-def _kind(group: dict[str, Any]) -> str:
-    """One of `recast.surgery.parameters.KINDS`; layers come after a slash."""
-    return str(group["name"]).partition("/")[0]
 
 
 @torch.no_grad()
@@ -167,7 +161,7 @@ def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
     A gradient step on the penalty would leave gates trembling around 0; this one leaves them at exactly 0.
     """
     for group in optimizer.param_groups:
-        if _kind(group) == LINEAR_GATES:
+        if str(group["name"]).partition("/")[0] == "gates":
             for gate in group["params"]:
                 gate.copy_(F.softshrink(gate, group["lr"] * gate_l1))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from timm.layers import DropPath
@@ -26,24 +26,19 @@ from recast.surgery.scales import batch_norms, layer_scales
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
+SHORTCUTS = ("identity", "shortcut", "residual")
+"""What is None or False in a block of timm without a shortcut (MobileOne and RepVGG, ByobNet, VoVNet)."""
 CLASS_ATTENTION = (LayerScaleBlockClassAttn, ClassAttentionBlock, ClassBlock)
 """Blocks that only update class tokens; CaiT, XCiT and VOLO are trained without stochastic depth in them."""
 
 
-class Place(NamedTuple):
-    """Where stochastic depth is, or could be: an attribute of a block."""
-
-    holder: nn.Module
-    attribute: str
-
-
-def drop_path_places(model: nn.Module) -> list[list[Place]]:
-    """Places of stochastic depth by block, blocks in the order of `named_modules`; empty if there are none.
+def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Where stochastic depth is, or could be, by block: (module, attribute); blocks in the order of `named_modules`.
 
     A ViT's block has two places, ParallelThingsBlock as many as it has branches, a block without a shortcut none: it
     counts, as in timm, but without a shortcut a dropped path would leave nothing.
     """
-    blocks: dict[str, list[Place]] = {}
+    blocks: dict[str, list[tuple[nn.Module, str]]] = {}
     several: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, ParallelThingsBlock):
@@ -55,15 +50,9 @@ def drop_path_places(model: nn.Module) -> list[list[Place]]:
             if DROP_PATH.fullmatch(attribute) and isinstance(value, DropPath | StochasticDepth | nn.Identity | None):
                 block = next((outer for outer in several if name.startswith(f"{outer}.")), name)
                 places = blocks.setdefault(block, [])
-                if _has_shortcut(module):
-                    places.append(Place(module, attribute))
+                if not any(getattr(module, name, True) in (None, False) for name in SHORTCUTS):
+                    places.append((module, attribute))
     return list(blocks.values()) if any(blocks.values()) else []
-
-
-def _has_shortcut(block: nn.Module) -> bool:
-    """False where a block of timm says that it has none (MobileOne and RepVGG, ByobNet, VoVNet)."""
-    says_no = (getattr(block, "identity", True), getattr(block, "shortcut", True), getattr(block, "residual", True))
-    return not any(said is None or said is False for said in says_no)
 
 
 def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "uniform"] = "linear") -> nn.Module:
@@ -113,12 +102,9 @@ def set_layer_scale_(model: nn.Module, value: float) -> nn.Module:
 def set_grad_checkpointing_(model: nn.Module) -> nn.Module:
     """Recompute activations in the backward pass, block by block (Chen et al. 2016). Raises RecastError where the
     network cannot."""
-    switch = getattr(model, "set_grad_checkpointing", None)
     try:
-        if not callable(switch):
-            raise NotImplementedError
-        switch(True)
-    except (AssertionError, NotImplementedError):  # timm's way to say no
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    except (AssertionError, AttributeError, NotImplementedError):  # not timm's, or timm's way to say no
         raise RecastError(
             f"{type(model).__name__} cannot recompute its activations: leave grad_checkpointing out, "
             "or use a larger accumulate"

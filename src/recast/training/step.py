@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data
-from recast.data.seeding import mix_seed
+from recast.data.seeding import mix_seed, seed_cpu
 from recast.run.config import Recipe
 from recast.training.checkpoint import State
 from recast.training.distributed import mean_over_processes_, process_count, process_number, without_sync
@@ -60,10 +58,8 @@ def seed_step(seed: int, epoch: int, step: int, part: int) -> None:
     it would have drawn, and no generator's state is ever saved.
     """
     number = mix_seed("step", seed, epoch, step, part)
-    torch.manual_seed(number)
-    # not the same bits: torch and numpy share mt19937 and would draw the same numbers
-    np.random.seed((number >> 31) % 2**32)
-    random.seed(number)
+    torch.manual_seed(number)  # on every device
+    seed_cpu(number)
 
 
 class Update:
@@ -116,17 +112,6 @@ class Update:
                 close_averaged_gates_(state.ema.module, state.model)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished step gave, the same in every process."""
-
-    step: int
-    loss: float
-    """Mean over the images of the whole batch."""
-    stop: bool
-    """Some process was asked to stop."""
-
-
 class Unread:
     """Losses of steps that were launched: on an accelerator read one step late, so that it never waits for us."""
 
@@ -139,11 +124,10 @@ class Unread:
         values = torch.stack([loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)])
         self.waiting.append((step, mean_over_processes_(values)))
 
-    def finished(self, everything: bool = False) -> list[Outcome]:
-        """The steps to look at now, in order; `everything` waits for the last one too."""
-        outcomes = []
+    def finished(self, everything: bool = False) -> Iterator[tuple[int, float, bool]]:
+        """The steps to look at now, in order, the same in every process: number, mean loss over the whole batch, and
+        whether some process was asked to stop. `everything` waits for the last one too."""
         while len(self.waiting) > (0 if everything else self.lag):
             step, values = self.waiting.popleft()
             loss, stop = values.tolist()
-            outcomes.append(Outcome(step, loss, stop > 0))
-        return outcomes
+            yield step, loss, stop > 0

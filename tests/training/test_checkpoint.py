@@ -1,0 +1,286 @@
+"""A run that was interrupted and resumed ends with the weights of one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import assert_same, small_child, small_data, small_fit, small_parent, without_clocks
+
+from recast.errors import RecastError
+from recast.run.config import AugmentConfig, RegularizationConfig
+from recast.training import loop
+from recast.training.checkpoint import states
+from recast.training.distributed import Interrupted, stop_signals
+from recast.training.metrics import read_metrics
+
+CtrlC = Callable[[str, int], AbstractContextManager[None]]
+After = Callable[[str, int, Callable[[], object]], AbstractContextManager[None]]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {
+        "optim": {"gate_l1": 0.3, "clip_grad": 1.0},
+        "regularization": RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
+        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
+        "accumulate": 2,
+        "save_steps": 2,
+    },
+    "lamb": {"optim": {"opt": "lamb"}},
+}
+
+
+def position(folder: Path) -> tuple[int, int]:
+    found = torch.load(states(folder)[-1], weights_only=True)["position"]
+    return found["epoch"], found["step"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "calls"),
+    [
+        *(("everything", *stop) for stop in (("update", 1), ("update", 8), ("measure", 1), ("measure", 3))),
+        ("plain", "update", 8),
+        ("plain", "measure", 3),
+        ("lamb", "update", 8),
+    ],
+)
+def test_resumed_equals_uninterrupted(ctrl_c: CtrlC, tmp_path: Path, settings: str, where: str, calls: int) -> None:
+    fields, straight = SETTINGS[settings], small_child()
+    expected = small_fit(tmp_path / "straight", straight, **fields)
+    with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
+        small_fit(tmp_path / "run", **fields)
+    assert stopped.value.saved
+    assert not (tmp_path / "run" / "weights.safetensors").exists()
+    torch.rand(7)
+    rows = small_fit(tmp_path / "run", again := small_child(), resume=True, **fields)
+    assert_same(straight, again)
+    assert without_clocks(rows) == without_clocks(expected)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == rows
+
+
+def test_interrupted_twice_in_one_epoch(ctrl_c: CtrlC, tmp_path: Path) -> None:
+    averaged = {"regularization": RegularizationConfig(ema_decay=0.9)}
+    small_fit(tmp_path / "straight", **averaged)
+    for _ in range(2):
+        with ctrl_c("update", 2), pytest.raises(Interrupted):
+            small_fit(tmp_path / "run", resume=True, **averaged)
+    assert position(tmp_path / "run") == (1, 4)
+    small_fit(tmp_path / "run", resume=True, **averaged)
+    assert_same(tmp_path / "straight", tmp_path / "run")
+
+
+def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) -> None:
+    expected = small_fit(tmp_path / "straight")
+
+    def full_disk(state: Any, *args: Any) -> None:
+        if state.position.epoch == 3:
+            raise OSError("no space left on device")
+        real(state, *args)
+
+    real = loop.save_state
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "save_state", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            small_fit(tmp_path / "run")
+    log = tmp_path / "run" / "metrics.jsonl"
+    assert [row["epoch"] for row in read_metrics(log)] == [0, 1, 2]
+    with log.open("a", encoding="utf-8") as file:
+        file.write('{"epoch": 3, "train_')  # and a line that was cut off
+    rows = small_fit(tmp_path / "run", resume=True)
+    assert without_clocks(rows) == without_clocks(expected)
+    assert_same(tmp_path / "straight", tmp_path / "run")
+
+
+@pytest.mark.parametrize("torch_says", [OSError(28, "No space left on device"), RuntimeError("enforce fail at inline")])
+def test_a_failed_save_leaves_the_states_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_says: Exception
+) -> None:
+    save, calls = torch.save, []
+
+    def full(content: Any, path: Path) -> None:
+        calls.append(1)
+        if len(calls) < 4:
+            save(content, path)
+            return
+        path.write_bytes(b"half")
+        raise torch_says
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RecastError, match=r"cannot save the state in .*; the newest state is .*00001-00000004\.pt"):
+        small_fit(tmp_path / "run", save_steps=2)
+    monkeypatch.setattr(torch, "save", save)
+    kept = sorted(path.name for path in (tmp_path / "run" / "resume").iterdir())
+    assert kept == ["state-00001-00000002.pt", "state-00001-00000004.pt"]
+    small_fit(tmp_path / "run", resume=True, save_steps=2)
+    small_fit(tmp_path / "straight", save_steps=2)
+    assert_same(tmp_path / "straight", tmp_path / "run")
+
+
+def test_the_last_k_states_are_kept(tmp_path: Path) -> None:
+    small_fit(tmp_path, save_steps=2, keep=3)
+    assert [path.name for path in states(tmp_path)] == [
+        "state-00003-00000002.pt", "state-00003-00000004.pt", "state-00004-00000000.pt",
+    ]  # fmt: skip
+
+
+def test_a_finished_training_is_left_alone_and_resuming_nothing_starts(tmp_path: Path) -> None:
+    rows = small_fit(tmp_path, resume=True)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    fresh = small_child()
+    assert small_fit(tmp_path, fresh, resume=True) == rows
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert_same(fresh, tmp_path)
+
+
+# --- what is no state of this run -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(ctrl_c: CtrlC, tmp_path: Path) -> Path:
+    """A folder with a training of the parent that was interrupted in its first epoch."""
+    with ctrl_c("update", 2), pytest.raises(Interrupted):
+        small_fit(tmp_path / "run", small_parent())
+    return tmp_path / "run"
+
+
+def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
+    parent = small_parent()
+    with pytest.raises(RecastError, match=r"trained with another optim\.lr \(0.01, now 0.5\), epochs \(3, now 9\)"):
+        small_fit(stopped, parent, optim={"lr": 0.5}, epochs=9, resume=True)
+    with pytest.raises(RecastError, match="state of another model"):
+        small_fit(stopped, small_child(), resume=True)
+    fewer = replace(small_data(), train=small_data().train.subset(torch.arange(32)))
+    with pytest.raises(RecastError, match="trained on 40 images, now there are 32"):
+        small_fit(stopped, parent, data=fewer, resume=True)
+
+
+def test_a_damaged_state_is_passed_over(ctrl_c: CtrlC, tmp_path: Path) -> None:
+    fields = {"save_steps": 1, "keep": 3}
+    small_fit(tmp_path / "straight", **fields)
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        small_fit(tmp_path / "run", **fields)
+    newest = states(tmp_path / "run")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=r"state-00001-00000004\.pt is truncated .* passed over"):
+        small_fit(tmp_path / "run", resume=True, **fields)
+    assert_same(tmp_path / "straight", tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None:
+    for old in states(stopped)[:-1]:
+        old.unlink()
+    path = states(stopped)[-1]
+
+    class Opens:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(stopped / "was run"),)
+
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for content in (None, {"weights": torch.ones(1)}, {"version": 1, "model": Opens()}):
+        if content is not None:
+            torch.save(content, path)
+        with pytest.raises(RecastError, match="holds no whole state"):
+            small_fit(stopped, small_parent(), resume=True)
+    assert not (stopped / "was run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")
+def test_states_of_a_future_given_up_are_dropped_not_the_new_one(ctrl_c: CtrlC, tmp_path: Path) -> None:
+    fields = {"save_steps": 1, "keep": 3}
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        small_fit(tmp_path, **fields)
+    for path in states(tmp_path)[-2:]:
+        path.write_bytes(b"damaged")
+    (tmp_path / "resume" / ".state-00001-00000009.pt.1.tmp").write_bytes(b"left by a process that was killed")
+    with ctrl_c("update", 1), pytest.raises(Interrupted):
+        small_fit(tmp_path, resume=True, **fields)
+    assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
+        "state-00001-00000002.pt", "state-00001-00000003.pt",
+    ]  # fmt: skip
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_saves_too(after: After, tmp_path: Path) -> None:
+    with after("update", 1, lambda: signal.raise_signal(signal.SIGTERM)), pytest.raises(Interrupted):
+        small_fit(tmp_path)
+    assert position(tmp_path) == (1, 1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    done = []
+
+    def work() -> None:
+        with stop_signals() as stop:
+            signal.raise_signal(signal.SIGINT)
+            done.append(stop.requested)
+            signal.raise_signal(signal.SIGINT)
+            done.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_fit_works_in_a_thread(tmp_path: Path) -> None:
+    thread = threading.Thread(target=small_fit, args=(tmp_path,), kwargs={"epochs": 1})
+    thread.start()
+    thread.join()
+    assert (tmp_path / "weights.safetensors").exists()
+
+
+def test_a_wish_in_the_last_validation_is_heard_when_the_weights_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, calls = loop.measure, []
+
+    def told_afterwards(*args: Any) -> tuple[float, float]:
+        found = measure(*args)
+        calls.append(1)
+        if len(calls) == 4:  # before training and after each of 3 epochs
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(loop, "measure", told_afterwards)
+    with pytest.raises(Interrupted, match="this training is finished"):
+        small_fit(tmp_path)
+    assert (tmp_path / "weights.safetensors").is_file()
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are POSIX's")
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="slow: set RECAST_SLOW=1")
+def test_a_queue_s_sigterm_reaches_loader_processes_too_and_the_state_is_saved(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from small import small_data, small_parent, small_recipe\n"
+        "from recast.training.loop import fit\n"
+        "from recast.training.distributed import Interrupted\n"
+        "os.setsid()\n"
+        "recipe = small_recipe()\n"
+        "recipe.data.workers = 1\n"
+        "def told(epoch, step, loss):\n"
+        "    if (epoch, step) == (1, 2):\n"
+        "        os.killpg(0, signal.SIGTERM)\n"
+        "try:\n"
+        "    fit(small_parent(), small_data(), recipe, sys.argv[1], progress=False, on_step=told)\n"
+        "except Interrupted:\n"
+        "    sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 7, done.stderr[-2000:]
+    assert position(tmp_path) in ((1, 2), (1, 3))

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import assert_same, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
+from torch import nn
+
+from recast.errors import RecastError
+from recast.io import load
+from recast.run.config import RegularizationConfig, ScheduleConfig
+from recast.surgery.apply import gpsa_layers
+from recast.training import loop
+from recast.training.checkpoint import states
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
+from recast.training.metrics import measure
+from recast.training.step import Inputs
+
+CPU = torch.device("cpu")
+AVERAGED = RegularizationConfig(ema_decay=0.5)
+
+
+def measured(model: nn.Module) -> tuple[float, float]:
+    return measure(model, small_data(), small_recipe(), CPU)
+
+
+def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
+    before, child = measured(small_parent()), small_child()
+    rows = small_fit(tmp_path, child)
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
+    assert rows[0]["train_loss"] is rows[0]["lr"] is rows[0]["gate_lr"] is None
+    assert rows[0]["layers"]["4"]["gamma"] == [0.0] * 9
+    assert rows[3]["layers"]["4"].keys() == {"gate", "backend", "gamma", "s", "span"}
+    assert any(rows[3]["layers"]["4"]["gamma"])
+    assert rows[3]["val_loss"] < rows[0]["val_loss"]
+    assert (rows[3]["lr"], rows[3]["gate_lr"]) == (pytest.approx(1e-6), pytest.approx(1e-5))
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "metrics.jsonl", "state-00003-00000000.pt", "state-00004-00000000.pt", "weights.safetensors",
+    ]  # fmt: skip
+    assert not child.training
+    again = load(tmp_path / "weights.safetensors", parent=small_parent())
+    assert_same(child, again)
+    assert measured(again) == pytest.approx((rows[3]["val_loss"], rows[3]["val_top1"]), rel=1e-6)
+
+
+def test_a_plain_network_trains_the_same_way(tmp_path: Path) -> None:
+    rows = small_fit(tmp_path, small_parent())
+    assert all(row["layers"] == {} and row["gate_lr"] is None for row in rows)
+    assert rows[-1]["val_loss"] < 0.9 * rows[0]["val_loss"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
+    models = [small_parent() for _ in range(3)]
+    for number, seed in enumerate((3, 3, 4)):
+        generator = torch.get_rng_state()
+        small_fit(tmp_path / str(number), models[number], seed=seed, epochs=1)
+        assert torch.equal(torch.get_rng_state(), generator), "the user's own generator is left alone"
+        torch.rand(1)  # and does not matter
+    assert_same(models[0], models[1])
+    assert not torch.equal(models[0][0].weight, models[2][0].weight)  # type: ignore[index]
+
+
+def test_no_epoch_measures_and_saves(tmp_path: Path) -> None:
+    parent = small_parent()
+    rows = small_fit(tmp_path, parent, epochs=0)
+    assert [row["epoch"] for row in rows] == [0]
+    assert_same(small_parent().eval(), tmp_path)
+
+
+def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
+    child = small_child()
+    rows = small_fit(tmp_path, child, regularization=AVERAGED)
+    state = torch.load(states(tmp_path)[-1], weights_only=True)
+    saved = load_file(tmp_path / "weights.safetensors")
+    assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
+    assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
+    assert rows[-1]["layers"]["4"]["gamma"] == saved["4.gamma"].tolist()
+    assert measured(child)[0] == pytest.approx(rows[-1]["val_loss"])
+
+
+@pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
+def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
+    averaged: RegularizationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(model: nn.Module, *args: Any) -> tuple[float, float]:
+        seen.append(gpsa_layers(model)["4"].open_heads)
+        return measure(model, *args)
+
+    monkeypatch.setattr(loop, "measure", watched)
+    small_fit(tmp_path, regularization=averaged)
+    assert seen == [(), *[tuple(range(9))] * 3]
+
+
+@pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
+def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: RegularizationConfig) -> None:
+    child = small_child()
+    layer = gpsa_layers(child)["4"]
+    with torch.no_grad():
+        layer.gamma.fill_(0.05)
+        layer.spread[0] = 6.0  # too far from 0 to get there
+    gates = small_fit(tmp_path, child, optim={"gate_l1": 5.0}, regularization=averaged)[-1]["layers"]["4"]
+    assert gates["gamma"] == [0.0] * 9
+    assert gates["s"][1:] == [0.0] * 8
+    assert gates["s"][0] > 1
+    assert layer.open_heads == (0,)
+
+
+# --- losses and weights that are not finite ---------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, call = [], Inputs.__call__
+
+    def poison(self: Inputs, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        images, targets = call(self, *args)
+        return images * (math.nan if len(calls) == 8 else 1), targets  # the 8th training batch of 5 an epoch
+
+    monkeypatch.setattr(Inputs, "__call__", poison)
+    with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"):
+        small_fit(tmp_path, save_steps=2)
+    state = torch.load(states(tmp_path)[-1], weights_only=True)
+    assert (state["position"]["epoch"], state["position"]["step"]) == (2, 2)
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("calls", "message", "newest"),
+    [
+        (5, "validation loss is nan after epoch 1", "state-00001-00000004.pt"),
+        (3, r"4\.weight is not finite after epoch 1, step 3.*state-00001-00000002", "state-00001-00000002.pt"),
+    ],
+)
+def test_weights_that_blew_up_are_never_saved(
+    calls: int, message: str, newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, seen = loop.Update.__call__, []
+
+    def explode(self: Any, *args: Any) -> torch.Tensor:
+        loss = update(self, *args)
+        seen.append(1)
+        if len(seen) == calls:
+            self.state.model[4].weight.data.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(loop.Update, "__call__", explode)
+    with pytest.raises(RecastError, match=message):
+        small_fit(tmp_path, small_parent(), save_steps=1)
+    assert states(tmp_path)[-1].name == newest
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
+    small_fit(tmp_path, epochs=0)
+    before = (tmp_path / "weights.safetensors").read_bytes()
+    with pytest.raises(RecastError, match="already holds a training"):
+        small_fit(tmp_path)
+    assert (tmp_path / "weights.safetensors").read_bytes() == before
+
+
+def test_clipping_limits_the_step(tmp_path: Path) -> None:
+    parent = small_parent()
+    optim = {"opt": "sgd", "lr": 1.0, "warmup_epochs": 0.0, "weight_decay": 0.0, "clip_grad": 1e-4}
+    small_fit(tmp_path, parent, optim=optim, epochs=1)
+    step = (parent.get_parameter("0.weight") - small_parent().get_parameter("0.weight")).norm()
+    assert 0 < step <= 5e-3  # at most 5 steps of norm 1e-4, momentum makes each up to 10 times as long
+
+
+def test_bf16_trains(tmp_path: Path) -> None:
+    rows = small_fit(tmp_path, amp="bf16", epochs=1)
+    assert math.isfinite(rows[-1]["train_loss"])
+    assert load_file(tmp_path / "weights.safetensors")["4.weight"].dtype == torch.float32
+
+
+def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
+    for fields, message in (
+        ({"amp": "fp16"}, "fp16.*CUDA"),
+        ({"optim": {"opt": "adahessian"}}, "second derivatives"),
+        ({"grad_checkpointing": True}, "leave grad_checkpointing out"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            small_fit(tmp_path / "run", **fields)
+    with pytest.raises(RecastError, match=r"logits of shape \(8, 4\)"):
+        small_fit(tmp_path / "other", data=replace(small_data(), classes=list("abcd")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_progress_is_a_line_per_epoch_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(small_child(), small_data(), small_recipe({"warmup_epochs": 2.0}, epochs=2), tmp_path / "shown", name="arm")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    note, *lines = shown.err.splitlines()
+    assert "the warm-up takes 10 of 10 updates" in note
+    assert [line.split()[:3] for line in lines] == [["arm", "epoch", f"{e}/2"] for e in range(3)]
+    small_fit(tmp_path / "quiet", epochs=1)
+    assert capsys.readouterr() == ("", "")
+
+
+# --- weights that are kept on the way ---------------------------------------------------------------------------------
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").iterdir())
+
+
+def test_weights_are_kept_every_so_many_epochs_and_before_training(tmp_path: Path) -> None:
+    small_fit(tmp_path / "plain", regularization=AVERAGED, epochs=4)
+    rows = small_fit(tmp_path / "kept", regularization=AVERAGED, epochs=4, keep_every=2)
+    assert not (tmp_path / "plain" / "checkpoints").exists()
+    assert_same(tmp_path / "plain", tmp_path / "kept")
+    assert [path.name for path in kept(tmp_path / "kept")] == [f"epoch-{e:04d}.safetensors" for e in (0, 2, 4)]
+    for epoch, path in zip((0, 2, 4), kept(tmp_path / "kept"), strict=True):
+        model = load(path, parent=small_parent())
+        assert measured(model)[0] == pytest.approx(rows[epoch]["val_loss"], rel=1e-6)
+    assert_same(small_child(), kept(tmp_path / "kept")[0])
+    assert_same(tmp_path / "kept", kept(tmp_path / "kept")[-1])
+
+
+def test_a_scheduled_network_is_kept_as_it_was_then(tmp_path: Path) -> None:
+    parent = small_parent()
+    schedule = ScheduleConfig("listed", dates=["2:4"])
+    small_fit(tmp_path, parent, plan=small_plan(parent, "4"), epochs=2, keep_every=1, schedule=schedule)
+    assert [len(gpsa_layers(load(path, parent=small_parent()))) for path in kept(tmp_path)] == [0, 0, 1]
+
+
+def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(
+    ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path: Path
+) -> None:
+    child = small_child()
+    small_fit(tmp_path / "whole", copy.deepcopy(child), keep_every=1)
+    with ctrl_c("update", 7), pytest.raises(Interrupted):
+        small_fit(tmp_path / "stopped", copy.deepcopy(child), keep_every=1)
+    assert [path.name for path in kept(tmp_path / "stopped")] == ["epoch-0000.safetensors", "epoch-0001.safetensors"]
+    small_fit(tmp_path / "stopped", child, keep_every=1, resume=True)
+    for one, other in zip(kept(tmp_path / "whole"), kept(tmp_path / "stopped"), strict=True):
+        assert_same(one, other)

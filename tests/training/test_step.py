@@ -1,0 +1,74 @@
+"""What a recipe can ask of an update, each through the whole loop."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from small import small_child, small_data, small_fit, small_parent, small_recipe
+from torch import nn
+
+from recast.run.config import RegularizationConfig
+from recast.training.loop import fit
+
+FROZEN = RegularizationConfig(freeze_bn=True)
+
+
+def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    parent = small_parent()
+    parent[3] = nn.Identity()  # type: ignore[operator]  # no dropout: it is drawn anew for every part
+    models = [copy.deepcopy(parent) for _ in range(3)]
+    sgd = {"opt": "sgd", "lr": 0.1, "weight_decay": 0.0}
+    for parts, model in zip((1, 2, 4), models, strict=True):
+        small_fit(tmp_path / str(parts), model, optim=sgd, regularization=FROZEN, accumulate=parts)
+    for name, value in models[0].state_dict().items():
+        for model in models[1:]:
+            assert torch.allclose(value.double(), model.state_dict()[name].double(), rtol=1e-5, atol=1e-6), name
+
+
+def test_frozen_batch_norm_keeps_its_statistics_and_learns_its_weights(tmp_path: Path) -> None:
+    before, parent = small_parent().state_dict(), small_parent()
+    small_fit(tmp_path, parent, regularization=FROZEN)
+    assert torch.equal(before["1.running_mean"], parent.state_dict()["1.running_mean"])
+    assert not torch.equal(before["1.weight"], parent.state_dict()["1.weight"])
+
+
+def test_channels_last_is_the_same_network(tmp_path: Path) -> None:
+    child = small_child()
+    child[3] = nn.Identity()  # type: ignore[operator]  # dropout is drawn in the order in memory
+    models = {False: child, True: copy.deepcopy(child)}
+    losses: dict[bool, list[float]] = {False: [], True: []}
+    for last, found in losses.items():
+        recipe = small_recipe(channels_last=last)
+        fit(
+            models[last], small_data(), recipe, tmp_path / str(last), progress=False,
+            on_step=lambda _e, _s, loss, found=found: found.append(loss),
+        )  # fmt: skip
+    assert models[True].get_parameter("0.weight").is_contiguous(memory_format=torch.channels_last)
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+def test_recomputed_activations_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = timm.create_model("test_resnet", num_classes=3)
+        rows = small_fit(
+            tmp_path / str(recompute), model, epochs=1, grad_checkpointing=recompute, regularization=FROZEN
+        )
+        found.append(rows[-1]["val_loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="torch.compile takes a minute")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_run_is_the_same_run(tmp_path: Path) -> None:
+    child = small_child()
+    child[3] = nn.Identity()  # type: ignore[operator]  # a compiled dropout draws its own numbers
+    rows = small_fit(tmp_path / "eager", copy.deepcopy(child))
+    again = small_fit(tmp_path / "compiled", child, compile=True)
+    assert [row["val_loss"] for row in again] == pytest.approx([row["val_loss"] for row in rows], rel=1e-3)
