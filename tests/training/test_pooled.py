@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from small import assert_same, digits_recipe, small_child, small_fit, small_parent, small_recipe
 from torch import nn
 
-from recast.errors import RecastError
 from recast.io import load
 from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
 from recast.surgery.apply import applied_plan, gpsa_layers
