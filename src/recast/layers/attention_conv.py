@@ -34,18 +34,20 @@ class AttentionConv2d(nn.Module):
     """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
-    none for depthwise), `query` and `key` (H·D, C). A subclass adds its own and calls `reset_parameters`.
+    none for depthwise), `query` and `key` (H·D, C). A subclass adds its own in `_build`.
     """
 
+    _default_config = RecastConfig()
     weight: nn.Parameter
     bias: nn.Parameter | None
     value: nn.Parameter | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, geometry: Geometry, groups: int, bias: bool, config: RecastConfig,
-        device: torch.device | str | None, dtype: torch.dtype | None,
+        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
+        config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        config = self._default_config if config is None else config
         if in_channels % groups or out_channels % groups:
             raise RecastError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
@@ -59,6 +61,12 @@ class AttentionConv2d(nn.Module):
         self.value = None if depthwise else self._parameter(in_channels, in_channels // groups)
         self.query = self._parameter(heads * self.head_dim, in_channels)
         self.key = self._parameter(heads * self.head_dim, in_channels)
+        self._build()
+        self.reset_parameters()
+
+    def _build(self) -> None:
+        """Add the subclass's parameters. Raises `RecastError` for a configuration that is not its own."""
+        raise NotImplementedError
 
     def _parameter(self, *shape: int) -> nn.Parameter:
         return nn.Parameter(self.weight.new_empty(shape))

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolStart
 
-__all__ = ["AttentionPool", "ClassHead", "TokenAttention"]
-
 STARTS = ("paper", "average")
 
 INIT_STD = 0.02

@@ -33,19 +33,15 @@ class CMHSA(AttentionConv2d):
     Parameters: those of `AttentionConv2d`, and `relative_bias` (H, offsets of rows, of columns).
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
-        config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        config = RecastConfig(gate="bias") if config is None else config
-        if config.gate != "bias":
-            raise RecastError(f"CMHSA is the layer of gate='bias', got gate={config.gate!r}: its layer is GPSA")
-        if geometry.is_transposed:
+    _default_config = RecastConfig(gate="bias")
+
+    def _build(self) -> None:
+        if self.config.gate != "bias":
+            raise RecastError(f"CMHSA is the layer of gate='bias', got gate={self.config.gate!r}: its layer is GPSA")
+        if self.geometry.is_transposed:
             raise RecastError("gate='bias' has no transposed convolutions: leave them, or take gate='linear'")
-        super().__init__(in_channels, out_channels, geometry, groups, bias, config, device, dtype)
         self.size: tuple[int, int] | None = None
         self.relative_bias = self._parameter(self.num_heads, 0, 0)
-        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

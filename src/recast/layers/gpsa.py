@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from recast.layers.functional.operands import (
     take_heads,
 )  # fmt: skip
 from recast.layers.geometry import Geometry
-from recast.run.config import RecastConfig
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
@@ -36,28 +35,23 @@ def _where(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero().flatten().tolist())
 
 
-class _SeenGates(NamedTuple):
-    """Which heads had open gates when somebody looked: of their Gaussian, of their content map."""
+class _SeenGates:
+    """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
 
-    gaussian: tuple[int, ...]
-    content: tuple[int, ...]
-    gates: tuple[Tensor, ...]
-    """The tensors themselves: Python gives the address of a freed one out again."""
-    versions: tuple[int, ...]
-
-    @classmethod
-    def of(cls, gaussian: tuple[int, ...], content: tuple[int, ...], *gates: Tensor) -> _SeenGates:
-        return cls(gaussian, content, gates, tuple(map(_version, gates)))
+    def __init__(self, gaussian: tuple[int, ...], content: tuple[int, ...], *gates: Tensor) -> None:
+        self.open_maps = gaussian, content
+        # the tensors themselves: Python gives the address of a freed one out again
+        self.gates, self.versions = gates, self._versions(gates)
 
     def still_hold(self, *gates: Tensor) -> bool:
-        """Whether these are the very tensors, and nobody wrote to them since."""
+        """Whether these are the very tensors, and nobody wrote to them since; no value is read."""
         same = all(a is b for a, b in zip(gates, self.gates, strict=True))
-        return same and self.versions == tuple(map(_version, gates))
+        return same and self.versions == self._versions(gates)
 
-
-def _version(tensor: Tensor) -> int:
-    """A Python number that every in-place write raises."""
-    return -1 if tensor.is_inference() else tensor._version
+    @staticmethod
+    def _versions(gates: Iterable[Tensor]) -> list[int]:
+        """Python numbers that every in-place write raises."""
+        return [-1 if gate.is_inference() else gate._version for gate in gates]
 
 
 class GPSA(AttentionConv2d):
@@ -97,22 +91,16 @@ class GPSA(AttentionConv2d):
     spread: nn.Parameter
     lam: nn.Parameter
 
-    def __init__(
-        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
-        config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        config = RecastConfig() if config is None else config
-        if config.gate == "bias":
+    def _build(self) -> None:
+        if self.config.gate == "bias":
             raise RecastError("GPSA has gate='linear' or gate='sigmoid': the layer of gate='bias' is CMHSA")
-        super().__init__(in_channels, out_channels, geometry, groups, bias, config, device, dtype)
-        self.backend = config.backend
+        self.backend = self.config.backend
         self.gaussian_heads = self.content_heads = tuple(range(self.num_heads))
         self._seen, self._skips_closed = None, False
         self.center = self._parameter(self.num_heads, 2)
         self.raw_alpha = self._parameter(self.num_heads)
-        for name in ("gamma", "spread") if config.gate == "linear" else ("lam",):
+        for name in ("gamma", "spread") if self.config.gate == "linear" else ("lam",):
             setattr(self, name, self._parameter(self.num_heads))
-        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -169,11 +157,12 @@ class GPSA(AttentionConv2d):
         """Heads that eval computes beyond the shift, None: all of them."""
         if not self._skips_closed or self._seen is None:
             return None
-        return tuple(sorted({*self._seen.gaussian, *self._seen.content}))
+        gaussian, content = self._seen.open_maps
+        return tuple(sorted({*gaussian, *content}))
 
     def note_closed(self) -> None:
         """The gates were just set to 0: until somebody writes to them, eval need not look."""
-        self._seen = _SeenGates.of((), (), self.gamma, self.spread)
+        self._seen = _SeenGates((), (), self.gamma, self.spread)
 
     @torch.no_grad()
     def refresh_gates(self) -> tuple[int, ...] | None:
@@ -184,7 +173,7 @@ class GPSA(AttentionConv2d):
         if self.config.gate != "linear":
             return None
         gates = self.gates()
-        self._seen = _SeenGates.of(_where(gates["s"] != 0), _where(gates["gamma"] != 0), self.gamma, self.spread)
+        self._seen = _SeenGates(_where(gates["s"] != 0), _where(gates["gamma"] != 0), self.gamma, self.spread)
         self._skips_closed = True
         return self.open_heads
 
@@ -196,7 +185,7 @@ class GPSA(AttentionConv2d):
         if self.training or torch.is_grad_enabled() or not self._skips_closed or self._seen is None:
             return None
         if torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread):
-            return self._seen.gaussian, self._seen.content
+            return self._seen.open_maps
         return None
 
     def _is_known_closed(self) -> bool:
@@ -206,8 +195,7 @@ class GPSA(AttentionConv2d):
         """
         if self.training or torch.compiler.is_compiling() or self._seen is None:
             return False
-        closed = not self._seen.gaussian and not self._seen.content
-        return closed and self._seen.still_hold(self.gamma, self.spread)
+        return self._seen.open_maps == ((), ()) and self._seen.still_hold(self.gamma, self.spread)
 
     # --- what the layer computes --------------------------------------------------------------------------------------
 
@@ -290,15 +278,13 @@ class GPSA(AttentionConv2d):
             raise RecastError("a head with a sigmoid gate is its Gaussian and its content map: only content is pruned")
         among_content = [self.content_heads.index(h) for h in content]
         among_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
+        rows = dict.fromkeys(("center", "raw_alpha", "spread"), among_gaussian)
+        rows |= dict.fromkeys(("gamma", "lam"), among_content)
         width = [h * self.head_dim + d for h in among_content for d in range(self.head_dim)]
-        rows = {"query": width, "key": width, "center": among_gaussian, "raw_alpha": among_gaussian}
-        if self.config.gate == "sigmoid":
-            rows["lam"] = among_content
-        else:
-            rows |= {"gamma": among_content, "spread": among_gaussian}
+        rows |= {"query": width, "key": width}
         for name, index in rows.items():
-            old: nn.Parameter = getattr(self, name)
-            setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
+            if (old := self._parameters.get(name)) is not None:
+                setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
         self.gaussian_heads, self.content_heads, self._skips_closed = gaussian, content, False
 
     def fold(self, tol: float = 0.0) -> nn.Module:

@@ -28,18 +28,13 @@ from recast.layers.geometry import Geometry
 
 
 class BiasedWeights(NamedTuple):
-    """All tensors of a layer, laid out as in `Weights`. The heads share the values X W_val."""
+    """All tensors of a layer, the first five laid out as in `Weights`. The heads share the values X W_val."""
 
     weight: Tensor
-    """(O, C/g, kernel rows, kernel columns): W_out^h is `weight[:, :, a, c]ᵀ`."""
     bias: Tensor | None
-    """(O,), added once."""
     value: Tensor | None
-    """(C, C/g) or None for the identity."""
     query: Tensor
-    """(H·D, C), heads in order."""
     key: Tensor
-    """(H·D, C), heads in order."""
     relative_bias: Tensor
     """(H, R, S): a logit for every offset of the input, in the order of `offset_ranges`."""
 
