@@ -97,17 +97,6 @@ def test_a_class_may_look_at_its_own_token() -> None:
     torch.testing.assert_close(several(x), single(x)[:, None].expand(-1, 3, -1), rtol=1e-12, atol=1e-12)
 
 
-def test_what_the_tokens_look_at() -> None:
-    assert AttentionPool(8).cls_in_keys
-    assert not AttentionPool(8, 4).cls_in_keys
-    x = torch.randn(2, 12, 3, 5)
-    for options in ({}, {"num_classes": 4}, {"num_classes": 1}, {"cls_in_keys": False}):
-        pool = make(**options)
-        attention = pool(x, return_attention=True)[1]
-        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:-1]))
-    assert make(1)(x).shape == (2, 1, 12)  # one class keeps its axis
-
-
 def test_maps_are_the_patches_in_their_places() -> None:
     pool, x = make(), torch.randn(2, 12, 3, 5)
     maps, attention = pool.attention_maps(x), pool(x, return_attention=True)[1]
@@ -127,16 +116,6 @@ def test_order_of_patches_and_other_images_make_no_difference(num_classes: int |
     torch.testing.assert_close(pool(shuffled), pool(x), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(pool(x[1:2]), pool(x)[1:2], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(pool(x)[0], pool(x)[1])
-
-
-def test_queries_do_not_depend_on_the_image() -> None:
-    queries = []
-    pool = make()
-    pool.attn.q.register_forward_hook(lambda _module, _inputs, output: queries.append(output))
-    pool(torch.randn(1, 12, 3, 5))
-    pool(torch.randn(5, 12, 2, 2))
-    assert queries[0].shape == (1, 1, 12)
-    assert torch.equal(queries[0], queries[1])
 
 
 def test_several_heads_are_torchs_multi_head_attention() -> None:
@@ -163,16 +142,6 @@ def test_every_parameter_learns() -> None:
             assert parameter.grad is not None, name
             # softmax does not see what it adds to all keys alike
             assert bool(parameter.grad.abs().max() > 1e-9) != (name == "attn.k.bias"), name
-
-
-def test_start() -> None:
-    pool = AttentionPool(64, init_values=1e-6)
-    assert set(pool.ls1.gamma.tolist()) == set(pool.ls2.gamma.tolist()) == {1e-6}
-    for layer in (pool.attn.q, pool.attn.k, pool.attn.v, pool.attn.proj, pool.mlp.fc1, pool.mlp.fc2):
-        assert 0.018 < layer.weight.detach().std().item() < 0.022
-        assert not layer.bias.detach().any()
-    assert 0.01 < AttentionPool(64).cls_token.detach().std().item() < 0.03
-    assert AttentionPool(64, 500).cls_token.detach()[0, :, 0].std().item() > 0.01  # classes start apart
 
 
 def test_new_tokens() -> None:
@@ -254,17 +223,6 @@ def test_the_average_form_is_its_formula() -> None:
             torch.testing.assert_close(pooled[i, j], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_heads_of_the_average_form_have_their_own_channels() -> None:
-    pool, x = make(num_heads=3, start="average"), torch.randn(1, 12, 3, 5)
-    with torch.no_grad():
-        for layer_scale in (pool.ls1, pool.ls2):
-            layer_scale.gamma.zero_()
-    pooled, attention = pool(x, return_attention=True)
-    for head in range(3):
-        own = x[0, 4 * head : 4 * head + 4].flatten(1) @ attention[0, head, 0]
-        torch.testing.assert_close(pooled[0, 4 * head : 4 * head + 4], own)
-
-
 def test_training_leaves_the_average() -> None:
     """γ and W_q are zero at first: the second step reaches every parameter."""
     torch.manual_seed(0)
@@ -291,10 +249,3 @@ def test_a_classs_row_reads_its_own_vector() -> None:
         torch.testing.assert_close(head(form), expected)
     torch.testing.assert_close(ClassHead(12, 3, bias=False)(z).shape, torch.Size((2, 3)))
     assert ClassHead(12, 3, as_map=True)(z).shape == (2, 3, 1, 1)
-
-
-def test_mistakes_of_the_start() -> None:
-    with pytest.raises(RecastError, match=r"no token among the keys: it would take 1/\(n\+1\)"):
-        AttentionPool(12, start="average", cls_in_keys=True)
-    with pytest.raises(RecastError, match=r"start must be paper or average, got 'mean'\."):
-        AttentionPool(12, start="mean")  # type: ignore[arg-type]

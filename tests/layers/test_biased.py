@@ -126,9 +126,7 @@ def forms(case: Any) -> Iterator[tuple[Tensor, list[Tensor]]]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_the_fast_form_is_the_reference(
-    dtype: torch.dtype, random_case: Callable[..., Any], error_of: Callable[..., float]
-) -> None:
+def test_the_fast_form_is_the_reference(dtype: torch.dtype, random_case: Any, error_of: Any) -> None:
     for seed in range(NUM_GEOMETRIES):
         case = random_case(seed, dtype)
         (y, grads), (backends, fast_grads) = forms(case)
@@ -139,9 +137,7 @@ def test_the_fast_form_is_the_reference(
             assert float((fast_grad - grad).abs().max()) <= TOLERANCE[dtype] * scale, case.text
 
 
-def test_the_start_is_the_convolution_in_the_limit(
-    random_case: Callable[..., Any], error_of: Callable[..., float]
-) -> None:
+def test_the_start_is_the_convolution_in_the_limit(random_case: Any, error_of: Any) -> None:
     for seed in range(NUM_GEOMETRIES):
         case = random_case(seed)
         found = find_rule(case.conv)
@@ -167,14 +163,14 @@ def test_offsets_and_windows() -> None:
             assert float(B[0, query, key]) == (row + 3) * 7 + column + 3
 
 
-def test_fused_attention_is_the_shared_one(error_of: Callable[..., float]) -> None:
+def test_fused_attention_is_the_shared_one(error_of: Any) -> None:
     """What runs on a GPU, here by torch's reference implementation."""
     q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
     values, bias = torch.randn(2, 6, 7), torch.randn(3, 4, 6)
     assert error_of(fused_attention(q, k, values, bias), shared_values_attention(q, k, values, bias)) < 1e-6
 
 
-def test_maps_are_what_the_layer_does(error_of: Callable[..., float]) -> None:
+def test_maps_are_what_the_layer_does(error_of: Any) -> None:
     conv, x = nn.Conv2d(3, 2, 3, padding=1).double(), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     layer = layer_for(conv, x, bias_init=2.0)
     w: BiasedWeights = layer.weights(4, 5)

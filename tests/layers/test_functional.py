@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from recast.layers import functional
 from recast.layers.functional import (
-    Gates,
     Weights,
     backends,
     dense,
@@ -101,110 +99,13 @@ def test_golden_attention() -> None:
     )
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("stride", [1, 2])
-def test_golden_layer_with_closed_gates_is_the_convolution(name: str, stride: int) -> None:
-    x, weights, geometry = golden_layer("linear", stride)
-    closed = linear_gates(torch.zeros(9, dtype=torch.float64), torch.zeros(9, dtype=torch.float64))
-    weights = weights._replace(gates=closed, value=torch.eye(4, dtype=torch.float64))
-    expected = torch.nn.functional.conv2d(x, weights.weight, weights.bias, stride, 1)
-    assert float((FUNCTIONS[name](x, weights, geometry) - expected).abs().max()) < 1e-15
-
-
 # --- a second reference that shares no code with the first ----------------------------------------------------------
-
-
-def numpy_gpsa(
-    x: Array, conv: nn.Conv2d, layer: GPSA, padding: tuple[int, int, int, int], attend_padding: bool
-) -> Array:
-    """One image (C, H, W) → (O, I, J), from the formulas with loops over output pixels and heads."""
-    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
-    (rows, columns), (s0, s1), (d0, d1) = conv.kernel_size, conv.stride, conv.dilation
-    channels, outputs, groups = conv.in_channels, conv.out_channels, conv.groups
-    top, bottom, left, right = padding
-    mode = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[conv.padding_mode]
-    ring = ((top, bottom), (left, right))
-    padded = np.stack([np.pad(plane, ring, mode=mode) for plane in x])
-    real = np.pad(np.ones(x.shape[1:], dtype=bool), ring).ravel()
-    height, width = padded.shape[1:]
-    tokens = padded.reshape(channels, -1).T
-    keys_at = np.array([(i, j) for i in range(height) for j in range(width)], dtype=float)
-
-    per_in, per_out = channels // groups, outputs // groups
-    w_val = np.eye(channels)
-    if "value" in p:
-        w_val = np.zeros((channels, channels))
-        for g in range(groups):
-            block = slice(g * per_in, (g + 1) * per_in)
-            w_val[block, block] = p["value"][block].T
-    w_out = np.zeros((rows * columns, channels, outputs))
-    for o in range(outputs):
-        first = (o // per_out) * per_in
-        for h in range(rows * columns):
-            w_out[h, first : first + per_in, o] = p["weight"][o, :, h // columns, h % columns]
-
-    alpha = np.log1p(np.exp(5 * p["raw_alpha"])) / 5
-    width_of_head = p["query"].shape[0] // (rows * columns)
-    c0, c1 = (d0 * (rows - 1)) // 2, (d1 * (columns - 1)) // 2
-    out_rows = (height - d0 * (rows - 1) - 1) // s0 + 1
-    out_columns = (width - d1 * (columns - 1) - 1) // s1 + 1
-    y = np.zeros((outputs, out_rows, out_columns))
-    for i in range(out_rows):
-        for j in range(out_columns):
-            anchor = np.array([i * s0 + c0, j * s1 + c1])
-            query_token = padded[:, anchor[0], anchor[1]]
-            for h in range(rows * columns):
-                tap = (i * s0 + (h // columns) * d0, j * s1 + (h % columns) * d1)
-                shift = np.zeros(len(tokens))
-                shift[tap[0] * width + tap[1]] = 1
-                delta = keys_at - anchor
-                gaussian = softmax(-alpha[h] * ((delta - p["center"][h]) ** 2).sum(1))
-                part = slice(h * width_of_head, (h + 1) * width_of_head)
-                logits = (tokens @ p["key"][part].T) @ (p["query"][part] @ query_token) / math.sqrt(width_of_head)
-                content = softmax(logits if attend_padding else np.where(real, logits, -np.inf))
-                if layer.config.gate == "linear":
-                    gamma, s = p["gamma"][h], p["spread"][h]
-                    attention = (1 - gamma) * ((1 - s) * shift + s * gaussian) + gamma * content
-                else:
-                    sigma = 1 / (1 + math.exp(-p["lam"][h]))
-                    attention = sigma * gaussian + (1 - sigma) * content
-                y[:, i, j] += attention @ tokens @ w_val @ w_out[h]
-    return y if "bias" not in p else y + p["bias"][:, None, None]
-
-
-def softmax(logits: Array) -> Array:
-    exponentials = np.exp(logits - logits.max())
-    return exponentials / exponentials.sum()
-
-
-def padding_of(conv: nn.Conv2d) -> tuple[int, int, int, int]:
-    if conv.padding == "valid":
-        return 0, 0, 0, 0
-    if conv.padding == "same":
-        (t0, t1) = (d * (k - 1) for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
-        return t0 // 2, t0 - t0 // 2, t1 // 2, t1 - t1 // 2
-    p0, p1 = conv.padding
-    return p0, p0, p1, p1
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
     found = find_rule(conv)
     assert found is not None
     return found[1](conv, config)
-
-
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-@pytest.mark.parametrize("attend_padding", [False, True])
-def test_against_loops_in_numpy(
-    gate: Any, attend_padding: bool, random_case: Callable[..., Any], open_gates: Callable[..., GPSA]
-) -> None:
-    for seed in range(1000, 1000 + max(30, NUM_GEOMETRIES // 10)):
-        conv, x, text = random_case(seed)
-        layer = open_gates(recast_layer(conv, RecastConfig(gate=gate, attend_padding=attend_padding)), seed)
-        expected = np.stack([numpy_gpsa(image, conv, layer, padding_of(conv), attend_padding) for image in x.numpy()])
-        for name, function in FUNCTIONS.items():
-            y = function(x, layer.weights(), layer.geometry, conv.groups, attend_padding).detach().numpy()
-            assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"
 
 
 # --- the three ways agree, forward and gradients --------------------------------------------------------------------
@@ -245,8 +146,8 @@ def test_backends_agree_with_random_open_gates(
     dtype: torch.dtype,
     gate: Any,
     attend_padding: bool,
-    random_case: Callable[..., Any],
-    open_gates: Callable[..., GPSA],
+    random_case: Any,
+    open_gates: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers.
@@ -275,9 +176,7 @@ def test_backends_agree_with_random_open_gates(
 
 
 @pytest.mark.parametrize("start", range(0, 60, 20))
-def test_some_heads_only(
-    start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
-) -> None:
+def test_some_heads_only(start: int, random_case: Any, open_gates: Any, error_of: Any) -> None:
     """`split` of the open heads equals all heads when the others are closed, and not when an open one is missing."""
     for seed in range(3000 + start, 3020 + start):
         conv, x, text = random_case(seed)
@@ -300,7 +199,7 @@ def test_some_heads_only(
 
 
 @pytest.mark.parametrize("start", range(0, 100, 50))
-def test_gaussian_is_a_kronecker_product(start: int, random_case: Callable[..., Any]) -> None:
+def test_gaussian_is_a_kronecker_product(start: int, random_case: Any) -> None:
     for seed in range(start, start + 50):
         conv, x, text = random_case(seed)
         g, (height, width) = Geometry.of(conv), x.shape[2:]
@@ -315,7 +214,7 @@ def test_gaussian_is_a_kronecker_product(start: int, random_case: Callable[..., 
 
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-def test_padding_is_masked_out_of_content_alone(mode: Any, open_gates: Callable[..., GPSA]) -> None:
+def test_padding_is_masked_out_of_content_alone(mode: Any, open_gates: Any) -> None:
     geometry = Geometry((3, 3), padding=(1, 1, 1, 1), padding_mode=mode)
     layer = open_gates(GPSA(3, 2, geometry, dtype=torch.float64))
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
@@ -334,19 +233,6 @@ def test_padding_is_masked_out_of_content_alone(mode: Any, open_gates: Callable[
     assert shift.unique().tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_bias_is_added_once_and_nowhere_else(name: str, gate: Any, open_gates: Callable[..., GPSA]) -> None:
-    layer = open_gates(GPSA(4, 6, Geometry((3, 2), (1, 2), (1, 2, 1, 0)), groups=2, config=RecastConfig(gate=gate)))
-    layer = layer.double()
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    bias = 100 * torch.arange(1, 7, dtype=torch.float64)
-    w = layer.weights()
-    with_bias = FUNCTIONS[name](x, w._replace(bias=bias), layer.geometry, 2)
-    without = FUNCTIONS[name](x, w._replace(bias=None), layer.geometry, 2)
-    torch.testing.assert_close(with_bias - without, bias[:, None, None].expand_as(without), rtol=1e-12, atol=0)
-
-
 def test_the_coefficients_of_a_head_sum_to_one() -> None:
     gamma, s = torch.randn(9, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
     shift, gaussian, content = linear_gates(gamma, s)
@@ -357,19 +243,6 @@ def test_the_coefficients_of_a_head_sum_to_one() -> None:
     torch.testing.assert_close(gaussian + content, torch.ones_like(gamma))
     # 1 − σ(λ) is σ(−λ): not rounded to zero where a subtraction would be
     assert float(sigmoid_gates(torch.tensor([40.0])).content) > 0
-
-
-@pytest.mark.parametrize("start", range(0, 60, 30))
-def test_folded_value_is_the_product(start: int, random_case: Callable[..., Any]) -> None:
-    for seed in range(start, start + 30):
-        conv, x, text = random_case(seed)
-        value = torch.randn(conv.in_channels, conv.in_channels // conv.groups, dtype=torch.float64)
-        g = Geometry.of(conv)
-        expected = g.convolve(operands.project_values(x, value, conv.groups), conv.weight, conv.bias, conv.groups)
-        folded = operands.fold_value(conv.weight, value, conv.groups)
-        measured = g.convolve(x, folded, conv.bias, conv.groups)
-        torch.testing.assert_close(measured, expected, rtol=1e-10, atol=1e-10, msg=text)
-        assert operands.fold_value(conv.weight, None, conv.groups) is conv.weight
 
 
 def test_positional_factors_are_at_least_float32() -> None:
@@ -391,19 +264,3 @@ def test_half_precision_positions_reach_across_a_long_map() -> None:
         _, exact = functional.gaussian_factors(center.double(), alpha.double(), geometry, 1, 401)
         assert columns[0].argmax(-1).tolist() == list(range(401))
         assert float((columns - exact).abs().max()) < 1e-6
-
-
-def test_identity_values_are_the_bits_of_the_input() -> None:
-    x = torch.randn(2, 6, 5, 5)
-    assert operands.project_values(x, None, 6) is x
-    assert torch.equal(operands.project_values(x, torch.eye(3).repeat(2, 1), 2), x)
-
-
-def test_gates_carry_gradients_where_they_are_zero() -> None:
-    gamma, s = torch.zeros(9, requires_grad=True), torch.zeros(9, requires_grad=True)
-    gates = linear_gates(gamma, s)
-    assert isinstance(gates, Gates)
-    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))
-    y = split(torch.randn(1, 3, 6, 6), layer.weights()._replace(gates=gates), layer.geometry)
-    grads = torch.autograd.grad(y.square().sum(), [gamma, s])
-    assert all(bool((g != 0).all()) for g in grads)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.functional import backends, maps, operands
+from recast.layers.functional import backends, maps
 from recast.layers.functional.operands import inverse_softplus
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
@@ -50,9 +50,7 @@ def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_starts_as_the_convolution(
-    chunk: int, dtype: torch.dtype, random_case: Callable[..., Any], error_of: Callable[..., float]
-) -> None:
+def test_starts_as_the_convolution(chunk: int, dtype: torch.dtype, random_case: Any, error_of: Any) -> None:
     """Random geometries, forward and gradients, all three backends; `split` gives the convolution's own bits."""
     for seed in range(chunk, NUM_GEOMETRIES, CHUNKS):
         conv, x, text = random_case(seed, dtype)
@@ -67,32 +65,8 @@ def test_starts_as_the_convolution(
                 assert torch.equal(measured[0], expected[0]), text
 
 
-def test_the_random_geometries_cover_what_they_claim(random_case: Callable[..., Any]) -> None:
-    seen = set()
-    for seed in range(500):
-        conv, x, _ = random_case(seed)
-        kernel, geometry = conv.kernel_size, Geometry.of(conv)
-        depthwise = conv.groups == conv.in_channels > 1
-        facts = {
-            "1×1": kernel == (1, 1), "even": kernel[0] % 2 == 0, "rectangular": kernel[0] != kernel[1],
-            "stride": max(conv.stride) > 1, "dilation": max(conv.dilation) > 1,
-            "uneven stride": conv.stride[0] != conv.stride[1], "groups": conv.groups > 1 and not depthwise,
-            "depthwise": depthwise and conv.out_channels == conv.in_channels,
-            "multiplier": depthwise and conv.out_channels > conv.in_channels, conv.padding_mode: True,
-            "string": isinstance(conv.padding, str), "same": conv.padding == "same", "valid": conv.padding == "valid",
-            "pair": not isinstance(conv.padding, str) and len({*conv.padding}) > 1,
-            "asymmetric": geometry.padding[0] != geometry.padding[1], "no bias": conv.bias is None,
-            "not square": x.shape[2] != x.shape[3], "odd": x.shape[2] % 2 == 1, "bias": conv.bias is not None,
-            "O ≠ C": conv.out_channels != conv.in_channels,
-        }  # fmt: skip
-        seen |= {name for name, holds in facts.items() if holds}
-    assert len(seen) == 23, seen
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sigmoid_gate_reaches_the_convolution_in_the_limit(
-    backend: Any, random_case: Callable[..., Any], error_of: Callable[..., float]
-) -> None:
+def test_sigmoid_gate_reaches_the_convolution_in_the_limit(backend: Any, random_case: Any, error_of: Any) -> None:
     """α = λ = 40: what is left of the Gaussian's neighbours and of the content is e^−40."""
     config = RecastConfig(gate="sigmoid", alpha=40.0, lambda_init=40.0, backend=backend)
     for seed in range(100):
@@ -115,9 +89,7 @@ def test_the_papers_start_is_as_far_off_as_the_theory_says(alpha: float, lam: fl
 
 
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_one_state_dict_for_every_size(
-    gate: Any, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
-) -> None:
+def test_one_state_dict_for_every_size(gate: Any, open_gates: Any, error_of: Any) -> None:
     layer = open_gates(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)).double())
     state = {name: value.clone() for name, value in layer.state_dict().items()}
     other = GPSA(3, 4, layer.geometry, config=RecastConfig(gate=gate)).double()
@@ -197,17 +169,6 @@ def test_what_is_alive_at_the_linear_start(backend: Any) -> None:
     assert all(gradients_of(layer).values())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_alive_at_the_sigmoid_start(backend: Any) -> None:
-    """W_key = 0 and W_qry random: the key moves first, then the query."""
-    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate="sigmoid", backend=backend))
-    alive = gradients_of(layer)
-    assert alive == {**dict.fromkeys(alive, True), "query": False}
-    with torch.no_grad():
-        layer.key.add_(layer.key.grad)
-    assert all(gradients_of(layer).values())
-
-
 def test_three_steps_of_training_move_every_parameter() -> None:
     """Gates first, then the key and the Gaussian, then the query: the chain of products has no dead end."""
     layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), dtype=torch.float64)
@@ -235,17 +196,6 @@ def test_gate_range_clamps_and_lets_gradients_in() -> None:
     with torch.no_grad():
         free.gamma.copy_(torch.tensor(start))
     assert free.gates()["gamma"].tolist() == start
-
-
-def test_gate_range_keeps_every_map_convex() -> None:
-    layer = GPSA(2, 2, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate_range=(0.0, 1.0)))
-    with torch.no_grad():
-        layer.gamma.normal_(std=2)
-        layer.spread.normal_(std=2)
-        layer.key.normal_()
-    mix = layer.attention(torch.randn(1, 2, 5, 5)).mix.detach()
-    assert float(mix.min()) >= 0
-    assert float(mix.sum(-1).max()) == pytest.approx(1, abs=1e-5)
 
 
 # --- closed heads ---------------------------------------------------------------------------------------------------
@@ -300,7 +250,7 @@ def test_nothing_is_computed_when_all_heads_are_closed(heads_run: list[int]) -> 
 
 
 @pytest.mark.parametrize("change", ["train", "load", "load assign", "optimiser", "refresh in training", "copy"])
-def test_a_stale_answer_is_never_used(change: str, error_of: Callable[..., float]) -> None:
+def test_a_stale_answer_is_never_used(change: str, error_of: Any) -> None:
     """All heads were closed when somebody looked; then the gates opened. Eval must compute the open ones."""
     layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))
     opened = open_two(copy.deepcopy(layer))
@@ -367,44 +317,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
 # --- folding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", range(0, 100, 50))
-def test_folding_closed_heads_is_exact(
-    start: int, random_case: Callable[..., Any], open_gates: Callable[..., GPSA], error_of: Callable[..., float]
-) -> None:
-    """W_val ≠ I, moved Δ, α, queries and keys: with γ = s = 0 the layer is a convolution all the same."""
-    for seed in range(start, start + 50):
-        conv, x, text = random_case(seed)
-        layer = open_gates(recast_layer(conv), seed)
-        assert layer.fold() is layer, text  # open heads: nothing to fold
-        with torch.no_grad():
-            layer.gamma.zero_()
-            layer.spread.zero_()
-        folded = layer.fold()
-        assert folded is not layer
-        assert not any(isinstance(module, GPSA) for module in folded.modules())
-        assert error_of(folded(x), layer(x)) <= 1e-10, text
-        if conv.groups != conv.in_channels:
-            assert error_of(folded(x), conv(x)) > 1e-6, text  # W_val was folded in
-
-
-def test_a_folded_layer_is_the_convolution_it_came_from(random_case: Callable[..., Any]) -> None:
-    for seed in range(100):
-        conv, x, text = random_case(seed, torch.float32)
-        conv.weight.requires_grad_(seed % 2 == 0)
-        folded = recast_layer(conv.train(seed % 3 == 0)).fold()
-        assert folded.training == conv.training
-        inner = folded if isinstance(folded, nn.Conv2d) else folded[1]
-        assert (inner.weight.requires_grad, inner.weight.dtype) == (conv.weight.requires_grad, torch.float32)
-        assert torch.equal(inner.weight, conv.weight), text
-        torch.testing.assert_close(folded(x), conv(x), msg=text)
-
-
-def test_sigmoid_gates_never_fold() -> None:
-    layer = GPSA(2, 2, Geometry((3, 3)), config=RecastConfig(gate="sigmoid", lambda_init=14.0, alpha=20.0))
-    assert layer.fold(tol=1.0) is layer
-
-
-def test_timm_folds_a_copy(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
+def test_timm_folds_a_copy(open_gates: Any, error_of: Any) -> None:
     closed, opened = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))), GPSA(4, 4, Geometry((3, 3)))
     model = nn.Sequential(closed, nn.ReLU(), open_gates(opened)).eval()
     folded = reparameterize_model(model)
@@ -417,35 +330,11 @@ def test_timm_folds_a_copy(open_gates: Callable[..., GPSA], error_of: Callable[.
 # --- precision, memory, copies, compile -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-@pytest.mark.parametrize("groups", [1, 2, 8])
-def test_autocast_stays_close_to_float32(
-    backend: Any, gate: Any, groups: int, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
-) -> None:
-    config = RecastConfig(gate=gate, backend=backend)
-    layer = open_gates(GPSA(8, 8, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
-    with torch.no_grad():  # sharp content maps turn rounding into other winners; that is not what is tested
-        layer.query.mul_(0.3)
-    x = torch.randn(2, 8, 9, 9)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = layer(x)
-        y.float().square().sum().backward()
-    assert error_of(y.float(), layer(x)) < 3e-2
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
-    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_half_precision_modules_keep_positions_in_float32(
-    dtype: torch.dtype,
-    backend: Any,
-    gate: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    open_gates: Callable[..., GPSA],
-    error_of: Callable[..., float],
+    dtype: torch.dtype, backend: Any, gate: Any, monkeypatch: pytest.MonkeyPatch, open_gates: Any, error_of: Any
 ) -> None:
     layer = open_gates(GPSA(6, 6, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)))
     with torch.no_grad():
@@ -482,7 +371,7 @@ def test_channels_last_is_kept() -> None:
     assert torch.equal(evaluated, expected)
 
 
-def test_a_copy_is_independent_and_equal(open_gates: Callable[..., GPSA]) -> None:
+def test_a_copy_is_independent_and_equal(open_gates: Any) -> None:
     layer = open_gates(GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(head_dim=2)))
     clone = copy.deepcopy(layer)
     x = torch.randn(1, 3, 6, 6)
@@ -499,9 +388,7 @@ def test_a_copy_is_independent_and_equal(open_gates: Callable[..., GPSA]) -> Non
     [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
      ("linear", "auto", "linear")],
 )  # fmt: skip
-def test_compiles_in_one_graph_once_a_size(
-    gate: Any, backend: Any, content: Any, open_gates: Callable[..., GPSA]
-) -> None:
+def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
     config = RecastConfig(
         gate=gate, backend=backend, content=content, gate_range=(-1.0, 1.0) if gate == "linear" else None
     )
@@ -528,17 +415,6 @@ def test_compiles_in_one_graph_once_a_size(
 # --- what a user sees -----------------------------------------------------------------------------------------------
 
 
-def test_attention_is_what_the_layer_does(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
-    layer = open_gates(GPSA(4, 6, Geometry((3, 2), (2, 1), (1, 1, 0, 1)), groups=2)).double()
-    x = torch.randn(2, 4, 7, 5, dtype=torch.float64)
-    maps = layer.attention(x)
-    assert [len(m) for m in maps] == [1, 1, 2, 2]
-    values = layer.geometry.pad(operands.project_values(x, layer.value, 2)).flatten(2)
-    gathered = torch.einsum("bcm,bhnm->bchn", values, maps.mix).unflatten(-1, layer.geometry.output_size(7, 5))
-    y = operands.project_out(gathered, layer.weight.flatten(2), layer.bias, 2)
-    assert error_of(y, layer(x)) <= 1e-10
-
-
 def test_repr_tells_the_story() -> None:
     text = repr(GPSA(8, 16, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=2, bias=False))
     for part in ("8 → 16", "3×3 stride 2 pad 1", "9 heads", "groups=2", "bias=False", "gate=linear", "backend=split"):
@@ -549,14 +425,3 @@ def test_repr_tells_the_story() -> None:
 def test_a_foreign_input_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(RecastError, match=r"GPSA expects \(batch, 3, height, width\), got"):
         GPSA(3, 4, Geometry((3, 3)))(torch.zeros(shape))
-
-
-def test_channels_must_divide_into_groups() -> None:
-    with pytest.raises(RecastError, match="3 groups"):
-        GPSA(4, 6, Geometry((3, 3)), groups=3)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan, math.inf])
-def test_alpha_must_be_positive(alpha: float) -> None:
-    with pytest.raises(RecastError, match="alpha must be a positive number"):
-        RecastConfig(alpha=alpha)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.layers import functional
 from recast.layers.functional import backends, maps
 from recast.layers.functional.streaming import attend, stream
 from recast.layers.geometry import Geometry
@@ -60,12 +58,7 @@ def assert_forms_agree(layer: GPSA, x: Tensor, text: str) -> None:
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("attend_padding", [False, True])
 def test_forms_agree_with_pruned_maps(
-    content: Any,
-    gate: Any,
-    attend_padding: bool,
-    random_case: Callable[..., Any],
-    open_gates: Callable[..., GPSA],
-    monkeypatch: pytest.MonkeyPatch,
+    content: Any, gate: Any, attend_padding: bool, random_case: Any, open_gates: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random choices of Gaussian and content maps, with and without W_val, in chunks of all kinds."""
     config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding)
@@ -101,16 +94,6 @@ def test_the_operator_passes_torchs_own_checks() -> None:
         torch.library.opcheck(attend, (*inputs, *numbers, False, keep))
     inputs = tuple(t.clone().requires_grad_() for t in (values, query, summaries, *tensors[3:]))
     torch.library.opcheck(attend, (*inputs, *numbers, True, False))
-
-
-def test_a_map_that_is_not_there_has_no_parameters() -> None:
-    layer = GPSA(18, 4, PAD_1)
-    layer.prune_((1, 2), (3,))
-    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
-    assert shapes["query"] == shapes["key"] == (2, 18)
-    assert shapes["center"] == (2, 2)
-    assert shapes["spread"] == shapes["raw_alpha"] == (2,)
-    assert shapes["gamma"] == (1,)
 
 
 def saved(layer: GPSA, x: Tensor, form: str) -> int:
@@ -163,7 +146,7 @@ def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("form", ["split", "merged"])
-def test_gradient_checkpointing(form: Any, open_gates: Callable[..., GPSA]) -> None:
+def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
     layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(backend=form)))
     x = torch.randn(2, 6, 7, 5)
     results = []
@@ -179,7 +162,7 @@ def test_gradient_checkpointing(form: Any, open_gates: Callable[..., GPSA]) -> N
 
 @pytest.mark.parametrize("form", ["split", "merged"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_gradients(form: Any, dtype: torch.dtype, open_gates: Callable[..., GPSA]) -> None:
+def test_half_precision_gradients(form: Any, dtype: torch.dtype, open_gates: Any) -> None:
     """Autocast against fp32: about as near as `dense`, whose products are torch's own."""
     layer = open_gates(GPSA(16, 16, PAD_1))
     x = torch.randn(2, 16, 8, 8)
@@ -200,7 +183,7 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, open_gates: Cal
 
 @pytest.mark.parametrize("form", ["split", "merged"])
 @pytest.mark.parametrize("content", ["softmax", "linear"])
-def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Callable[..., GPSA]) -> None:
+def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Any) -> None:
     layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig(backend=form, content=content)))
     assert layer(torch.randn(0, 4, 6, 5)).shape == (0, 5, 6, 5)
     y = layer(torch.randn(3, 4, 1, 1, requires_grad=True))
@@ -208,7 +191,7 @@ def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Callable[.
     y.sum().backward()
 
 
-def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Callable[..., GPSA]) -> None:
+def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any) -> None:
     layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig(content="linear")).double())
     content = layer.attention(torch.randn(2, 18, 5, 6, dtype=torch.float64)).content
     torch.testing.assert_close(content.sum(-1), torch.ones_like(content.sum(-1)))
@@ -216,14 +199,6 @@ def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Cal
     assert int(torch.linalg.matrix_rank(content[0, 0])) == layer.head_dim == 2
     ring = maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
     assert not content[..., ~ring].any()
-
-
-@pytest.mark.parametrize(
-    ("opened", "expected"), [(0, "split"), (1, "split"), (2, "split"), (3, "merged"), (9, "merged")]
-)
-def test_the_choice_follows_the_open_heads(opened: int, expected: str) -> None:
-    assert functional.choose_backend(PAD_1, 1, opened, has_shift=True) == expected
-    assert functional.choose_backend(PAD_1, 4, opened, has_shift=True) == "split"
 
 
 def test_the_layer_says_what_runs() -> None:

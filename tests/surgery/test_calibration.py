@@ -121,9 +121,3 @@ def test_mistakes(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         calibrate_(**arguments)
     assert all(isinstance(layer, GPSA) and layer.bias is None for layer in gpsa_layers(child).values())
-
-
-def test_a_recast_parent_is_refused() -> None:
-    _, child = pair()
-    with pytest.raises(RecastError, match="no convolution at"):
-        calibrate_(child, copy.deepcopy(child), [smooth_images(2)])

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
-from recast.analysis.queries import write_attention
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
 from recast.models.build import build, constructor
 from recast.models.cmhsa_vit import CMHSAViT
 from recast.run.config import DataConfig, ModelConfig, RecastConfig, Recipe
-from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.surgery.apply import recast_layers
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads
 
@@ -118,21 +117,6 @@ def test_costs_are_those_of_the_recast_model() -> None:
     assert "no, gate" in str(plan)
 
 
-def test_the_table_holds_wide_and_high_inputs() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3, padding=1, stride=2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x[..., :8]).mean((2, 3)) + self.conv(x[..., :6, :]).mean((2, 3))
-
-    model, x = Twice(), images(16, 20)
-    plan = recast.plan(model, x, BIAS)
-    assert (plan.steps[0].input, plan.steps[0].output) == ((3, 16, 20), (4, 8, 10))
-    assert recast.verify(copy.deepcopy(model), recast.recast_(model, plan), x).ok()
-
-
 def test_one_step_after_another() -> None:
     parent, child, plan = recast_vit()
     partly = recast.recast_(copy.deepcopy(parent), plan, steps=["blocks.1.mixer"])
@@ -143,14 +127,6 @@ def test_one_step_after_another() -> None:
     assert torch.equal(output(partly, images()), output(child, images()))
     with pytest.raises(RecastError, match=r"blocks.0.mixer is already CMHSA: plan from the parent"):
         recast.plan(child, images(), BIAS)
-
-
-def test_transposed_convolutions_are_left() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1))
-    plan = recast.plan(model, images(8, 8), BIAS)
-    assert [(item.name, item.reason) for item in plan.left] == [
-        ("1", "gate='bias' has no transposed convolutions: leave them, or take gate='linear'")
-    ]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -169,14 +145,6 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
         assert torch.equal(output(loaded, x[..., :16, :]), output(model, x[..., :16, :]))
     with pytest.raises(RecastError, match=r"biases for inputs of up to 6×8 pixels, got 8×8"):
         loaded(images(32, 32))
-
-
-def test_a_plan_comes_back() -> None:
-    _, _, plan = recast_vit(RecastConfig(gate="bias", bias_init=12.5, head_dim=3))
-    assert recast.Plan.from_json(plan.to_json()) == plan
-    older = json.loads(plan.to_json())
-    older["config"] = {"gate": "linear"}  # a file that knows nothing of biases
-    assert recast.Plan.from_json(json.dumps(older)).config == RecastConfig()
 
 
 # --- everything else that meets a recast layer ------------------------------------------------------------------------
@@ -210,13 +178,6 @@ def test_maps_are_recorded() -> None:
     assert torch.equal(found.mix, child.blocks[0].mixer.attention(x))
 
 
-def test_the_reports_maps_are_gpsas(tmp_path: Path) -> None:
-    _, child, _ = recast_vit()
-    assert gpsa_layers(child) == {}
-    with pytest.raises(RecastError, match="has no GPSA layer"):
-        write_attention(tmp_path / "attention.npz", child, images(), [0, 1], ["a", "b"])
-
-
 def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
     from recast.evaluation.run_folder import evaluate_run, open_run
     from recast.training.run import train
@@ -235,15 +196,3 @@ def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
     layer = open_run(folder).models["recast"].get_submodule("layer3.1.conv1")
     assert isinstance(layer, CMHSA)
     assert layer.key.detach().abs().max() > 0  # trained
-
-
-def test_parameters_of_the_same_group_as_gpsas() -> None:
-    """Biases and W_val never decay; the projections do."""
-    _, child, _ = recast_vit()
-    names = {id(p): name for name, p in child.named_parameters()}
-    groups = {g["name"]: {names[id(p)] for p in g["params"]} for g in recast.param_groups(child)}
-    assert set(groups) == {"decay", "no_decay"}
-    for name in ("value", "relative_bias", "bias"):
-        assert f"blocks.1.mixer.{name}" in groups["no_decay"]
-    for name in ("weight", "query", "key"):
-        assert f"blocks.1.mixer.{name}" in groups["decay"]

