@@ -38,7 +38,7 @@ from torch import Tensor, nn
 import recast.layers.attention_pool
 from recast.run.config import PoolConfig
 from recast.surgery.pooling.swap import attention_pools, swap_
-from recast.zoo.subjects import architectures, skeleton, spatial_convolutions, subject
+from recast.zoo.architectures import architectures, instantiate, skeleton, spatial_convolutions
 
 OUT = Path(__file__).parents[1] / "results" / "pooling_zoo.csv"
 TOLERANCE = 1e-4
@@ -99,7 +99,7 @@ def _examine(name: str, row: Row) -> None:
     row.is_convnet = bool(spatial_convolutions(bare))
     parameters = sum(p.numel() for p in bare.parameters())
     del bare
-    found = subject(name)
+    found = instantiate(name)
     x = found.inputs[0]
     row.size = "×".join(map(str, found.size))
     logits = found.model(x)
@@ -155,7 +155,7 @@ def main() -> int:
     _write(options.out, list(known.values()))
     waiting = sorted((name for name in architectures(options.only) if name not in known), key=_expected_cost)
     context = get_context("forkserver")
-    context.set_forkserver_preload(["recast.zoo.subjects", "recast.surgery.pooling.swap"])
+    context.set_forkserver_preload(["recast.zoo.architectures", "recast.surgery.pooling.swap"])
     with ProcessPoolExecutor(options.workers, context, max_tasks_per_child=1) as processes:
         jobs = {processes.submit(examine, name): name for name in waiting}
         for number, job in enumerate(as_completed(jobs), 1):

@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py                  # writes results/zoo.csv; goes on where it was stopped
 
-The command is `recast zoo --out results/zoo.csv --workers 2`; `recast.zoo.examine.ZooRow` says what the columns are.
+The command is `recast zoo --out results/zoo.csv --workers 2`; `recast.zoo.rows.ZooRow` says what the columns are.
 """
 
 from __future__ import annotations

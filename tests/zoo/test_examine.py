@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,23 +12,26 @@ from torch import nn
 from recast.layers import functional
 from recast.layers.functional import backends
 from recast.zoo import examine as examining
+from recast.zoo.architectures import Instance, spatial_convolutions
 from recast.zoo.examine import examine
-from recast.zoo.subjects import Subject, spatial_convolutions
 
 SAMPLE = """
-    timm:resnet18 timm:seresnet33ts timm:resnetv2_50x1_bit timm:resnetblur50 timm:res2net50_26w_4s timm:resnest14d
-    timm:skresnet18 timm:dla34 timm:densenet121 timm:hrnet_w18_small timm:inception_v3 timm:xception41
-    timm:mobilenetv3_small_050 timm:mobilenetv4_conv_small timm:tf_efficientnet_b0 timm:efficientnet_cc_b0_4e
-    timm:tf_mixnet_s timm:ghostnetv2_100 timm:repvgg_a0 timm:mobileone_s0 timm:regnety_002 timm:nf_regnet_b0
-    timm:eca_nfnet_l0 timm:dm_nfnet_f0 timm:convnextv2_atto timm:inception_next_atto timm:lowformer_b0
-    timm:lambda_resnet26t timm:botnet26t_256 timm:fastvit_t8 timm:edgenext_xx_small timm:mobilevit_xxs timm:pvt_v2_b0
-    timm:levit_128s timm:davit_tiny timm:visformer_tiny torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1
+    timm:skresnet18 timm:resnest14d timm:densenet121 timm:mobilenetv3_small_050 timm:regnety_002 timm:nf_regnet_b0
+    timm:convnextv2_atto timm:inception_next_atto timm:lambda_resnet26t timm:edgenext_xx_small timm:pvt_v2_b0
+    timm:levit_128s timm:visformer_tiny torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1
     torchvision:lraspp_mobilenet_v3_large torchvision:ssdlite320_mobilenet_v3_large
+""".split()
+LARGER = """
+    timm:resnet18 timm:seresnet33ts timm:resnetv2_50x1_bit timm:resnetblur50 timm:res2net50_26w_4s timm:dla34
+    timm:hrnet_w18_small timm:inception_v3 timm:xception41 timm:mobilenetv4_conv_small timm:tf_efficientnet_b0
+    timm:efficientnet_cc_b0_4e timm:tf_mixnet_s timm:ghostnetv2_100 timm:repvgg_a0 timm:mobileone_s0 timm:eca_nfnet_l0
+    timm:dm_nfnet_f0 timm:lowformer_b0 timm:botnet26t_256 timm:fastvit_t8 timm:mobilevit_xxs timm:davit_tiny
     torchvision:keypointrcnn_resnet50_fpn
 """.split()
+SLOW = bool(os.environ.get("RECAST_SLOW"))
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [*SAMPLE, *(LARGER if SLOW else ())])
 def test_a_sample_of_the_zoo_is_recast_exactly(name: str) -> None:
     row = examine(name)
     assert row.status in ("exact", "exact_fp64"), row
@@ -57,12 +61,12 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`examine` with a network of the test's own."""
 
     def with_network(make: Any) -> Any:
-        def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+        def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
             torch.manual_seed(0)
-            return Subject(make().eval().to(dtype), (torch.randn(2, 3, 12, 16).to(dtype),), (12, 16))
+            return Instance(make().eval().to(dtype), (torch.randn(2, 3, 12, 16).to(dtype),), (12, 16))
 
         monkeypatch.setattr(examining, "skeleton", lambda name: make())
-        monkeypatch.setattr(examining, "subject", subject)
+        monkeypatch.setattr(examining, "instantiate", instantiate)
         return examine("mine")
 
     return with_network

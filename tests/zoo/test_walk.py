@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recast.errors import RecastError
 from recast.zoo import walk as walking
-from recast.zoo.examine import ZooRow
-from recast.zoo.subjects import architectures
-from recast.zoo.summary import summary
-from recast.zoo.walk import _finished, _Job, _start_some, read_zoo, walk, write_zoo
+from recast.zoo.architectures import architectures
+from recast.zoo.rows import ZooRow, read_zoo, summary, write_zoo
+from recast.zoo.walk import Job, next_name, walk
 
 NAMES = ["torchvision:swin_t", "timm:efficientvit_m0", "torchvision:r3d_18"]
 
@@ -23,18 +21,16 @@ NAMES = ["torchvision:swin_t", "timm:efficientvit_m0", "torchvision:r3d_18"]
 def test_rows_are_appended_and_not_computed_again(tmp_path: Path) -> None:
     out = tmp_path / "zoo.csv"
     seen: list[str] = []
-    first = walk(NAMES[:1], out, done=lambda row: seen.append(row.model))
+    write_zoo(out, [ZooRow(NAMES[0], "no spatial convolution")])
     rows = walk(NAMES, out, workers=2, done=lambda row: seen.append(row.model))
-    assert sorted(seen) == sorted(NAMES)  # the first was not run again
+    assert sorted(seen) == sorted(NAMES[1:])  # the first was not run again
     assert [row.model for row in rows] == NAMES
     assert [row.status for row in rows] == ["no spatial convolution", "exact", "no two-dimensional convolution"]
-    assert first[0].status == rows[0].status
     assert {row.model for row in read_zoo(out)} == set(NAMES)
     found = rows[1]
     assert found.last_split_bitwise is True
     assert 0 < found.last_dense_error < 1e-5  # type: ignore[operator]
     assert found.peak_gib > 0
-    assert found.seconds > 0
     write_zoo(out, reversed(read_zoo(out)))
     assert [row.model for row in read_zoo(out)] == sorted(NAMES)
 
@@ -49,43 +45,31 @@ def test_a_row_survives_the_file(tmp_path: Path) -> None:
         read_zoo(tmp_path / "other.csv")
 
 
-@pytest.mark.parametrize(("target", "cause"), [(os._exit, "ended with code 3"), (time.sleep, "took longer than")])
-def test_a_process_that_dies_or_hangs_leaves_a_row(target: Any, cause: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(3 if target is os._exit else 60,))
-    started = time.monotonic() - (0 if target is os._exit else 100)
-    process.start()
-    if target is os._exit:
-        sender.close()  # as `walk` does: the child holds the other end, and here it is dead
-    row = None
-    while row is None:
-        row = _finished(_Job("timm:x", process, receiver, started, 0), timeout=90)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("timeout", "cause"), [(0.2, "took longer than"), (60.0, "was killed")])
+def test_a_process_that_hangs_or_dies_leaves_a_row(tmp_path: Path, timeout: float, cause: str) -> None:
+    others = set(multiprocessing.active_children())
+
+    def kill() -> None:
+        while not (started := set(multiprocessing.active_children()) - others):
+            time.sleep(0.01)
+        started.pop().kill()
+
+    if timeout == 60.0:
+        threading.Thread(target=kill).start()
+    (row,) = walk(["timm:dm_nfnet_f0"], tmp_path / "zoo.csv", timeout=timeout)
     assert row.status == "failed"
     assert cause in row.cause
-    assert not process.is_alive()
+    assert read_zoo(tmp_path / "zoo.csv") == [row]
 
 
 def test_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest waits until it is alone; smaller ones go before it."""
-
-    class Process:
-        def start(self) -> None: ...
-
-    class Context:
-        def Pipe(self, duplex: bool) -> Any:
-            return multiprocessing.Pipe(duplex)
-
-        def Process(self, **_: Any) -> Process:
-            return Process()
-
-    monkeypatch.setattr(walking, "_needed", {"a": 6, "big": 30, "b": 3}.__getitem__)
-    waiting, running = ["a", "big", "b"], []
-    _start_some(waiting, running, {}, Context(), workers=3, memory=10)
-    assert [job.name for job in running] == ["a", "b"]
-    running.clear()
-    _start_some(waiting, running, {}, Context(), workers=3, memory=10)
-    assert [job.name for job in running] == ["big"]
+    needs = {"a": 6, "big": 30, "b": 3}
+    monkeypatch.setattr(walking, "needed", needs.__getitem__)
+    running = [Job("a", 6, 0.0)]
+    assert next_name(["big", "b"], running, workers=3, memory=10) == "b"
+    assert next_name(["big"], running, workers=3, memory=10) is None
+    assert next_name(["big"], [], workers=3, memory=10) == "big"
 
 
 def test_globs_of_names() -> None:
@@ -102,8 +86,5 @@ def test_the_summary_names_what_falls_short() -> None:
     exact.control, exact.all_recast = 0.3, 5
     rows = [exact, ZooRow("timm:b", "vacuous", "moves nothing"), ZooRow("timm:c", "no spatial convolution")]
     text = summary([*rows, ZooRow("torchvision:d", "failed", "an error")])
-    assert "timm: 1 of 2 architectures with a spatial convolution recast exactly" in text
-    assert "1 of 3 have none" in text
-    assert "timm:b: vacuous, moves nothing" in text
-    assert "torchvision: 0 of 1" in text
-    assert "torchvision:d: failed, an error" in text
+    for part in ("timm: 1 of 2 arch", "1 of 3 have none", "timm:b: vacuous, moves nothing", "torchvision: 0 of 1"):
+        assert part in text

@@ -14,7 +14,7 @@ from recast.errors import RecastError
 from recast.run.fields import Count, Positive
 
 if TYPE_CHECKING:
-    from recast.zoo.examine import ZooRow
+    from recast.zoo.rows import ZooRow
 
 EXAMPLES = """  recast zoo 'timm:resnet*' --out resnets.csv
   recast zoo --workers 2 --out results/zoo.csv          (all 1,500: hours; Ctrl-C, and the same command goes on)
@@ -53,9 +53,9 @@ def run(argv: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise RecastError(f"the folder of --out does not exist: {out.parent}")
 
-    from recast.zoo.subjects import architectures
-    from recast.zoo.summary import EXACT, NOTHING, summary
-    from recast.zoo.walk import read_zoo, walk, write_zoo
+    from recast.zoo.architectures import architectures
+    from recast.zoo.rows import EXACT, NOTHING, read_zoo, summary, write_zoo
+    from recast.zoo.walk import walk
 
     names = architectures(options.patterns)
     if out.exists():
@@ -79,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _progress(names: list[str], out: Path) -> _Lines:
-    from recast.zoo.walk import read_zoo
+    from recast.zoo.rows import read_zoo
 
     known = {row.model for row in read_zoo(out)} if out.exists() else set()
     return _Lines(len(names), len(known & set(names)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +22,8 @@ from recast.surgery.planning import plan
 from recast.surgery.verify import Trace, full_precision, relative_error, swapped_heads, trace, use_backend, verify
 from recast.tracing.hooks import captured_inputs
 from recast.tracing.observe import Example, batch_of, run_example
-from recast.zoo.subjects import Subject, skeleton, spatial_convolutions, subject
+from recast.zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
+from recast.zoo.rows import ZooRow
 
 TOLERANCE = 1e-4
 """Relative error of the outputs in fp32; what exceeds it must keep to FP64_TOLERANCE in fp64."""
@@ -40,43 +39,6 @@ MANY_MACS = 4e9
 OPEN_LAYERS = 6
 """Layers of different shapes whose heads are opened at random, to compare `split` with `reference`."""
 OPEN_MACS = 5e9
-
-
-@dataclass
-class ZooRow:
-    """What was found about one architecture. Errors are relative, max|a − b| / max|b|; empty: not run."""
-
-    model: str
-    status: str
-    """exact, exact_fp64, vacuous, inexact, failed, or why there is nothing to recast."""
-    cause: str = ""
-    size: str = ""
-    parameters: int = 0
-    spatial_convolutions: int = 0
-    last_recast: int = 0
-    """Layers of the last stage that became GPSA."""
-    last_left: str = ""
-    """Convolutions with more than one tap that it left, by reason."""
-    last_split_bitwise: bool | str = ""
-    last_split_error: float | str = ""
-    last_dense_error: float | str = ""
-    last_dense_layer_error: float | str = ""
-    control: float | str = ""
-    """How far two swapped taps of the first recast layer move the outputs."""
-    open_layers: int = 0
-    open_error: float | str = ""
-    """Largest error of split against reference over layers with random open heads."""
-    all_recast: int = 0
-    all_left: str = ""
-    all_split_bitwise: bool | str = ""
-    all_split_error: float | str = ""
-    all_dense_error: float | str = ""
-    all_dense_layer_error: float | str = ""
-    error_fp64: float | str = ""
-    """Largest output error of both steps in double precision, where fp32 exceeded the tolerance."""
-    seconds: float = 0.0
-    peak_gib: float = 0.0
-    """Largest resident memory above that of the imports."""
 
 
 def examine(name: str) -> ZooRow:
@@ -105,7 +67,7 @@ def _examine(name: str, row: ZooRow) -> None:
         row.status, row.cause = "no two-dimensional convolution", ", ".join({type(m).__name__ for m in convolutions})
         return
     del bare
-    found = subject(name)
+    found = instantiate(name)
     row.size = "×".join(map(str, found.size))
     torch.manual_seed(1)  # of the queries
     _last_stage_then_everything(found, row)
@@ -113,12 +75,12 @@ def _examine(name: str, row: ZooRow) -> None:
         del found
         twice = ZooRow(name, "failed")
         torch.manual_seed(1)
-        _last_stage_then_everything(subject(name, torch.float64), twice)
-        row.error_fp64 = max(_errors(twice))
+        _last_stage_then_everything(instantiate(name, torch.float64), twice)
+        row.error_fp64 = max(twice.output_errors())
         row.status = "exact_fp64" if row.error_fp64 <= FP64_TOLERANCE else "inexact"
 
 
-def _last_stage_then_everything(found: Subject, row: ZooRow) -> None:
+def _last_stage_then_everything(found: Instance, row: ZooRow) -> None:
     model, one = found.model, found.example(1)
     last = _last_stage(model, one)
     everything = _everything(model, one, row)
@@ -131,9 +93,7 @@ def _last_stage_then_everything(found: Subject, row: ZooRow) -> None:
     row.last_recast, row.last_left = len(last.steps), _left(last, model)
     row.all_left = _left(everything, model) if everything else row.all_left
     model = recast_(model, last)
-    row.last_split_bitwise, row.last_split_error, row.last_dense_error, row.last_dense_layer_error = _verify(
-        model, last, parent_last, batch
-    )
+    _verify(row, "last", model, last, parent_last, batch)
     if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
         with swapped_heads(refresh_gates_(model)):  # closed heads add nothing, with other weights either
             row.control = verify(parent_last, model, batch, backend="split").max_relative_error
@@ -144,14 +104,11 @@ def _last_stage_then_everything(found: Subject, row: ZooRow) -> None:
         rest = [step.name for step in everything.steps if step.name not in taken]
         model = recast_(model, everything, steps=rest) if rest else model
         row.all_recast = len(gpsa_layers(model))
-        row.all_split_bitwise, row.all_split_error, row.all_dense_error, row.all_dense_layer_error = _verify(
-            refresh_gates_(model), everything, parent_all, one
-        )
-
+        _verify(row, "all", refresh_gates_(model), everything, parent_all, one)
     if not isinstance(row.control, float) or row.control <= 100 * CONTROLLED:
         row.status, row.cause = "vacuous", f"two swapped taps move the outputs by {row.control or 'nothing'}"
     else:
-        row.status = "exact" if max(_errors(row)) <= TOLERANCE else "inexact"
+        row.status = "exact" if max(row.output_errors()) <= TOLERANCE else "inexact"
 
 
 def _last_stage(model: nn.Module, example: Example) -> Plan:
@@ -169,18 +126,23 @@ def _everything(model: nn.Module, example: Example, row: ZooRow) -> Plan | None:
         return None
 
 
-def _verify(
-    model: nn.Module, planned: Plan, parent: Trace, batch: Example
-) -> tuple[bool, float, float | str, float | str]:
-    """Split bitwise, split's error, dense's error at the output and at the worst layer (empty: maps too large)."""
-    largest = max(4 * batch_of(batch) * step.geometry.num_heads * step.queries * step.keys for step in planned.steps)
+def _verify(row: ZooRow, step: str, model: nn.Module, planned: Plan, parent: Trace, batch: Example) -> None:
+    """Fill in the row: whether split is bitwise, its error, dense's at the output and at the worst layer.
+
+    Dense's stay empty where the attention maps would be too large.
+    """
+    maps = [batch_of(batch) * step.geometry.num_heads * step.queries * step.keys for step in planned.steps]
+    largest = 4 * max(maps)
     if largest > MAP_BYTES:
         refresh_gates_(model)
     split = verify(parent, model, batch, backend="split")
-    if largest > MAP_BYTES:
-        return split.bitwise, split.max_relative_error, "", ""
-    dense = verify(parent, model, batch, backend="dense")
-    return split.bitwise, split.max_relative_error, dense.max_relative_error, max(dense.layers.values(), default=0.0)
+    found: dict[str, Any] = {"split_bitwise": split.bitwise, "split_error": split.max_relative_error}
+    if largest <= MAP_BYTES:
+        dense = verify(parent, model, batch, backend="dense")
+        found["dense_error"] = dense.max_relative_error
+        found["dense_layer_error"] = max(dense.layers.values(), default=0.0)
+    for name, value in found.items():
+        setattr(row, f"{step}_{name}", value)
 
 
 def _left(planned: Plan, model: nn.Module) -> str:
@@ -190,12 +152,6 @@ def _left(planned: Plan, model: nn.Module) -> str:
     said = [reason for reason in spatial if not reason.startswith("before the last")]
     reasons = Counter(re.split(r":| \(", reason)[0] for reason in said)
     return "; ".join(f"{count}× {reason}" for reason, count in reasons.items())
-
-
-def _errors(row: ZooRow) -> list[float]:
-    """The errors at the output that were measured."""
-    found = (row.last_split_error, row.last_dense_error, row.all_split_error, row.all_dense_error)
-    return [error for error in found if isinstance(error, float)]
 
 
 @torch.no_grad()
@@ -211,11 +167,11 @@ def _open_error(model: nn.Module, example: Any) -> tuple[int, float | str]:
             chosen.setdefault(f"{layer} {tuple(inputs[name].shape)}", (layer, inputs[name]))
     errors: list[float] = []
     for layer, x in list(chosen.values())[:OPEN_LAYERS]:
-        with _opened(layer), full_precision():
-            outputs = []
-            for backend in ("split", "reference"):
-                with use_backend(layer, backend):
-                    outputs.append(layer(x))
+        opened = _opened(layer)
+        outputs = []
+        for backend in ("split", "reference"):
+            with use_backend(opened, backend), full_precision():
+                outputs.append(opened(x))
         errors.append(relative_error(*outputs))
     return len(errors), max(errors, default="")
 
@@ -228,18 +184,13 @@ def _reference_macs(layer: GPSA, x: Tensor) -> float:
     return float(len(x) * layer.num_heads * per_head)
 
 
-@contextmanager
-def _opened(layer: GPSA) -> Iterator[None]:
-    """Random gates, keys and locality for the time of the block."""
-    changed = (layer.gamma, layer.spread, layer.key, layer.raw_alpha)
-    kept = [parameter.detach().clone() for parameter in changed]
+def _opened(layer: GPSA) -> GPSA:
+    """A copy with random gates, keys and locality."""
+    opened = copy.deepcopy(layer)
+    changed = (opened.gamma, opened.spread, opened.key, opened.raw_alpha)
     for parameter, std in zip(changed, (0.3, 0.3, 0.02, 0.3), strict=True):
         parameter.add_(torch.randn_like(parameter), alpha=std)
-    try:
-        yield
-    finally:
-        for parameter, before in zip(changed, kept, strict=True):
-            parameter.copy_(before)
+    return opened
 
 
 def _peak_bytes() -> int:

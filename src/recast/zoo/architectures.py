@@ -1,4 +1,4 @@
-"""An architecture as the walk runs it: random weights, a small input that it accepts, its convolutional part."""
+"""Architectures of timm and torchvision, each with random weights and a small input that it accepts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast.errors import RecastError, suggest
+from recast.models.build import create
 from recast.surgery.rules import is_convolution
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.select import is_spatial
@@ -26,7 +27,7 @@ SEED = 0
 
 
 @dataclass
-class Subject:
+class Instance:
     """A network in eval mode, a batch for it, and the size of an image in pixels (rows, columns)."""
 
     model: nn.Module
@@ -52,35 +53,31 @@ def architectures(patterns: list[str]) -> list[str]:
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def on_meta_device(name: str) -> nn.Module:
+    """The network on the meta device: its modules and sizes, no values."""
+    with torch.device("meta"):
+        return _create(name, {})
+
+
 def skeleton(name: str) -> nn.Module:
     """The network without values, on the meta device, or as it is where its constructor reads a tensor (RegNet)."""
     try:
         return on_meta_device(name)
     except NotImplementedError:
-        return _create_quietly(name, {})
-
-
-def on_meta_device(name: str) -> nn.Module:
-    """The network on the meta device: its modules and sizes, no values."""
-    with torch.device("meta"):
-        return _create_quietly(name, {})
+        return _create(name, {})
 
 
 def spatial_convolutions(model: nn.Module) -> list[nn.Module]:
-    """Convolutions of images with more than one tap that are no patch embedding (kernel = stride, no padding)."""
+    """Convolutions of images, larger than 1×1, that are no patch embedding (kernel = stride, no padding)."""
     return [m for m in model.modules() if is_convolution(m) and is_spatial(m) and not _embeds_patches(m)]
 
 
-def _embeds_patches(module: nn.Module) -> bool:
-    kernel, stride, padding = (getattr(module, a, None) for a in ("kernel_size", "stride", "padding"))
-    return kernel is not None and kernel == stride and not any(_as_tuple(padding))
+def _embeds_patches(module: Any) -> bool:
+    unpadded = getattr(module, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0))
+    return unpadded and getattr(module, "kernel_size", None) == getattr(module, "stride", ())
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
     """The network with telling random weights, at the smallest input that runs. Raises `RecastError` if none does.
 
     The same name gives the same weights and the same images, in any dtype.
@@ -92,34 +89,25 @@ def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
             if model is None or built != kwargs:
                 model, built = None, kwargs
                 torch.manual_seed(SEED)
-                model = _create_quietly(name, kwargs).eval()
+                model = _create(name, kwargs).eval()
             inputs = _inputs(name, model, size)
             torch.manual_seed(SEED + 1)
             randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images
-            return Subject(model.to(dtype), tuple(image.to(dtype) for image in inputs), size)
+            return Instance(model.to(dtype), tuple(image.to(dtype) for image in inputs), size)
         except Exception as error:  # whatever a network says to a size that it does not take
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     raise RecastError(f"{name} runs at no size that was tried; the last said {reason}")
 
 
-def _create_quietly(name: str, kwargs: dict[str, Any]) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _create(name, kwargs)
-
-
 def _create(name: str, kwargs: dict[str, Any]) -> nn.Module:
     source, _, bare = name.partition(":")
-    if source == "timm":
-        return timm.create_model(bare, **kwargs)
-    module = torchvision_models.get_model_builder(bare).__module__
-    if any(part in module for part in ("detection", "segmentation")):
-        kwargs = kwargs | {"weights_backbone": None}
-    if "inception" in bare or "googlenet" in bare:
+    if source == "torchvision" and ("inception" in bare or "googlenet" in bare):
         kwargs = kwargs | {"init_weights": False}  # scipy would draw every weight
-    model = torchvision_models.get_model(bare, weights=None, **kwargs)
-    return DetectionParts(model) if "detection" in module else model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = create(source, bare, kwargs, pretrained=False)
+    return DetectionParts(model) if "detection" in type(model).__module__ else model
 
 
 def _candidates(name: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
