@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.run.files import replaced
 from recast.surgery.apply import recast_, refresh_gates_
-from recast.surgery.plan import Plan
+from recast.surgery.plan import Plan, plan_of
 
 KEY = "recast"
 
@@ -39,8 +39,8 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
 
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_constructor(constructor)
-    plan = getattr(model, "recast_plan", None)
-    header = {"constructor": constructor, "plan": plan.to_json() if isinstance(plan, Plan) else None}
+    plan = plan_of(model)
+    header = {"constructor": constructor, "plan": None if plan is None else plan.to_json()}
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():

@@ -16,9 +16,9 @@ from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
-from recast.surgery.apply import applied_plan, gpsa_layers, param_groups, recast_, refresh_gates_
+from recast.surgery.apply import gpsa_layers, param_groups, recast_, refresh_gates_
 from recast.surgery.folding.model import fold_
-from recast.surgery.plan import Fold, Plan
+from recast.surgery.plan import Fold, Plan, applied_plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
 from recast.surgery.rules import registry

@@ -15,9 +15,9 @@ from recast.io import load, save
 from recast.layers.functional import gather
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.surgery.apply import applied_plan, gpsa_layers, recast_
+from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.plan import Plan
+from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
 
 SOFT = RecastConfig(gate="sigmoid")

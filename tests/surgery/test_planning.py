@@ -233,7 +233,7 @@ def test_json_round_trip(config: RecastConfig) -> None:
 
 def test_json_holds_what_a_report_reads() -> None:
     document = json.loads(plan(small(), X).to_json())
-    assert document["version"] == 4
+    assert document["version"] == 5
     step = document["steps"][0]
     assert step["kernel"] == [3, 3]
     assert step["fold"] is None
@@ -274,7 +274,7 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
 
 @pytest.mark.parametrize("text", ["", "{", "weights"])
 def test_text_that_is_no_json_is_refused(text: str) -> None:
-    with pytest.raises(RecastError, match="this is not a plan"):
+    with pytest.raises(RecastError, match="not a plan"):
         Plan.from_json(text)
 
 
@@ -382,11 +382,11 @@ def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str
     [
         (lambda d: d["steps"].append(dict(d["steps"][0])), "twice"),
         (lambda d: d["steps"].append("layer1"), "needs the name of its layer"),
-        (lambda d: d["config"].update(head_dims=3), "config cannot be read.*head_dim"),
+        (lambda d: d["config"].update(head_dims=3), "unknown key config.head_dims.*head_dim"),
         (lambda d: d["config"].update(alpha=-1), "alpha must be a positive number"),
-        (lambda d: d.update(version=1), "no plan of version|not a plan of version"),
+        (lambda d: d.update(version=1), "version 1, expected"),
         (lambda d: d.update(steps=3), "not a plan"),
-        (lambda d: d.update(pool={"kinds": "single"}), "pool cannot be read.*kind"),
+        (lambda d: d.update(pool={"kinds": "single"}), "unknown key pool.kinds.*kind"),
         (lambda d: d.update(pool={"kind": "two"}), "pool.kind must be one of"),
     ],
 )

@@ -13,8 +13,7 @@ from recast.errors import RecastError
 from recast.run.config import RecastConfig
 from recast.surgery.budget import Budget, Limit
 from recast.surgery.planning import plan
-from recast.surgery.select import is_spatial, select
-from recast.tracing.observe import Call, Observation, observe
+from recast.surgery.select import is_spatial
 
 LAST_STAGE = {
     "resnet18": ["layer4.0.conv1", "layer4.0.conv2", "layer4.1.conv1", "layer4.1.conv2"],
@@ -31,9 +30,8 @@ def test_last_stage_of_known_networks(name: str, size: tuple[int, int]) -> None:
     """Every spatial convolution at the smallest size, and the strided one that enters it."""
     with torch.device("meta"):
         model = timm.create_model(name)
-    convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
-    seen = observe(model, torch.zeros(1, 3, *size, device="meta"), set(convolutions))
-    assert select(None, model, convolutions, seen).names == LAST_STAGE[name]
+    planned = plan(model, torch.zeros(1, 3, *size, device="meta"))
+    assert [step.name for step in planned.steps] == LAST_STAGE[name]
 
 
 class Model(nn.Module):
@@ -151,10 +149,15 @@ def test_spatial_means_more_than_one_tap() -> None:
 
 
 def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
-    convolutions: dict[str, nn.Module] = {"a": nn.Conv2d(1, 1, 3), "b": nn.Conv2d(1, 1, 3)}
-    calls = {"a": [Call((1, 1, 9, 9), (1, 1, 7, 7)), Call((1, 1, 4, 4), (1, 1, 2, 2))]}
-    calls["b"] = [Call((1, 1, 5, 5), (1, 1, 3, 3))]
-    assert select(None, nn.Module(), convolutions, Observation(calls)).names == ["b"]
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(self.a(x)[..., :4, :4]).sum() + self.b(x[..., :5, :5]).sum()
+
+    assert [step.name for step in plan(Shared(), X).steps] == ["b"]
 
 
 @pytest.mark.parametrize(

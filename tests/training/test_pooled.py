@@ -17,7 +17,8 @@ from torch import nn
 
 from recast.io import load
 from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
-from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.apply import gpsa_layers
+from recast.surgery.plan import applied_plan
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
 from recast.training.distributed import Interrupted
 from recast.training.metrics import read_metrics

@@ -35,7 +35,8 @@ from recast.run.config import (
     RegularizationConfig,
 )
 from recast.run.recipe import load_recipe
-from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.apply import gpsa_layers
+from recast.surgery.plan import applied_plan
 from recast.training import loop
 from recast.training import run as run_module
 from recast.training.distributed import Interrupted

@@ -80,11 +80,9 @@ def read_edited(path: str) -> Edited:
     from recast.surgery.plan import Plan
 
     try:
-        return Plan.read_edited(Path(path).read_text(encoding="utf-8"))
+        return Plan.read_edited(Path(path).read_text(encoding="utf-8"), path)
     except UnicodeDecodeError:
         raise RecastError(f"{path} is no plan: write one with recast plan MODEL --out FILE") from None
-    except RecastError as error:
-        raise RecastError(f"{path}: {error}") from None
 
 
 def run(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 
@@ -40,7 +40,7 @@ def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Re
 
     Raises RecastError naming the key for an unknown one or a value of the wrong type. `source` names the recipe there.
     """
-    return _read(Recipe, found, source, "")
+    return read_fields(Recipe, found, source)
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -97,18 +97,33 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _read(kind: type[T], found: Mapping[str, Any], source: str, prefix: str) -> T:
-    hints, values = field_types(kind), dict[str, Any]()
-    for key, value in found.items():
-        if key not in hints:
-            raise RecastError(f"{source}: unknown key {prefix}{key}.{suggest(str(key), hints)}")
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping | None):
-                raise RecastError(f"{source}: {prefix}{key} must be a mapping, got {value!r}")
-            values[key] = _read(hint, value or {}, source, f"{prefix}{key}.")  # type: ignore[arg-type]
+def read_fields(kind: type[T], found: Mapping[str, Any], source: str) -> T:
+    """A dataclass, and the dataclasses in it, of plain data; what is left out has its default.
+
+    Raises RecastError, naming `source` and the key, for an unknown key or a value of the wrong type.
+    """
     try:
-        values |= {key: read_value(hints[key], found[key], prefix + key) for key in found if key not in values}
-        return kind(**values)
+        return _read(kind, found, "")
     except RecastError as error:
         raise RecastError(f"{source}: {error}") from None
+
+
+def _read(kind: type[T], found: Mapping[str, Any], prefix: str) -> T:
+    hints = field_types(kind)
+    for key in found:
+        if key not in hints:
+            raise RecastError(f"unknown key {prefix}{key}.{suggest(str(key), hints)}")
+    return kind(**{key: _field(hints[key], value, prefix + key) for key, value in found.items()})
+
+
+def _field(hint: Any, value: Any, name: str) -> Any:
+    inner = next((arg for arg in (hint, *get_args(hint)) if dataclasses.is_dataclass(arg)), None)
+    if inner is None:
+        return read_value(hint, value, name)
+    is_list = get_origin(hint) is tuple
+    if not isinstance(value, (list if is_list else Mapping) | None):
+        raise RecastError(f"{name} must be a {'list' if is_list else 'mapping'}, got {value!r}")
+    if is_list:
+        return tuple(_field(inner, item, f"{name}[{i}]") for i, item in enumerate(value or ()))
+    is_optional = hint is not inner
+    return None if value is None and is_optional else _read(inner, value or {}, f"{name}.")  # type: ignore[arg-type]

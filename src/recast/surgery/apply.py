@@ -10,14 +10,12 @@ from torch import nn
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
-from recast.run.config import PoolConfig
 from recast.surgery.folding.forms import as_folded, what_remains
 from recast.surgery.parameters import param_groups as param_groups
-from recast.surgery.plan import NOTHING, Plan, Step
-from recast.surgery.planning import apply_edits_
-from recast.surgery.pooling.swap import noise, swap_
+from recast.surgery.plan import NOTHING, Plan, Step, plan_of, set_plan_
+from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.rules import check_finite, find_rule, refusal
-from recast.surgery.stride import Edit, replace_module_
+from recast.surgery.stride import Edit, apply_edits_, replace_module_
 
 
 def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
@@ -28,14 +26,6 @@ def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
 def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
     """The layers that were convolutions, GPSA and C-MHSA, by name, each once, in the order of `named_modules`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}
-
-
-def applied_plan(model: nn.Module) -> Plan:
-    """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
-    plan = getattr(model, "recast_plan", None)
-    if not isinstance(plan, Plan):
-        raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
-    return plan
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
@@ -50,15 +40,15 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     """
     if steps is not None and not steps:
         return model
-    chosen = plan if steps is None else plan.only(list(steps))
-    pool = plan.pool if steps is None else None
-    done = _done(model)
+    chosen = plan if steps is None else plan.only(list(steps)).without_pool()
+    done = plan_of(model)
     modules, layers = check_recast(model, plan, chosen)
-    if pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
-        put_pool_(model, plan)
+    if chosen.pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
+        assert chosen.place is not None
+        put_pool_(model, chosen.pool, chosen.place)
 
-    waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
     if done is None or not done.steps:
+        waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
         apply_edits_(model, waiting, plan.edits)
     for name, layer in layers.items():
         if name == "":
@@ -69,19 +59,8 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         if step.fold is not None and step.fold.batch_norm is not None:
             norm = model.get_submodule(step.fold.batch_norm)
             replace_module_(model, norm, what_remains(norm))
-    model.recast_plan = _applied(plan, chosen, done, pool)  # type: ignore[assignment]
+    set_plan_(model, _applied(plan, chosen, done))
     return model
-
-
-def put_pool_(model: nn.Module, plan: Plan) -> None:
-    """The plan's attention pooling, and nothing else of it."""
-    assert plan.pool is not None
-    swap_(model, plan.pool, None if plan.pool_input is None else noise(model, plan.pool_input))
-
-
-def _done(model: nn.Module) -> Plan | None:
-    done = getattr(model, "recast_plan", None)
-    return done if isinstance(done, Plan) else None
 
 
 def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -89,66 +68,17 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
     Raises `RecastError` for whatever `recast_` would refuse.
     """
-    done = _done(model)
-    if done is not None:
-        _check_continues(done, plan, chosen)
+    done = plan_of(model)
     begun = done is not None and bool(done.steps)
+    if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
+        taken = {step.name for step in done.steps}
+        if again := [step.name for step in chosen.steps if step.name in taken]:
+            raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
+        if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
+            raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     return modules, layers
-
-
-def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
-    """The new layer of a step; `module` is only read."""
-    found = find_rule(module)
-    assert found is not None
-    layer = found[1](module, plan.config)
-    _check_planned(layer, step, continued)
-    if layer.geometry != step.geometry:
-        layer.set_geometry_(step.geometry)
-    if isinstance(layer, CMHSA):
-        layer.set_size_(*step.input[1:])
-    if step.bias_added:
-        layer.add_bias_()
-    return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
-
-
-def _applied(plan: Plan, chosen: Plan, done: Plan | None, pool: PoolConfig | None) -> Plan:
-    """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
-    now (`pool`) or before; their costs."""
-    if done is not None and not chosen.steps:  # the pool alone
-        added = plan.pool_cost or NOTHING
-        return replace(done, pool=pool, pool_cost=plan.pool_cost, pool_input=plan.pool_input, after=done.after + added)
-    if pool is None:
-        before = None if done is None else done.pool
-        plan = plan if before is not None and before == plan.pool else _with_pool_of(plan, done)
-    steps = chosen.steps if done is None else done.steps + chosen.steps
-    taken = {step.name for step in steps}
-    waiting = tuple(
-        Edit(step.name, "geometry", step.geometry.to_dict())
-        for step in plan.steps
-        if step.name not in taken and step.geometry != step.parent_geometry
-    )
-    after = sum((step.before - step.after for step in plan.steps if step.name not in taken), plan.after)
-    return replace(plan, steps=steps, edits=plan.edits + waiting, after=after)
-
-
-def _with_pool_of(plan: Plan, done: Plan | None) -> Plan:
-    """The plan with the pool that is in already."""
-    if done is None:
-        return plan.without_pool()
-    return replace(plan.without_pool(), pool=done.pool, pool_input=done.pool_input)
-
-
-def _check_continues(done: Plan, plan: Plan, chosen: Plan) -> None:
-    """A model that is partly recast goes on with the plan it was begun with; one with a pool alone takes any."""
-    if not done.steps or not chosen.steps:
-        return
-    taken = {step.name for step in done.steps}
-    if again := [step.name for step in chosen.steps if step.name in taken]:
-        raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
-    if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
-        raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
 
 
 def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
@@ -169,8 +99,12 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     return module
 
 
-def _check_planned(layer: RecastLayer, step: Step, continued: bool) -> None:
-    """The convolution that `layer` stands for is the one that was planned."""
+def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
+    """The new layer of a step; `module` is only read. In a model that is partly recast already (`continued`) it has
+    the step's new geometry."""
+    rule = find_rule(module)
+    assert rule is not None
+    layer = rule[1](module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
     found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
     if found != (step.input[0], step.output[0], expected, step.groups):
@@ -178,6 +112,29 @@ def _check_planned(layer: RecastLayer, step: Step, continued: bool) -> None:
             f"the plan is for another model: {step.name} is {found[0]} → {found[1]} {found[2]}, "
             f"planned {step.input[0]} → {step.output[0]} {expected}"
         )
+    if layer.geometry != step.geometry:
+        layer.set_geometry_(step.geometry)
+    if isinstance(layer, CMHSA):
+        layer.set_size_(*step.input[1:])
+    if step.bias_added:
+        layer.add_bias_()
+    return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
+
+
+def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
+    """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
+    now (`chosen.pool`) or before; their costs."""
+    if done is not None and not chosen.steps:  # the pool alone
+        added = plan.pool_cost or NOTHING
+        return replace(done, pool=plan.pool, pool_cost=plan.pool_cost, place=plan.place, after=done.after + added)
+    inside = None if done is None else done.pool
+    if chosen.pool is None and inside != plan.pool:
+        plan = replace(plan.without_pool(), pool=inside, place=None if done is None else done.place)
+    steps = chosen.steps if done is None else done.steps + chosen.steps
+    waiting = [step for step in plan.steps if step.name not in {taken.name for taken in steps}]
+    edits = (Edit(s.name, "geometry", s.geometry) for s in waiting if s.geometry != s.parent_geometry)
+    after = sum((step.before - step.after for step in waiting), plan.after)
+    return replace(plan, steps=steps, edits=(*plan.edits, *edits), after=after)
 
 
 def refresh_gates_(model: nn.Module) -> nn.Module:

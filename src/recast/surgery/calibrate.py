@@ -19,7 +19,8 @@ from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.gpsa import GPSA
-from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
+from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
 from recast.tracing.hooks import hooked, in_eval
@@ -105,7 +106,7 @@ def calibrate_(
                 problem.add(*_features_and_targets(child, parent, layer, parents[name], batch))
             _set_solution(layer, problem, ridge, shrink_to_kernel)
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
-    child.recast_plan = replace(plan, steps=steps)  # type: ignore[assignment]
+    set_plan_(child, replace(plan, steps=steps))
     return child
 
 

@@ -1,22 +1,25 @@
-"""A plan as data: its steps, what it leaves and why, and the JSON that replays it."""
+"""A plan as data: its steps, what it leaves and why, where it pools, and the JSON that replays it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
 
 from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
+from recast.run.recipe import read_fields
 from recast.surgery.stride import Edit
 from recast.tracing.cost import Cost
 
-VERSION = 4
-READABLE = (3, VERSION)
-"""Version 3 is the same without attention pooling."""
+VERSION = 5
+NOTHING = Cost(0, 0, 0)
+GEOMETRY = tuple(entry.name for entry in fields(Geometry))
+
+Layout = Literal["NCHW", "NHWC", "NLC", "flat"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,6 @@ class Fold:
     """W_val is still there (it was not multiplied into W_out)."""
     batch_norm: str | None = None
     """Name of the BatchNorm that was multiplied into the layer."""
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Fold:
-        """From JSON: lists become tuples again."""
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -74,31 +71,10 @@ class Step:
         return rows * columns
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields, with what a reader wants to see beside what a replay needs."""
-        plain = ("name", "rule", "groups", "exact", "calls", "bias_added")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **self.geometry.to_dict(),
-            "parent_geometry": self.parent_geometry.to_dict(),
-            "input": self.input,
-            "output": self.output,
-            "heads": self.geometry.num_heads,
-            "queries": self.queries,
-            "keys": self.keys,
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "fold": None if self.fold is None else asdict(self.fold),
-        }
-
-    @classmethod
-    def from_dict(cls, d: dict[str, Any]) -> Step:
-        """The inverse of `to_dict`."""
-        geometry = {field.name: d[field.name] for field in fields(Geometry)}
-        return cls(
-            d["name"], d["rule"], Geometry.from_dict(d["parent_geometry"]), Geometry.from_dict(geometry), d["groups"],
-            tuple(d["input"]), tuple(d["output"]), Cost(**d["before"]), Cost(**d["after"]), d["exact"], d["calls"],
-            d["bias_added"], None if d["fold"] is None else Fold.from_dict(d["fold"]),
-        )  # fmt: skip
+        """JSON-able fields, those of the geometry among them, and what a reader wants to see beside them."""
+        plain = asdict(self)
+        shown = {"heads": self.geometry.num_heads, "queries": self.queries, "keys": self.keys}
+        return plain | plain.pop("geometry") | shown
 
 
 @dataclass(frozen=True)
@@ -110,33 +86,36 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where attention pooling goes, as `find_place` found it."""
+
+    how: Literal["module", "append", "head"]
+    """module: it replaces the pooling module `name`. append: it follows the last layer of the nn.Sequential `name`, and
+    the code that pools after it sees one position. head: before the network's `forward_head`."""
+    name: str
+    dim: int
+    """Channels of what is pooled."""
+    takes: Layout
+    gives: Layout
+    prefix_tokens: int = 0
+    """Tokens before those of the patches."""
+    classifier: str | None = None
+    """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
+    averages: bool = True
+    """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
+    positions: int = 0
+    """How many are pooled of the images that it was found with."""
+    relu: bool = False
+    """append: the code applies a ReLU before it averages, so the pooling gets one too."""
+
+
+@dataclass(frozen=True)
 class Edited:
     """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
 
-    config: RecastConfig
-    steps: dict[str, dict[str, Any]]
+    config: RecastConfig = field(default_factory=RecastConfig)
     pool: PoolConfig | None = None
-
-
-def _read_config(d: dict[str, Any]) -> RecastConfig:
-    lists = {name: tuple(value) for name, value in d.items() if isinstance(value, list)}
-    return RecastConfig(**d | lists)
-
-
-def _read_pool(d: dict[str, Any] | None) -> PoolConfig | None:
-    return asked_pool(None if d is None else PoolConfig(**d))
-
-
-def _read_shape(found: list[int] | None) -> tuple[int, int, int] | None:
-    if found is None:
-        return None
-    channels, height, width = (int(size) for size in found)
-    return channels, height, width
-
-
-def asked_pool(config: PoolConfig | None) -> PoolConfig | None:
-    """None for a pool that is the network's own."""
-    return config if config is not None and config.is_on else None
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,71 +134,45 @@ class Plan:
     pool: PoolConfig | None = None
     """Attention in the place of the network's own pooling (`recast.surgery.pooling.swap.attention_pool_`)."""
     pool_cost: Cost | None = None
-    pool_input: tuple[int, int, int] | None = None
-    """(C, H, W) of the images with which the pooling's place is found again."""
     """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""
+    place: Place | None = None
+    """Where it goes: with a pool, always."""
 
     def to_json(self) -> str:
         """Everything needed to replay the plan, as indented JSON."""
-        document = {
-            "version": VERSION,
-            "model": self.model,
-            "config": asdict(self.config),
-            "steps": [step.to_dict() for step in self.steps],
-            "left": [asdict(item) for item in self.left],
-            "edits": [asdict(edit) for edit in self.edits],
-            "totals": {"before": self.before.to_dict(), "after": self.after.to_dict()},
-            "note": self.note,
-            "pool": None if self.pool is None else asdict(self.pool),
-            "pool_cost": None if self.pool_cost is None else self.pool_cost.to_dict(),
-            "pool_input": self.pool_input,
-        }
+        document = {"version": VERSION} | asdict(self) | {"steps": [step.to_dict() for step in self.steps]}
+        document["totals"] = {"before": document.pop("before"), "after": document.pop("after")}
         return json.dumps(document, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of `to_json`. Raises `RecastError` if the text is not a plan of this version."""
+        source = "the text"
+        found = _document(text, source)
         try:
-            d = json.loads(text)
-            if d["version"] not in READABLE:
-                raise RecastError(f"a plan of version {VERSION} was expected, got version {d['version']}: plan again")
-            return cls(
-                d["model"], _read_config(d["config"]), tuple(map(Step.from_dict, d["steps"])),
-                tuple(Left(**item) for item in d["left"]), tuple(Edit(**edit) for edit in d["edits"]),
-                Cost(**d["totals"]["before"]), Cost(**d["totals"]["after"]), d["note"], _read_pool(d.get("pool")),
-                None if d.get("pool_cost") is None else Cost(**d["pool_cost"]), _read_shape(d.get("pool_input")),
-            )  # fmt: skip
-        except RecastError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecastError(f"this is not a plan ({type(error).__name__}: {error})") from error
+            totals, steps = found.pop("totals"), [_step_fields(step) for step in found.pop("steps")]
+            return read_fields(cls, found | totals | {"steps": steps}, source)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecastError(f"{source} is not a plan ({type(error).__name__}: {error})") from error
 
     @staticmethod
-    def read_edited(text: str) -> Edited:
-        """What a plan that was edited by hand asks for. Raises `RecastError` if it cannot be read."""
-        try:
-            d = json.loads(text)
-        except ValueError as error:
-            raise RecastError(f"this is not a plan: {error}") from None
-        if not isinstance(d, dict) or not isinstance(d.get("steps"), list) or d.get("version", VERSION) not in READABLE:
-            raise RecastError(f"this is not a plan of version {VERSION}: plan again with recast plan --out")
+    def read_edited(text: str, source: str = "the plan") -> Edited:
+        """What a plan that was edited by hand asks for; settings that it leaves out have their defaults.
+
+        Raises `RecastError`, naming the `source`, if it cannot be read.
+        """
+        found = _document(text, source)
         steps: dict[str, dict[str, Any]] = {}
-        for step in d["steps"]:
+        for step in found["steps"]:
             if not isinstance(step, dict) or not isinstance(step.get("name"), str):
-                raise RecastError(f'a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {step!r}')
+                raise RecastError(
+                    f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {step!r}'
+                )
             if step["name"] in steps:
-                raise RecastError(f"the plan names {step['name']} twice")
+                raise RecastError(f"{source} names {step['name']} twice")
             steps[step["name"]] = step
-        try:
-            config = _read_config(d.get("config", {}))
-        except (TypeError, ValueError) as error:
-            known = ", ".join(field.name for field in fields(RecastConfig))
-            raise RecastError(f"the plan's config cannot be read ({error}); its fields are {known}") from None
-        try:
-            return Edited(config, steps, _read_pool(d.get("pool")))
-        except (TypeError, ValueError) as error:
-            known = ", ".join(field.name for field in fields(PoolConfig))
-            raise RecastError(f"the plan's pool cannot be read ({error}); its fields are {known}") from None
+        asked: dict[str, Any] = {key: found[key] for key in ("config", "pool") if key in found}
+        return replace(read_fields(Edited, asked, source), steps=steps)
 
     def only(self, names: list[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
@@ -234,7 +187,7 @@ class Plan:
 
     def without_pool(self) -> Plan:
         """The plan with the network's own pooling."""
-        return replace(self, pool=None, pool_cost=None, pool_input=None, after=self.after - (self.pool_cost or NOTHING))
+        return replace(self, pool=None, pool_cost=None, place=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
         from recast.surgery.table import plan_table
@@ -242,21 +195,40 @@ class Plan:
         return plan_table(self)
 
 
-NOTHING = Cost(0, 0, 0)
+def _document(text: str, source: str) -> dict[str, Any]:
+    """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise RecastError(f"{source} is not a plan: {error}") from None
+    version = found.pop("version", VERSION) if isinstance(found, dict) else VERSION
+    if version != VERSION:
+        raise RecastError(f"{source} is a plan of version {version}, expected {VERSION}: plan again")
+    if not isinstance(found, dict) or not isinstance(found.get("steps"), list):
+        raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
+    return found
 
 
-def with_pool(
-    done: Plan | None, model: nn.Module, config: PoolConfig, pool_input: tuple[int, int, int] | None = None
-) -> Plan:
-    """What `attention_pool_` leaves as `model.recast_plan`: the steps taken so far (`done`; None: none) and the pool.
+def _step_fields(step: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `Step`, of what its `to_dict` gave."""
+    geometry = {name: step[name] for name in GEOMETRY}
+    return {entry.name: step[entry.name] for entry in fields(Step) if entry.name != "geometry"} | {"geometry": geometry}
 
-    Its costs are not counted here, which takes images: `plan(model, images, where="none", pool=config)` does.
-    Raises RecastError where `done` has a pool already.
-    """
-    if done is None:
-        note = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
-        nothing = Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, note, config)
-        return replace(nothing, pool_input=pool_input)
-    if done.pool is not None:
-        raise RecastError(f"{type(model).__name__} pools with attention already: its pooling is replaced once")
-    return replace(done, pool=config, pool_cost=None, pool_input=pool_input)
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan that made `model` what it is; None for a model that was never recast."""
+    plan = getattr(model, "recast_plan", None)
+    return plan if isinstance(plan, Plan) else None
+
+
+def applied_plan(model: nn.Module) -> Plan:
+    """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
+    plan = plan_of(model)
+    if plan is None:
+        raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
+    return plan
+
+
+def set_plan_(model: nn.Module, plan: Plan) -> None:
+    """Note on a model what makes it of its parent: `save` writes it, and whatever changes the model goes on from it."""
+    model.recast_plan = plan  # type: ignore[assignment]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from dataclasses import fields
+from collections.abc import Collection
 
 import torch
-from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
+from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.budget import Budget, keep_within
-from recast.surgery.plan import Edited, Left, Plan, Step, asked_pool
-from recast.surgery.pooling.costs import pool_cost, pool_input
-from recast.surgery.rules import Sharing, computes_weight, find_rule, is_convolution, refusal
-from recast.surgery.select import NOT_CALLED, Where, is_spatial, select
-from recast.surgery.stride import Edit, plan_stride_edits, set_geometry_
-from recast.tracing.cost import Cost, count_parameters
-from recast.tracing.layer_costs import LayerCosts, on_meta
-from recast.tracing.observe import Call, Example, Observation, observe
-
-NOT_SELECTED = "not selected by none"
+from recast.surgery.plan import GEOMETRY, Edited, Left, Place, Plan, Step
+from recast.surgery.pooling.find import find_place
+from recast.surgery.pooling.swap import noise, put_pool_
+from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
+from recast.surgery.select import Where, is_none, is_spatial, select
+from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
+from recast.tracing.cost import Cost, cost_of_calls, count_parameters
+from recast.tracing.observe import Call, Example, Observation, observe, on_meta
 
 
 def plan(
@@ -46,95 +44,56 @@ def plan(
     `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
     stride that cannot go, or pooling that cannot be replaced.
     """
-    config, limits, pool = config or RecastConfig(), Budget.parse(budget), asked_pool(pool)
-    if is_none(where):
-        return _plan_pool(model, example, config, pool)
-    convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
-    if already := [name for name, module in convolutions.items() if isinstance(module, RecastLayer)]:
-        name, reason = already[0], refusal(convolutions[already[0]])
-        raise RecastError(f"{name or 'the model'} {reason}: plan from the parent, a layer is recast once")
-    if not convolutions and isinstance(model, torch.jit.ScriptModule):
-        raise RecastError(f"{type(model).__name__} {refusal(model)}")
-    if not convolutions:
-        raise RecastError(f"{type(model).__name__} has no convolution")
-    watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
-    parent = seen = observe(model, example, watched)
-    _check_batched(convolutions, seen)
-    chosen = select(where, model, convolutions, seen)
-    left = dict(chosen.left)
-    layers: dict[str, RecastLayer] = {}
-    sharing = Sharing(model)
-    reasons = {name: _why_not(name, model, convolutions, seen, sharing) for name in chosen.names}
-    for name in chosen.names:
-        if reasons[name] is None:
-            found = _try_rule(convolutions[name], config)
-            if isinstance(found, RecastLayer):
-                layers[name] = found
-            else:
-                reasons[name] = found
-    names = _keep_possible(reasons, chosen.explicit, left)
-
-    geometries: dict[str, Geometry] = {}
-    edits: list[Edit] = []
-    if config.stride != "keep":
-        spatial = {n: m for n, m in convolutions.items() if is_spatial(m) and n in seen.calls}
-        geometries, edits = plan_stride_edits(model, names, spatial, seen.calls, config.stride)
-        seen = _observe_edited(model, example, convolutions, geometries, edits, config)
-
-    costs = LayerCosts()
-    steps: list[Step] = []
-    added: dict[str, Cost] = {}
-    for name in names:
-        step, added[name] = _step(name, convolutions[name], layers[name], parent, seen, geometries.get(name), costs)
-        steps.append(step)
-    fixed = sum(
-        costs.of(on_meta(convolutions[name]), calls, parent.batch).fixed_bytes
-        for name, calls in parent.calls.items()
-        if computes_weight(convolutions[name])
-    )
-    before = _whole(model, parent, fixed)
-    start = _whole(model, seen, fixed)
-    pooling = None
-    if pool is not None:
-        pooling = pool_cost(model, example, pool, seen, names, lambda copy: apply_edits_(copy, geometries, edits))
-        start = start + pooling
-    steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
-    left |= over
-    kept = {step.name for step in steps}
-    edited = {edit.name for edit in edits}
-    # a layer that the budget left is a convolution still, and must fit to the denser map
-    edits += [Edit(n, "geometry", g.to_dict()) for n, g in geometries.items() if n not in kept | edited]
-    after = sum((added[name] for name in kept), start)
-    note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
-    ordered = tuple(Left(name, left[name]) for name in convolutions if name in left)
-    return Plan(type(model).__name__, config, tuple(steps), ordered, tuple(edits), before, after, note, pool, pooling,
-                None if pool is None else pool_input(example))  # fmt: skip
-
-
-def is_none(where: Where | None) -> bool:
-    """Whether a selection is "none": no convolution."""
-    return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
-
-
-def _plan_pool(model: nn.Module, example: Example, config: RecastConfig, pool: PoolConfig | None) -> Plan:
-    """A plan without steps: attention pooling alone."""
-    if pool is None:
+    config, limits = config or RecastConfig(), Budget.parse(budget)
+    pool = pool if pool is not None and pool.is_on else None
+    if is_none(where) and pool is None:
         raise RecastError(
             "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
             "select layers, or take pool.kind=single or per_class"
         )
-    seen = observe(model, example, set())
-    before, added = _whole(model, seen, 0), pool_cost(model, example, pool, seen)
-    left = tuple(Left(name, NOT_SELECTED) for name, module in model.named_modules() if _is_layer(name, module))
-    return Plan(
-        type(model).__name__, config, (), left, (), before, before + added, "", pool, added, pool_input(example)
+    convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
+    if not is_none(where):
+        _check_any(model, convolutions)
+    watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
+    parent = seen = observe(model, example, watched)
+    _check_batched(convolutions, seen)
+    chosen = select(where, model, convolutions, seen, config)
+
+    geometries: dict[str, Geometry] = {}
+    edits: list[Edit] = []
+    if config.stride != "keep" and chosen.layers:
+        spatial = {n: m for n, m in convolutions.items() if is_spatial(m) and n in seen.calls}
+        geometries, edits = plan_stride_edits(model, list(chosen.layers), spatial, seen.calls, config.stride)
+        seen = _observe_edited(model, example, watched, geometries, edits, config.stride)
+
+    steps: list[Step] = []
+    added: dict[str, Cost] = {}
+    for name, layer in chosen.layers.items():
+        step, added[name] = _step(name, convolutions[name], layer, parent, seen, geometries.get(name))
+        steps.append(step)
+    fixed = sum(
+        _cost(on_meta(convolutions[name]), calls, parent.batch).fixed_bytes
+        for name, calls in parent.calls.items()
+        if computes_weight(convolutions[name])
     )
-
-
-def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:
-    """Cost of a model for one image, when a pass over the batch kept `fixed` bytes that do not depend on it."""
-    each = max(0, seen.activation_bytes - fixed // seen.batch)
-    return Cost(count_parameters(model), seen.macs, each, fixed)
+    before, start = _whole(model, parent, fixed), _whole(model, seen, fixed)
+    place, pool_cost = None, None
+    if pool is not None:
+        place, pool_cost = _pool(model, example, pool, seen, chosen.layers, geometries, edits)
+        start += pool_cost
+    if steps:
+        steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
+        chosen.left.update(over)
+    kept = {step.name for step in steps}
+    edited = {edit.name for edit in edits}
+    # a layer that the budget left is a convolution still, and must fit to the denser map
+    edits += [Edit(name, "geometry", g) for name, g in geometries.items() if name not in kept | edited]
+    left = tuple(Left(name, chosen.left[name]) for name in convolutions if name in chosen.left)
+    after = sum((added[name] for name in kept), start)
+    note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
+    return Plan(
+        type(model).__name__, config, tuple(steps), left, tuple(edits), before, after, note, pool, pool_cost, place
+    )
 
 
 def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
@@ -142,14 +101,14 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
 
     A step needs no more than its `name`; what else it says of the layer must be so. Raises `RecastError` otherwise.
     """
-    if not edited.steps and edited.pool is None:
+    if not edited.steps and (edited.pool is None or not edited.pool.is_on):
         raise RecastError("the plan has no step: name at least one layer to recast")
     where = list(edited.steps) or "none"
     planned = plan(model, example, edited.config, where=where, budget=Budget(tokens=None), pool=edited.pool)
     for step in planned.steps:
         found = json.loads(json.dumps(step.to_dict()))
         stated = edited.steps[step.name]
-        for key in ("rule", "groups", *(field.name for field in fields(Geometry))):
+        for key in ("rule", "groups", *GEOMETRY):
             if key in stated and stated[key] != found[key]:
                 raise RecastError(
                     f"{step.name} has {key} {found[key]}, the plan says {stated[key]}: steps can be taken out or added "
@@ -158,135 +117,112 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
     return planned
 
 
-def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> None:
-    """Raise where no two-dimensional convolution got a batch of maps."""
-    shapes = [calls[0].input for n, calls in seen.calls.items() if _is_planar(convolutions[n])]
-    if shapes and all(len(shape) != 4 for shape in shapes):
-        raise RecastError(f"the first convolution got {shapes[0]}: expected (batch, C, H, W)")
-
-
-def _is_planar(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d | nn.ConvTranspose2d)
-
-
 def _is_layer(name: str, module: nn.Module) -> bool:
     """Convolutions, but not the helpers inside a parametrisation of one."""
     return is_convolution(module) and ".parametrizations." not in f".{name}."
 
 
-def _why_not(
-    name: str, model: nn.Module, convolutions: dict[str, nn.Module], seen: Observation, sharing: Sharing
-) -> str | None:
-    """Why a selected convolution cannot be recast, or None."""
-    module = convolutions[name]
-    if reason := refusal(module):
-        return reason
-    if name not in seen.calls:
-        return NOT_CALLED
-    if any(len(call.input) != 4 for call in seen.calls[name]):
-        return f"got {seen.calls[name][0].input}, expected (batch, C, H, W)"
-    if any(call.num_arguments > 1 for call in seen.calls[name]):
-        return "is called with more than its input (output_size?), which the new layer does not take"
-    if other := sharing.elsewhere(module):
-        return f"shares its {other}, and would stop doing so"
-    if isinstance(_parent_of(model, name), OptimizedModule):
-        return "is compiled by itself, and its wrapper would go on running it: recast first, then compile"
-    return None
+def _check_any(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
+    """Raise where there is no convolution, or one is recast already."""
+    for name, module in convolutions.items():
+        if isinstance(module, RecastLayer):
+            raise RecastError(f"{name or 'the model'} {refusal(module)}: plan from the parent, a layer is recast once")
+    if not convolutions and isinstance(model, torch.jit.ScriptModule):
+        raise RecastError(f"{type(model).__name__} {refusal(model)}")
+    if not convolutions:
+        raise RecastError(f"{type(model).__name__} has no convolution")
 
 
-def _parent_of(model: nn.Module, name: str) -> nn.Module | None:
-    return model.get_submodule(name.rpartition(".")[0]) if name else None
-
-
-def _keep_possible(reasons: dict[str, str | None], explicit: set[str], left: dict[str, str]) -> list[str]:
-    kept: list[str] = []
-    for name, reason in reasons.items():
-        if reason is None:
-            kept.append(name)
-        elif name in explicit:
-            raise RecastError(f"{name} cannot be recast: {reason}")
-        else:
-            left[name] = reason
-    if not kept:
-        first = next(iter(reasons))
-        raise RecastError(f"nothing can be recast: {first} {left[first]}")
-    return kept
-
-
-def _try_rule(module: nn.Module, config: RecastConfig) -> RecastLayer | str:
-    """The layer that a module becomes, on the meta device; or why it cannot be."""
-    found = find_rule(module)
-    assert found is not None
-    try:
-        return found[1](on_meta(module), config)
-    except RecastError as error:
-        return str(error)
+def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> None:
+    """Raise where no two-dimensional convolution got a batch of maps."""
+    planar = (nn.Conv2d, nn.ConvTranspose2d)
+    shapes = [calls[0].input for name, calls in seen.calls.items() if isinstance(convolutions[name], planar)]
+    if shapes and all(len(shape) != 4 for shape in shapes):
+        raise RecastError(f"the first convolution got {shapes[0]}: expected (batch, C, H, W)")
 
 
 def _observe_edited(
     model: nn.Module,
     example: Example,
-    convolutions: dict[str, nn.Module],
+    names: set[str],
     geometries: dict[str, Geometry],
     edits: list[Edit],
-    config: RecastConfig,
+    stride: str,
 ) -> Observation:
-    def edit(copy: nn.Module) -> None:
-        apply_edits_(copy, geometries, edits)
-
     try:
-        return observe(model, example, set(convolutions), edit)
+        return observe(model, example, names, lambda subject: apply_edits_(subject, geometries, edits))
     except RecastError as error:
         raise RecastError(
-            f"stride={config.stride!r}: the network does not fit together without the stride of "
+            f"stride={stride!r}: the network does not fit together without the stride of "
             f"{next(iter(geometries))} (a shortcut that is not a module?); use stride='keep'. {error}"
         ) from error
 
 
-def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: list[Edit] | tuple[Edit, ...]) -> None:
-    """Give the named convolutions their new geometry and carry out the edits."""
-    for name, geometry in geometries.items():
-        conv = model.get_submodule(name)
-        assert isinstance(conv, nn.Conv2d)
-        set_geometry_(conv, geometry)
-    for edit in edits:
-        edit.apply_(model)
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:
+    """Cost of a model for one image, when a pass over the batch kept `fixed` bytes that do not depend on it."""
+    each = max(0, seen.activation_bytes - fixed // seen.batch)
+    return Cost(count_parameters(model), seen.macs, each, fixed)
+
+
+def _cost(layer: nn.Module, calls: list[Call], images: int) -> Cost:
+    return cost_of_calls(layer, (call.input for call in calls), images)
 
 
 def _step(
-    name: str,
-    module: nn.Module,
-    layer: RecastLayer,
-    parent: Observation,
-    seen: Observation,
-    geometry: Geometry | None,
-    costs: LayerCosts,
+    name: str, module: nn.Module, layer: RecastLayer, parent: Observation, seen: Observation, new: Geometry | None
 ) -> tuple[Step, Cost]:
-    """The step, and what it adds to the cost of the model whose strides are edited already."""
+    """The step, and what it adds to the cost of the model whose strides are edited already; `new` is its geometry."""
     found = find_rule(module)
     assert found is not None
-    parent_geometry, config = layer.geometry, layer.config
-    geometry = geometry or parent_geometry
+    geometry, config, calls = layer.geometry, layer.config, seen.calls[name]
     convolution = on_meta(module)
-    before = costs.of(convolution, parent.calls[name], parent.batch)
-    if geometry != parent_geometry:
-        layer.set_geometry_(geometry)
+    replaced = before = _cost(convolution, parent.calls[name], parent.batch)
+    if new is not None and new != geometry:
+        layer.set_geometry_(new)
         assert isinstance(convolution, nn.Conv2d)
-        set_geometry_(convolution, geometry)
-    size = _largest(seen.calls[name])
+        set_geometry_(convolution, new)
+    if seen is not parent:
+        replaced = _cost(convolution, calls, seen.batch)
+    # a size that holds the inputs of all calls: that of the largest, unless one is wide and one is high
+    size = max(call.input[-2] for call in calls), max(call.input[-1] for call in calls)
     if isinstance(layer, CMHSA):
         layer.set_size_(*size)
-    replaced = costs.of(convolution, seen.calls[name], seen.batch)
-    after = costs.of(layer, seen.calls[name], seen.batch)
+    after = _cost(layer, calls, seen.batch)
     starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
     step = Step(
-        name, found[0].__name__, parent_geometry, geometry, layer.groups,
-        (layer.in_channels, *size), (layer.out_channels, *geometry.output_size(*size)),
-        before, after, starts_closed and geometry == parent_geometry, len(seen.calls[name]),
+        name, found[0].__name__, geometry, new or geometry, layer.groups,
+        (layer.in_channels, *size), (layer.out_channels, *layer.geometry.output_size(*size)),
+        before, after, starts_closed and layer.geometry == geometry, len(calls),
     )  # fmt: skip
     return step, after - replaced
 
 
-def _largest(calls: list[Call]) -> tuple[int, int]:
-    """Rows and columns that hold the inputs of all calls: those of the largest, unless one is wide and one is high."""
-    return max(call.input[-2] for call in calls), max(call.input[-1] for call in calls)
+def _pool(
+    model: nn.Module,
+    example: Example,
+    pool: PoolConfig,
+    seen: Observation,
+    names: Collection[str],
+    geometries: dict[str, Geometry],
+    edits: list[Edit],
+) -> tuple[Place, Cost]:
+    """Where attention pooling goes, and the parameters, multiply-accumulates and activation memory that it adds.
+
+    `seen` is the pass of the network without it, after the edits; `names` are the layers that become attention too.
+    """
+    image = example[0] if isinstance(example, tuple) and len(example) == 1 else example
+    shape = tuple(image.shape[1:]) if isinstance(image, Tensor) and image.dim() == 4 else None
+    place = find_place(model, noise(model, shape))
+    if pool.kind == "per_class" and place.classifier in names:
+        raise RecastError(
+            f"{place.classifier} is the classifier, which pool.kind=per_class takes apart: select other layers, or "
+            "take pool.kind=single"
+        )
+    pooled = copy.deepcopy(model)
+    put_pool_(pooled, pool, place)
+    found = observe(pooled, example, set(), lambda subject: apply_edits_(subject, geometries, edits))
+    parameters = count_parameters(pooled) - count_parameters(model)
+    return place, Cost(parameters, found.macs - seen.macs, found.activation_bytes - seen.activation_bytes)

@@ -8,7 +8,7 @@ instead, so that the outputs at even positions are the parent's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from recast.surgery.rules import pads_same
 from recast.tracing.observe import Call
 
 Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]
+Mode = Literal["remove", "dilate"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Edit:
     name: str
     action: Action
     """geometry: new stride, dilation, padding. stride_1: set `.stride`. identity, pool_stride_1: replace a pool."""
-    geometry: dict[str, Any] | None = None
+    geometry: Geometry | None = None
 
     def apply_(self, model: nn.Module) -> None:
         """Carry the change out."""
@@ -37,12 +38,18 @@ class Edit:
         if self.action == "geometry":
             assert isinstance(module, nn.Conv2d)
             assert self.geometry is not None
-            set_geometry_(module, Geometry.from_dict(self.geometry))
+            set_geometry_(module, self.geometry)
         elif self.action == "stride_1":
             module.stride = (1, 1) if isinstance(module.stride, tuple) else 1  # type: ignore[assignment]
         else:
             replacement = nn.Identity() if self.action == "identity" else _stride_1_pool()
             replace_module_(model, module, replacement.train(module.training))
+
+
+def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: Iterable[Edit]) -> None:
+    """Give the named convolutions their new geometry and carry out the edits."""
+    for edit in (*(Edit(name, "geometry", geometry) for name, geometry in geometries.items()), *edits):
+        edit.apply_(model)
 
 
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -64,11 +71,6 @@ def set_geometry_(conv: nn.Conv2d, geometry: Geometry) -> None:
     conv.padding = (geometry.padding[0], geometry.padding[2])
 
 
-def removed_stride(geometry: Geometry) -> Geometry:
-    """The geometry with stride 1."""
-    return replace(geometry, stride=(1, 1))
-
-
 def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
     """The geometry on a map that is `factor` times denser: dilation and padding grow with it."""
     (d0, d1), (top, bottom, left, right), (f0, f1) = geometry.dilation, geometry.padding, factor
@@ -81,65 +83,61 @@ def plan_stride_edits(
     selected: Sequence[str],
     spatial: dict[str, nn.Module],
     calls: dict[str, list[Call]],
-    mode: Literal["remove", "dilate"],
+    mode: Mode,
 ) -> tuple[dict[str, Geometry], list[Edit]]:
     """New geometries of convolutions by name, and the edits of shortcuts, for taking the stride out of `selected`.
 
     `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
     the strided convolution is not in the last stage, or where a layer cannot be dilated.
     """
-    geometries: dict[str, Geometry] = {}
-    edits: list[Edit] = []
-    order = list(calls)
-    strided = [n for n in order if n in selected and n in spatial and Geometry.of(_conv(spatial[n])).stride != (1, 1)]
-    if pointwise := [n for n in selected if n not in spatial]:
+    sizes = {name: found[0].output[2:] for name, found in calls.items()}
+    order = [name for name in calls if name in spatial]
+    if pointwise := [name for name in selected if name not in spatial]:
         raise RecastError(f"stride={mode!r} works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
-    if any(math.prod(calls[n][0].output[2:]) == 1 for n in strided):
+    strided = [name for name in order if name in selected and _geometry(spatial[name]).stride != (1, 1)]
+    if any(math.prod(sizes[name]) == 1 for name in strided):
         raise RecastError(
             f"stride={mode!r}: the last stage is a single pixel at this example, so shapes cannot show whether the "
             "shortcuts fit; plan with a larger image"
         )
     if not strided:
         raise RecastError(f"stride={mode!r}: none of the selected convolutions has a stride to remove")
+    geometries: dict[str, Geometry] = {}
+    edits: list[Edit] = []
     for name in strided:
-        conv = _conv(spatial[name])
-        geometry = Geometry.of(conv)
-        _check_numeric(name, conv, mode)
-        after = [n for n in order[order.index(name) + 1 :] if n in spatial]
-        smaller = [n for n in after if calls[n][0].output[2:] != calls[name][0].output[2:]]
-        if smaller:
+        geometry = _numeric_geometry(name, spatial[name], mode)
+        after = order[order.index(name) + 1 :]
+        if smaller := [follower for follower in after if sizes[follower] != sizes[name]]:
             raise RecastError(
                 f"stride={mode!r}: {name} is not in the last stage ({smaller[0]} follows at another size); "
                 "select the last stage only, or keep the stride"
             )
-        geometries[name] = removed_stride(geometry)
+        geometries[name] = replace(geometry, stride=(1, 1))
         edits += _shortcut_edits(model, name, mode)
-        if mode == "dilate":
-            for follower in after:
-                follower_conv = _conv(spatial[follower])
-                _check_numeric(follower, follower_conv, mode)
-                grown = dilated(Geometry.of(follower_conv), geometry.stride)
-                geometries[follower] = grown
-                if follower not in selected:
-                    edits.append(Edit(follower, "geometry", grown.to_dict()))
+        for follower in after if mode == "dilate" else ():
+            geometries[follower] = dilated(_numeric_geometry(follower, spatial[follower], mode), geometry.stride)
+            if follower not in selected:
+                edits.append(Edit(follower, "geometry", geometries[follower]))
     return geometries, edits
 
 
-def _conv(module: nn.Module) -> nn.Conv2d:
+def _geometry(module: nn.Module) -> Geometry:
     if not isinstance(module, nn.Conv2d):
         raise RecastError(f"only nn.Conv2d can change its stride or dilation, got {type(module).__name__}")
-    return module
+    return Geometry.of(module)
 
 
-def _check_numeric(name: str, conv: nn.Conv2d, mode: str) -> None:
+def _numeric_geometry(name: str, conv: nn.Module, mode: Mode) -> Geometry:
+    geometry = _geometry(conv)
     if isinstance(conv.padding, str) or conv.padding_mode != "zeros" or pads_same(conv):
         raise RecastError(
             f"stride={mode!r} needs numeric zero padding, {name} ({type(conv).__name__}) has "
             + ("padding that follows the input" if pads_same(conv) else f"{conv.padding!r} {conv.padding_mode}")
         )
+    return geometry
 
 
-def _shortcut_edits(model: nn.Module, name: str, mode: Literal["remove", "dilate"]) -> list[Edit]:
+def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
     """What has to happen to the shortcut around the block of `name`; none where the block has none.
 
     A block without a module named `downsample` or `shortcut` is taken to have no strided shortcut; where it has one in
@@ -149,45 +147,40 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Literal["remove", "dilate
     block = model.get_submodule(block_name)
     for attribute in ("downsample", "shortcut"):
         shortcut = getattr(block, attribute, None)
-        if isinstance(shortcut, nn.Module):
-            path = f"{block_name}.{attribute}" if block_name else attribute
-            return _edits_of(shortcut, path, name, mode)
+        if not isinstance(shortcut, nn.Module):
+            continue
+        path = f"{block_name}.{attribute}" if block_name else attribute
+        children = shortcut.named_children() if isinstance(shortcut, nn.Sequential) else ()
+        layers = {f"{path}.{child}": layer for child, layer in children} or {path: shortcut}
+        edits = []
+        for layer_path, layer in layers.items():
+            is_opaque = layer is shortcut and bool(list(layer.children()))
+            action = None if is_opaque else _action(layer, mode)
+            if action is None:
+                raise RecastError(
+                    f"cannot take the stride out of {name}: its shortcut {layer_path} is {type(layer).__name__}, not a "
+                    "known kind (convolution, 2×2 average pool and convolution, subsampling module); use stride='keep'"
+                )
+            if action != "none":
+                edits.append(Edit(layer_path, action))
+        return edits
     return []
 
 
-def _edits_of(shortcut: nn.Module, path: str, name: str, mode: Literal["remove", "dilate"]) -> list[Edit]:
-    if not list(shortcut.children()):
-        layers = [(path, shortcut)]
-    elif isinstance(shortcut, nn.Sequential):
-        layers = [(f"{path}.{child_name}", child) for child_name, child in shortcut.named_children()]
-    else:
-        raise _unknown(path, shortcut, name)
-    edits: list[Edit] = []
-    for layer_path, layer in layers:
-        if isinstance(layer, nn.AvgPool2d):
-            if {_single(layer.kernel_size), _single(layer.stride)} == {2} and not _single(layer.padding):
-                edits.append(Edit(layer_path, "identity" if mode == "remove" else "pool_stride_1"))
-                continue
-            raise _unknown(layer_path, layer, name)
-        stride = getattr(layer, "stride", 1)
-        if _single(stride) == 1:
-            if not isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm):
-                raise _unknown(layer_path, layer, name)
-        elif isinstance(layer, nn.Conv2d) or (hasattr(layer, "stride") and not list(layer.parameters())):
-            edits.append(Edit(layer_path, "stride_1"))
-        else:
-            raise _unknown(layer_path, layer, name)
-    return edits
+def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
+    """What takes the stride out of a layer of a shortcut; None for an unknown kind."""
+    stride = _single(getattr(layer, "stride", 1))
+    if isinstance(layer, nn.AvgPool2d):
+        halves = {_single(layer.kernel_size), stride} == {2} and not _single(layer.padding)
+        return ("identity" if mode == "remove" else "pool_stride_1") if halves else None
+    if stride == 1:
+        harmless = isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm)
+        return "none" if harmless else None
+    strides = isinstance(layer, nn.Conv2d) or (hasattr(layer, "stride") and not list(layer.parameters()))
+    return "stride_1" if strides else None
 
 
 def _single(value: Any) -> int:
     """A size given as one number or as equal ones; 0 for anything else."""
     values = set(value) if isinstance(value, tuple | list) else {value}
     return int(values.pop()) if len(values) == 1 else 0
-
-
-def _unknown(path: str, layer: nn.Module, name: str) -> RecastError:
-    return RecastError(
-        f"cannot take the stride out of {name}: its shortcut {path} is {type(layer).__name__}, not a known kind "
-        "(convolution, 2×2 average pool and convolution, subsampling module); use stride='keep'"
-    )

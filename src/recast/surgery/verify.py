@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recast.errors import RecastError
 from recast.run.config import Backend
-from recast.surgery.apply import applied_plan, gpsa_layers, recast_layers
-from recast.surgery.plan import Plan
+from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.pooling.swap import attention_pools
 from recast.surgery.rules import parametrization_of
 from recast.tracing.hooks import captured_outputs, hooked, in_eval, named

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass
 from types import TracebackType
 from typing import Self
 
@@ -26,13 +28,10 @@ class Cost:
     fixed_bytes: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(a - b for a, b in zip(self._all(), other._all(), strict=True)))
-
-    def _all(self) -> tuple[int, int, int, int]:
-        return self.parameters, self.macs, self.activation_bytes, self.fixed_bytes
+        return Cost(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def memory(self) -> int:
@@ -82,8 +81,8 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def layer_cost(layer: nn.Module, channels: int, height: int, width: int) -> Cost:
-    """Cost of a layer on one map in training, counted on the meta device: nothing is allocated or computed.
+def layer_cost(layer: nn.Module, *size: int) -> Cost:
+    """Cost of a layer on one map (C, H, W) in training, counted on the meta device: nothing is allocated or computed.
 
     `layer` is on the meta device. Activation memory is the growth from one map to two; the rest is fixed.
     """
@@ -93,8 +92,21 @@ def layer_cost(layer: nn.Module, channels: int, height: int, width: int) -> Cost
     for batch in (1, 2):
         saved = SavedBytes(layer)
         with torch.inference_mode(False), torch.enable_grad(), FlopCounterMode(display=False) as flops, saved:
-            layer(torch.empty(batch, channels, height, width, device="meta", dtype=dtype, requires_grad=True))
+            layer(torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True))
         totals.append(saved.total)
         macs = flops.get_total_flops() // 2 // batch
     each = totals[1] - totals[0]
     return Cost(count_parameters(layer), macs, each, max(0, totals[0] - each))
+
+
+def cost_of_calls(layer: nn.Module, inputs: Iterable[tuple[int, ...]], images: int) -> Cost:
+    """Cost per image of all uses of a layer on the meta device, given the shapes of its inputs (maps, C, H, W).
+
+    A layer may run at several sizes, and on more maps than there are images (a detector's proposals).
+    """
+    total = Cost(count_parameters(layer), 0, 0)
+    for (maps, *size), count in Counter(inputs).items():
+        cost = layer_cost(layer, *size)
+        maps *= count
+        total += Cost(0, cost.macs * maps // images, cost.activation_bytes * maps // images, cost.fixed_bytes * count)
+    return total

@@ -32,7 +32,8 @@ from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA
-from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.apply import gpsa_layers
+from recast.surgery.plan import applied_plan
 from recast.surgery.rules import is_convolution
 from recast.tracing.hooks import captured_outputs, hooked, named
 from recast.training.distill import widened

@@ -29,9 +29,9 @@ from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import write_json, write_text
 from recast.run.recipe import save_recipe
 from recast.run.schedule import Schedule
-from recast.surgery.apply import applied_plan, put_pool_, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.plan import Left, Plan
+from recast.surgery.plan import Left, Plan, applied_plan, plan_of
 from recast.surgery.planning import plan
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import Exactness, verify
@@ -242,7 +242,7 @@ class _Run:
             on_first(lambda: write_text(file, planned.to_json()))
         if later and planned.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
-                put_pool_(child, planned)
+                recast_(child, planned.without_steps())
         return child, planned
 
     def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
@@ -273,8 +273,8 @@ class _Run:
 
 def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
     """The plan with the steps that were taken; what never left the convolution is among the layers that were left."""
-    done = getattr(child, "recast_plan", None)
-    ended = done if isinstance(done, Plan) and done.steps else planned.without_steps()
+    done = plan_of(child)
+    ended = done if done is not None and done.steps else planned.without_steps()
     taken = {step.name for step in ended.steps}
     stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
     return replace(ended, left=planned.left + stayed)

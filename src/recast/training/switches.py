@@ -43,7 +43,7 @@ from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.during_training import recast_during_training_
-from recast.surgery.plan import Plan
+from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.tracing.hooks import in_eval
 
 VERSION = 1
@@ -184,9 +184,8 @@ def gate_slopes(
         raise RecastError("a learned schedule needs stride='keep': its gates are measured where the function is exact")
     probe = copy.deepcopy(network)
     exact = RecastConfig(head_dim=plan.config.head_dim)
-    done = getattr(probe, "recast_plan", None)
-    if isinstance(done, Plan):  # a plan goes on with its own settings: layers that are recast keep theirs
-        probe.recast_plan = replace(done, config=exact)  # type: ignore[assignment]
+    if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
+        set_plan_(probe, replace(done, config=exact))
     with seeded(0):  # W_qry is random, and with W_key = 0 of no effect
         recast_(probe, replace(plan, config=exact), steps=layers)
     found = gpsa_layers(probe)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA
-from recast.surgery.apply import applied_plan, gpsa_layers
+from recast.surgery.apply import gpsa_layers
 from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
-from recast.surgery.plan import Plan
+from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.surgery.stride import replace_module_
 from recast.surgery.verify import relative_error
 from recast.tracing.hooks import captured_inputs, in_eval
@@ -91,8 +91,8 @@ def fold_(
                 report[-1] = replace(report[-1], output_error=change, accuracy=accuracy)
         if batch_norm:
             report = _fold_norms(model, report, batches)
-    if hasattr(model, "recast_plan"):
-        model.recast_plan = _noted(model, report)  # type: ignore[assignment]
+    if (plan := plan_of(model)) is not None:
+        set_plan_(model, _noted(model, plan, report))
     return report
 
 
@@ -173,9 +173,8 @@ def _fold_norm(model: nn.Module, layer: nn.Module, name: str, images: Tensor) ->
     return False
 
 
-def _noted(model: nn.Module, report: list[Folded]) -> Plan:
+def _noted(model: nn.Module, plan: Plan, report: list[Folded]) -> Plan:
     """The plan with what a replay needs to know."""
-    plan = applied_plan(model)
     done = {item.name: item for item in report if item.name}
     steps = tuple(
         replace(

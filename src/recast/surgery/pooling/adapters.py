@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.surgery.pooling.place import Layout
+from recast.surgery.plan import Layout
 from recast.surgery.stride import replace_module_
-
-__all__ = ["Pooled", "PooledLayer", "PoolsBeforeHead", "class_head", "pooled_class"]
 
 
 class PooledLayer(AttentionPool):
@@ -74,56 +72,40 @@ class PooledLayer(AttentionPool):
         return f"{super().extra_repr()}, {self.takes} → {self.gives}{prefix}"
 
 
-class Pooled(nn.Module):
-    """What a network of timm becomes: a new classifier does not undo its attention pooling."""
+def hold_pool_(model: Any, before_head: bool) -> None:
+    """Make a network of timm pool by the `PooledLayer` in it: where it pools in the code of its head (`before_head`,
+    the pool is its child `attention_pool`), and where it makes a new classifier.
 
-    _plain: type[nn.Module]
-    """The class that it was of."""
-
-    def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
-        """A new classifier, as the network makes it; the pooling stays, and gets new tokens if it has one a class.
-
-        Raises RecastError for a pooling of the network's own, which attention pooling stands for.
-        """
-        wanted = kwargs.pop("global_pool", args[0] if args else None)
-        if wanted not in (None, "avg", PooledLayer.pool_type):
-            raise RecastError(
-                f"global_pool={wanted!r}: the pooling of this {type(self).__name__} is attention; leave it out"
-            )
-        ((name, pool),) = ((n, m) for n, m in self.named_modules() if isinstance(m, PooledLayer))
-        with _own_pool(self, name, pool):
-            super().reset_classifier(num_classes, *args[1:], **kwargs)  # type: ignore[misc]
-        if pool.num_classes is not None and num_classes:
-            pool.reset_tokens(num_classes)
-            replace_module_(self, layer := self.get_classifier(), class_head(layer))  # type: ignore[operator]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # the class is made at run time: it is named by what it is made of
-        return _blank, (self._plain, isinstance(self, PoolsBeforeHead)), self.__dict__
+    Its methods are replaced on the instance, by functions that pickle and `copy.deepcopy` take along with it.
+    """
+    if before_head:
+        model.forward_head = partial(_forward_head, model)
+    if hasattr(model, "reset_classifier") and hasattr(model, "get_classifier"):
+        model.reset_classifier = partial(_reset_classifier, model)
 
 
-class PoolsBeforeHead(Pooled):
-    """What a network of timm that pools in the code of its head becomes: its head gets a single position, the pooled
-    one, and the mean over one position is that position. Its features stay what they were."""
-
-    attention_pool: PooledLayer
-
-    def forward_head(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        head: Tensor = super().forward_head(self.attention_pool(x), *args, **kwargs)  # type: ignore[misc]
-        return head
+def _forward_head(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The network's own, which gets a single position, the pooled one: the mean over it is that position."""
+    logits: Tensor = type(model).forward_head(model, model.attention_pool(x), *args, **kwargs)
+    return logits
 
 
-@cache
-def pooled_class(kind: type[nn.Module], before_head: bool) -> type[nn.Module]:
-    """The class `kind` with `Pooled` or `PoolsBeforeHead`, under its own name."""
-    bases = (PoolsBeforeHead if before_head else Pooled, kind)
-    return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__, "_plain": kind})
+def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -> None:
+    """A new classifier, as the network makes it; the pooling stays, and gets new tokens if it has one a class.
 
-
-def _blank(kind: type[nn.Module], before_head: bool) -> nn.Module:
-    made: Any = pooled_class(kind, before_head)  # type: ignore[arg-type]
-    network: nn.Module = made.__new__(made)
-    return network
+    Raises RecastError for a pooling of the network's own, which attention pooling stands for.
+    """
+    wanted = kwargs.pop("global_pool", args[0] if args else None)
+    if wanted not in (None, "avg", PooledLayer.pool_type):
+        raise RecastError(
+            f"global_pool={wanted!r}: the pooling of this {type(model).__name__} is attention; leave it out"
+        )
+    ((name, pool),) = ((n, m) for n, m in model.named_modules() if isinstance(m, PooledLayer))
+    with _own_pool(model, name, pool):
+        type(model).reset_classifier(model, num_classes, *args[1:], **kwargs)
+    if pool.num_classes is not None and num_classes:
+        pool.reset_tokens(num_classes)
+        replace_module_(model, layer := model.get_classifier(), class_head(layer))
 
 
 @contextmanager

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.run.config import PoolConfig
-from recast.surgery.plan import with_pool
-from recast.surgery.pooling.adapters import PooledLayer, class_head, pooled_class
+from recast.layers.attention_pool import AttentionPool
+from recast.run.config import PoolConfig, RecastConfig
+from recast.surgery.plan import NOTHING, Place, Plan, plan_of, set_plan_
+from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place
-from recast.surgery.pooling.place import Place
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import in_eval
 
-__all__ = ["attention_pool_", "attention_pools", "noise", "swap_"]
-
 SIDES = (128, 224, 64, 32, 256, 384)
 """Sides in pixels that a network is tried with which does not say what it takes."""
+NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
 def attention_pools(model: nn.Module) -> dict[str, AttentionPool]:
@@ -49,7 +47,12 @@ def attention_pool_(
     config = config or PoolConfig("per_class" if per_class else "single")
     if config.kind == "none":
         return model
-    place = swap_(model, config, example)
+    _check_own_pool(model)
+    place = find_place(model, noise(model) if example is None else example)
+    put_pool_(model, config, place)
+    # the costs are not counted, which takes images
+    plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
+    set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
     if config.start == "average" and not place.averages:
         warnings.warn(
             f"{type(model).__name__} did not average over its last map (class token, maximum, or its classifier comes "
@@ -64,15 +67,25 @@ def attention_pool_(
     return model
 
 
-def swap_(model: nn.Module, config: PoolConfig, example: Tensor | None = None) -> Place:
-    """`attention_pool_` without its warnings, for what has told of the swap already; returns where it went."""
-    if pools := attention_pools(model):
-        raise RecastError(
-            f"{next(iter(pools)) or type(model).__name__} is attention pooling already: it is put in once"
-        )
-    example = noise(model) if example is None else example
-    place = find_place(model, example)
-    head = _class_head(model, place) if config.kind == "per_class" else None
+def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
+    """Put attention pooling into a place that is known: the network does not run.
+
+    Raises RecastError, and changes nothing, where it has been put in already, the place is that of another network, or
+    a token a class is asked of a network without a single classifier.
+    """
+    _check_own_pool(model)
+    at = _module_at(model, place.name)
+    if place.how == "head" and not hasattr(model, "forward_head"):
+        raise RecastError(f"the plan is for another model: {type(model).__name__} has no forward_head")
+    head = None
+    if config.kind == "per_class":
+        if place.classifier is None:
+            raise RecastError(
+                f"the logits of {type(model).__name__} are not those of one linear layer after its pooling, whose rows "
+                "could go to the classes: take a single token (per_class=False)"
+            )
+        classifier = _module_at(model, place.classifier)
+        head = class_head(classifier)
     pool = PooledLayer(
         place.dim,
         None if head is None else head.out_features,
@@ -86,55 +99,51 @@ def swap_(model: nn.Module, config: PoolConfig, example: Tensor | None = None) -
         init_values=config.init_values,
     ).to(next(model.parameters()))
     pool.train(model.training)
-    _put(model, place, pool)
-    if head is not None:
-        assert place.classifier is not None
-        replace_module_(model, model.get_submodule(place.classifier), head)
-    shape = (example.shape[1], example.shape[2], example.shape[3])
-    done = with_pool(getattr(model, "recast_plan", None), model, config, shape)
-    model.recast_plan = done  # type: ignore[assignment]
-    return place
-
-
-def _put(model: Any, place: Place, pool: PooledLayer) -> None:
     if place.how == "module":
-        pool.replaced = (model.get_submodule(place.name),)
-        replace_module_(model, pool.replaced[0], pool)
+        pool.replaced = (at,)
+        replace_module_(model, at, pool)
     elif place.how == "append":
-        before = model.get_submodule(place.name)
-        for module in [nn.ReLU(), pool] if place.relu else [pool]:
-            before.append(module)
-    kind: Any = type(model)
-    if place.how == "head" or (hasattr(model, "reset_classifier") and hasattr(model, "get_classifier")):
-        model.__class__ = pooled_class(kind, place.how == "head")
-    if place.how == "head":
+        assert isinstance(at, nn.Sequential)
+        at.extend([nn.ReLU(), pool] if place.relu else [pool])
+    else:
         model.attention_pool = pool
+    hold_pool_(model, before_head=place.how == "head")
+    if head is not None:
+        replace_module_(model, classifier, head)
 
 
-def _class_head(model: nn.Module, place: Place) -> ClassHead:
-    """The classifier per class."""
-    if place.classifier is None:
+def _check_own_pool(model: nn.Module) -> None:
+    if pools := attention_pools(model):
         raise RecastError(
-            f"the logits of {type(model).__name__} are not those of one linear layer after its pooling, whose rows "
-            "could go to the classes: take a single token (per_class=False)"
+            f"{next(iter(pools)) or type(model).__name__} is attention pooling already: it is put in once"
         )
-    return class_head(model.get_submodule(place.classifier))
 
 
-def noise(model: nn.Module, shape: tuple[int, int, int] | None = None) -> Tensor:
+def _module_at(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise RecastError(f"the plan is for another model: {type(model).__name__} has no layer {name!r}") from None
+
+
+def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Two images of noise that the model takes: of `shape` (C, H, W), or of one that the network tells or takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise RecastError(f"{type(model).__name__} has no parameters: there is nothing to pool")
+
+    def images(*shape: int) -> Tensor:
+        return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+
     if shape is not None:
-        return _noise(parameter, *shape)
-    cfg = getattr(model, "pretrained_cfg", None) or {}
-    channels, *size = cfg.get("input_size", (_in_channels(model),))
+        return images(*shape)
+    first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    told = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (first,))
     built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    told = [tuple(found) for found in (built_for, size) if isinstance(found, tuple | list) and len(found) == 2]
+    sizes = [tuple(s) for s in (built_for, told[1:]) if isinstance(s, tuple | list) and len(s) == 2]
     reason: Exception | None = None
-    for height, width in told or [(side, side) for side in SIDES]:
-        found = _noise(parameter, channels, height, width)
+    for height, width in sizes or [(side, side) for side in SIDES]:
+        found = images(told[0], height, width)
         try:
             with torch.no_grad(), in_eval(model):
                 model(found)
@@ -143,12 +152,3 @@ def noise(model: nn.Module, shape: tuple[int, int, int] | None = None) -> Tensor
         else:
             return found
     raise RecastError(f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)")
-
-
-def _noise(like: Tensor, *shape: int) -> Tensor:
-    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(like)
-
-
-def _in_channels(model: nn.Module) -> int:
-    """Of the first convolution; 3 without one."""
-    return next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
