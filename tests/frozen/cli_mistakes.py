@@ -136,15 +136,15 @@ PLANS = {
     "a list": "[]",
     "no keys": "{}",
     "an unknown version": '{"version": 99, "config": {}, "steps": []}',
-    "steps that are no list": '{"version": 1, "config": {}, "steps": {}}',
-    "a step without a name": '{"version": 1, "config": {}, "steps": [{"nam": "layer3.1.conv1"}]}',
-    "a step of no layer": '{"version": 1, "config": {}, "steps": [{"name": "layer9"}]}',
-    "a step twice": f'{{"version": 1, "config": {{}}, "steps": [{STEP}, {STEP}]}}',
-    "an unknown setting": f'{{"version": 1, "config": {{"gates": "x"}}, "steps": [{STEP}]}}',
-    "a wrong setting": f'{{"version": 1, "config": {{"gate": "x"}}, "steps": [{STEP}]}}',
-    "a wrong pool": f'{{"version": 1, "config": {{}}, "pool": {{"kind": "x"}}, "steps": [{STEP}]}}',
+    "steps that are no list": '{"version": 5, "config": {}, "steps": {}}',
+    "a step without a name": '{"version": 5, "config": {}, "steps": [{"nam": "layer3.1.conv1"}]}',
+    "a step of no layer": '{"version": 5, "config": {}, "steps": [{"name": "layer9"}]}',
+    "a step twice": f'{{"version": 5, "config": {{}}, "steps": [{STEP}, {STEP}]}}',
+    "an unknown setting": f'{{"version": 5, "config": {{"gates": "x"}}, "steps": [{STEP}]}}',
+    "a wrong setting": f'{{"version": 5, "config": {{"gate": "x"}}, "steps": [{STEP}]}}',
+    "a wrong pool": f'{{"version": 5, "config": {{}}, "pool": {{"kind": "x"}}, "steps": [{STEP}]}}',
 }
-GOOD_PLAN = f'{{"version": 1, "config": {{}}, "steps": [{STEP}]}}'
+GOOD_PLAN = f'{{"version": 5, "config": {{}}, "steps": [{STEP}]}}'
 
 
 def cases() -> list[Case]:

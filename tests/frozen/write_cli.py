@@ -177,10 +177,21 @@ def write_help() -> None:
         (HELP / f"{name}.txt").write_text(shown_help(name), encoding="utf-8")
 
 
+def _key(case: dict[str, Any]) -> tuple[str, str]:
+    return case["argv"], json.dumps(case.get("files"))
+
+
 def write_errors() -> None:
     """Write `errors.json`; a command line that is no mistake is named and left out."""
     with prepared() as folder:
         found = [mistake(case, folder) for case in cases()]
+    # what was measured before holds: another program may have slowed this run down
+    held = {_key(one): one.get("slow", False) for one in json.loads(ERRORS.read_text(encoding="utf-8"))}
+    for one in found:
+        if held.get(_key(one), "slow" in one):
+            one["slow"] = True
+        else:
+            one.pop("slow", None)
     for one in found:
         if one["code"] != 2 or one["stderr"].count("\n") != 1:
             print(f"left out: {one['argv']!r}: exit code {one['code']}, {one['stderr'][:200]!r}", file=sys.stderr)
