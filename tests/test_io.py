@@ -85,17 +85,6 @@ def test_attention_pooling_comes_back(tmp_path: Path, where: str, kind: Any, sta
     assert (pool.start, pool.num_classes) == (start, 10 if kind == "per_class" else None)
 
 
-def test_a_file_from_before_attention_pooling_is_read(tmp_path: Path) -> None:
-    model = recast_model()
-    path = save(model, tmp_path / "child.safetensors", constructor(CONFIG))
-    tensors, header = load_file(path), read_header(path)
-    plan_of_old = json.loads(header["plan"])
-    assert (plan_of_old.pop("pool"), plan_of_old.pop("pool_cost"), plan_of_old["version"]) == (None, None, 4)
-    header["plan"] = json.dumps(plan_of_old | {"version": 3})
-    save_file(tensors, path, metadata={"recast": json.dumps(header)})
-    assert torch.equal(output(load(path)), output(model))
-
-
 def test_a_plain_model_comes_back_and_the_parent_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = build(CONFIG)
