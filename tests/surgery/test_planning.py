@@ -462,10 +462,10 @@ def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
     [
         ({"kind": "perclass"}, "pool.kind must be one of none, single, per_class, got 'perclass'. Did you mean"),
         ({"start": "mean"}, "pool.start must be one of average, paper"),
-        ({"num_heads": 0}, "pool.num_heads must be at least 1, got 0"),
+        ({"num_heads": 0}, "num_heads must be 1 or more, got 0"),
         ({"mlp_ratio": 0.0}, "pool.mlp_ratio must be a positive number"),
         ({"mlp_ratio": float("inf")}, "pool.mlp_ratio"),
-        ({"init_values": float("nan")}, "pool.init_values must be finite"),
+        ({"init_values": float("nan")}, "init_values must be a finite number"),
         ({"cls_in_keys": True}, r"1/\(n\+1\) of the weight"),
     ],
 )
