@@ -24,7 +24,9 @@ def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> T
     """Corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of its data set."""
     check_corruption(kind, severity, CORRUPTIONS)
     # On the CPU whatever the device: the same pixels everywhere, and MPS has no uneven adaptive pooling.
-    return CORRUPTIONS[kind](images.cpu(), severity, first_index).clamp(0, 1).to(images.device)
+    change, strengths = CORRUPTIONS[kind]
+    indices = range(first_index, first_index + len(images))
+    return change(images.cpu(), strengths[severity - 1], indices).clamp(0, 1).to(images.device)
 
 
 def check_corruption(kind: str, severity: int, kinds: Iterable[str]) -> None:
@@ -43,16 +45,15 @@ def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indi
     )
 
 
-def _gaussian_noise(images: Tensor, severity: int, first_index: int) -> Tensor:
+def _gaussian_noise(images: Tensor, strength: float, indices: range) -> Tensor:
     """x + σ·z, σ ∝ √side: 0.08 to 0.38 at 224 (as in ImageNet-C), 0.03 to 0.14 at 32, where less averages out."""
-    sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1] * math.sqrt(min(images.shape[-2:]) / 224)
-    indices = range(first_index, first_index + len(images))
+    sigma = strength * math.sqrt(min(images.shape[-2:]) / 224)
     return images + sigma * _random(torch.randn, tuple(images.shape[1:]), "gaussian_noise", indices)
 
 
-def _gaussian_blur(images: Tensor, severity: int, first_index: int) -> Tensor:
+def _gaussian_blur(images: Tensor, strength: float, indices: range) -> Tensor:
     """Gaussian of σ ∝ √side pixels: 1.8 to 6 at 224 (about ImageNet-C), 0.7 to 2.3 at 32."""
-    sigma = (0.12, 0.17, 0.22, 0.30, 0.40)[severity - 1] * math.sqrt(min(images.shape[-2:]))
+    sigma = strength * math.sqrt(min(images.shape[-2:]))
     radius = math.ceil(3 * sigma)
     weights = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
     weights = weights / weights.sum()
@@ -62,18 +63,16 @@ def _gaussian_blur(images: Tensor, severity: int, first_index: int) -> Tensor:
     return F.conv2d(rows, weights.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
 
 
-def _contrast(images: Tensor, severity: int, first_index: int) -> Tensor:
+def _contrast(images: Tensor, strength: float, indices: range) -> Tensor:
     """m + c·(x - m), m the mean of each channel; c from 0.75 to 0.2, milder than ImageNet-C (0.4 to 0.05)."""
-    keep = (0.75, 0.6, 0.45, 0.3, 0.2)[severity - 1]
     mean = images.mean(dim=(-2, -1), keepdim=True)
-    return mean + keep * (images - mean)
+    return mean + strength * (images - mean)
 
 
-def _pixelate(images: Tensor, severity: int, first_index: int) -> Tensor:
+def _pixelate(images: Tensor, strength: float, indices: range) -> Tensor:
     """P_H X P_W: every pixel becomes the mean of its cell of a coarser grid; cells are unions of milder cells."""
-    share = (0.8, 0.65, 0.5, 0.35, 0.25)[severity - 1]
     height, width = images.shape[-2:]
-    return cell_means(height, round(height * share)) @ images @ cell_means(width, round(width * share))
+    return cell_means(height, round(height * strength)) @ images @ cell_means(width, round(width * strength))
 
 
 def cell_means(side: int, cells: int) -> Tensor:
@@ -95,11 +94,10 @@ def cell_means(side: int, cells: int) -> Tensor:
     return same / same.sum(dim=1)
 
 
-def _occlusion(images: Tensor, severity: int, first_index: int) -> Tensor:
+def _occlusion(images: Tensor, strength: float, indices: range) -> Tensor:
     """A grey rectangle of a share of each side; it lies inside that of the next severity."""
-    share = (0.125, 0.25, 0.375, 0.5, 0.625)[severity - 1]
-    sizes = [round(share * side) for side in images.shape[-2:]]
-    place = _random(torch.rand, (2,), "occlusion", range(first_index, first_index + len(images)))  # share of the way
+    sizes = [round(strength * side) for side in images.shape[-2:]]
+    place = _random(torch.rand, (2,), "occlusion", indices)  # share of the way
     inside = []
     for size, side, position in zip(sizes, images.shape[-2:], place.unbind(1), strict=True):
         begin = (position * (side - size)).floor()[:, None]
@@ -109,13 +107,14 @@ def _occlusion(images: Tensor, severity: int, first_index: int) -> Tensor:
     return images.masked_fill(covered[:, None], 0.5)
 
 
-CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
-    "gaussian_noise": _gaussian_noise,
-    "gaussian_blur": _gaussian_blur,
-    "contrast": _contrast,
-    "pixelate": _pixelate,
-    "occlusion": _occlusion,
+CORRUPTIONS: dict[str, tuple[Callable[[Tensor, float, range], Tensor], tuple[float, ...]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "gaussian_blur": (_gaussian_blur, (0.12, 0.17, 0.22, 0.30, 0.40)),
+    "contrast": (_contrast, (0.75, 0.6, 0.45, 0.3, 0.2)),
+    "pixelate": (_pixelate, (0.8, 0.65, 0.5, 0.35, 0.25)),
+    "occlusion": (_occlusion, (0.125, 0.25, 0.375, 0.5, 0.625)),
 }
+"""Function of (images, strength, their indices), and its strength by severity."""
 
 
 def score_basic(batch: Batch) -> Iterator[Score]:

@@ -61,10 +61,9 @@ class SourceKeys:
     def _images(self, images: LabelledImages) -> str:
         if id(images) in self.known:
             return self.known[id(images)][1]
-        digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {images.img_size}".encode())
-        for name in ("crop_pct", "identity", "where"):
-            digest.update(repr(getattr(images, name, None)).encode())
         held = vars(images)
+        told = sorted((name, value) for name, value in held.items() if _is_plain(value))
+        digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {told}".encode())
         for name in ("labels", "rows", "pixels"):
             if isinstance(tensor := held.get(name), Tensor):
                 _add(digest, name, tensor)

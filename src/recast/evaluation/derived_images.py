@@ -20,40 +20,30 @@ class DerivedImages(LabelledImages):
     """Images of `base`, changed: what a change draws follows from the image's index in `base` alone."""
 
     base: LabelledImages
-    rows: Tensor = field(kw_only=True, default=None)  # type: ignore[assignment]
+    rows: Tensor | None = field(default=None, kw_only=True)
     """(N,) int64: the index in `base` of each image; None: all of them."""
-    labels: Tensor = field(init=False)
-    img_size: int = field(init=False)
-    augment: AugmentConfig | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.rows = torch.arange(len(self.base)) if self.rows is None else self.rows
-        self.labels, self.img_size = self.base.labels[self.rows], max(self.size)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of the images."""
-        return self.base.img_size, self.base.img_size
-
-    @property
-    def identity(self) -> str:
-        """What tells these images apart from others of the same base."""
-        raise NotImplementedError
+        self.labels = self.base.labels if self.rows is None else self.base.labels[self.rows]
+        self.img_size, self.augment = self.base.img_size, None
 
     def changed(self, rows: list[int]) -> Tensor:
-        """(B, 3, height, width) of these images of `base`."""
+        """(B, 3, height, width) of these images of `base`, of which there is one at least."""
         raise NotImplementedError
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def _in_base(self, indices: Sequence[int]) -> Tensor:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        images = self.changed(self.rows[chosen].tolist()) if len(chosen) else torch.empty(0, 3, *self.size)
-        return images, self.labels[chosen]
+        return chosen if self.rows is None else self.rows[chosen]
+
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        rows = self._in_base(indices)
+        return self.changed(rows.tolist()), self.base.labels[rows]
 
     def image_name(self, index: int) -> str:
-        return self.base.image_name(int(self.rows[index]))
+        return self.base.image_name(int(self._in_base([index])))
 
     def subset(self, indices: Tensor) -> Self:
-        return replace(self, rows=self.rows[indices])
+        return replace(self, rows=self._in_base(indices.tolist()))
 
     def augmented(self, augment: AugmentConfig | None) -> Self:
         if augment is not None:
@@ -66,15 +56,11 @@ class ResizedImages(DerivedImages):
     """The images of `base` as (3, height, width); at the base's own size they are the same pixels."""
 
     base: ImageFiles | ImageTensors
-    target: tuple[int, int]
+    size: tuple[int, int]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.target
-
-    @property
-    def identity(self) -> str:
-        return f"resized {self.size}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.img_size = max(self.size)
 
     def changed(self, rows: list[int]) -> Tensor:
         own = self.base.img_size

@@ -82,10 +82,6 @@ class CorruptedImages(DerivedImages):
     severity: int
     seed: int = 0
 
-    @property
-    def identity(self) -> str:
-        return f"imagecorruptions {self.kind} {self.severity} {self.seed}"
-
     def changed(self, rows: list[int]) -> Tensor:
         plain = (self.base.batch(rows)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
         corrupted = [
