@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
+from recast.data.datasets import ImageFiles, LabelledImages
+from recast.data.images import resize_to, to_bytes
 from recast.errors import RecastError
 from recast.evaluation import PixelModel, evaluate
-from recast.evaluation.context import is_correct
+from recast.evaluation.accuracy import RADII, default_sizes, keep_frequencies
+from recast.evaluation.context import NotMeasured
+from recast.evaluation.derived_images import ResizedImages
+from recast.run.config.evaluation import parse_size
+
+Score = Callable[..., dict[str, Any]]
 
 
 class Constant(nn.Module):
@@ -39,12 +50,6 @@ def test_top5_needs_six_classes(gray: Data) -> None:
     data = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
     rows = evaluate({"m": Constant(torch.arange(5.0))}, ["clean"], data, progress=False)
     assert [row.metric for row in rows] == ["top1", "loss", "ece"]
-
-
-def test_is_correct() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    assert is_correct(logits, torch.tensor([1, 1])).tolist() == [1, 0]
-    assert is_correct(logits, torch.tensor([1, 1]), k=2).tolist() == [1, 1]
 
 
 def test_pixel_model_normalises() -> None:
@@ -87,8 +92,161 @@ def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data) -> N
     assert found > 0
 
 
-def test_scores_are_of_each_image(trained: nn.Module, digits: Data, score: Callable[..., dict[str, Any]]) -> None:
-    found = score("clean", trained, digits)
-    assert {metric: values.shape for metric, values in found.items()} == {
-        "top1": (50, 1), "top5": (50, 1), "loss": (50, 1), "ece": (50, 15)
-    }  # fmt: skip
+@pytest.fixture
+def photographs(tmp_path: Path, digits: Data) -> Data:
+    """Three files of different shapes, cropped to 112 from 128."""
+    paths = []
+    generator = torch.Generator().manual_seed(0)
+    for number, (width, height) in enumerate([(150, 200), (201, 133), (112, 112)]):
+        noise = torch.randint(256, (height // 8, width // 8, 3), generator=generator, dtype=torch.uint8)
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(noise.numpy()).resize((width, height), Image.Resampling.BICUBIC).save(path)
+        paths.append(str(path))
+    return replace(digits, val=ImageFiles(torch.arange(3), 112, paths))
+
+
+def test_the_own_size_is_the_validation_image(photographs: Data, digits: Data) -> None:
+    for images in (photographs.val, digits.val):
+        own = images.img_size
+        found = ResizedImages(images, (own, own)).batch([2, 0])
+        assert found[0].equal(images.batch([2, 0])[0])
+        assert found[1].equal(images.labels[[2, 0]])
+        assert ResizedImages(images, (8, 12)).subset(torch.tensor([2])).batch([0])[0].shape == (1, 3, 8, 12)
+
+
+def test_every_size_shows_the_same_part(photographs: Data) -> None:
+    """Enlarging and then averaging pixels of one size gives those of another."""
+    for index in range(3):
+        base = photographs.val.batch([index])[0]
+        twice = ResizedImages(photographs.val, (224, 224)).batch([index])[0]
+        assert twice.shape == (1, 3, 224, 224)
+        back = nn.functional.avg_pool2d(twice, 2)
+        assert (back - base).abs().mean() < 0.02
+        shifted = (back[..., 6:] - base[..., :-6]).abs().mean()
+        assert shifted > 3 * (back - base).abs().mean()
+
+
+def test_non_square_sizes_keep_the_proportions() -> None:
+    image = Image.new("RGB", (100, 100))
+    image.paste((255, 255, 255), (40, 40, 60, 60))  # a centred square
+    for size, share, side in (((50, 100), 1.0, 20), ((100, 50), 0.5, 40)):  # 0.5: half of the height is shown
+        resized = resize_to(image, size, share)
+        assert resized.size == size[::-1]
+        white = to_bytes(resized)[0] > 127
+        assert white.any(0).sum() == white.any(1).sum() == side
+
+
+class Pooled(nn.Module):
+    """Takes any size, or one only, as a ViT does; remembers which it saw."""
+
+    def __init__(self, error: Exception | None = None, only: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.error, self.only = error, only
+        self.seen: set[tuple[int, ...]] = set()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error:
+            raise self.error
+        size = tuple(x.shape[2:])
+        assert self.only in (None, size), f"input {size} does not match model {self.only}"
+        self.seen.add(size)
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+def test_resolution(digits: Data, score: Score) -> None:
+    model = Pooled().eval()
+    scores = score("resolution", model, digits, sizes=("8", "16", "12x20", "16x16"))
+    assert list(scores) == ["top1@8x8", "top1@16x16", "top1@12x20"]
+    assert model.seen == {(8, 8), (16, 16), (12, 20)}
+    images, labels = digits.val.batch(range(50))
+    clean = (PixelModel(model, digits.mean, digits.std)(images).argmax(1) == labels).float()
+    assert scores["top1@16x16"][:, 0].tolist() == clean.tolist()
+    assert scores["top1@8x8"].shape == (50, 1)
+    assert list(score("resolution", model, digits)) == [f"top1@{side}x{side}" for side in (8, 12, 16, 20, 24)]
+
+
+def test_a_model_that_cannot_take_a_size_is_named_and_the_rest_goes_on(digits: Data, score: Score) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        scores = score("resolution", Pooled(only=(16, 16)).eval(), digits, sizes=("8", "16"))
+    assert [str(warning.message) for warning in told] == [
+        "m cannot take images of 8x8 and is left out there: input (8, 8) does not match model (16, 16)"
+    ]
+    assert list(scores) == ["top1@16x16"]
+
+
+@pytest.mark.parametrize("error", [RecastError("not a number"), torch.OutOfMemoryError("full"), KeyError("a bug")])
+def test_other_errors_are_not_taken_for_a_size(error: Exception, digits: Data, score: Score) -> None:
+    with pytest.raises(type(error)):
+        score("resolution", Pooled(error).eval(), digits, sizes=("8",))
+
+
+def test_streams_have_one_size(digits: Data, score: Score) -> None:
+    class Stream(LabelledImages):
+        img_size = 16
+        labels = torch.zeros(3)
+
+    with pytest.raises(NotMeasured, match="shards of digits do not allow"):
+        score("resolution", Pooled(), replace(digits, val=Stream()))
+
+
+def test_sizes() -> None:
+    assert parse_size("160") == (160, 160)
+    assert parse_size(" 128X192 ") == (128, 192)
+    for wrong in ("", "0", "12x0", "-3", "12x", "big", "1.5"):
+        with pytest.raises(RecastError, match="HEIGHTxWIDTH such as 128x192, got"):
+            parse_size(wrong)
+    assert default_sizes(224) == ((128, 128), (160, 160), (224, 224), (288, 288), (320, 320))
+    assert default_sizes(3) == ((3, 3), (4, 4))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 1), (1, 6)])
+@pytest.mark.parametrize("radius", [0.0, 0.25, 1.0, 1.5])
+def test_low_and_high_make_the_image(size: tuple[int, int], radius: float) -> None:
+    x = torch.rand(2, 3, *size)
+    low, high = keep_frequencies(x, "low", radius), keep_frequencies(x, "high", radius)
+    mean = x.mean((-2, -1), keepdim=True)
+    assert torch.allclose(low + high, x + mean, atol=1e-5)
+    for part in (low, high):
+        assert torch.allclose(part.mean((-2, -1), keepdim=True), mean, atol=1e-5)
+        assert (part.shape, part.dtype) == (x.shape, x.dtype)
+    if radius in (0, 1.5):
+        assert torch.allclose(low, x if radius else mean.expand_as(x), atol=1e-5)
+    assert torch.allclose(keep_frequencies(low, "low", radius), low, atol=1e-5)  # twice is once
+    assert keep_frequencies(x.bfloat16(), "low", radius).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 24), (15, 9)])
+@pytest.mark.parametrize("cycles", [(1, 0), (0, 2), (-3, 1), (0, 4)])
+def test_waves_pass_by_their_true_frequency(size: tuple[int, int], cycles: tuple[int, int]) -> None:
+    i, j = torch.arange(size[0])[:, None] / size[0], torch.arange(size[1]) / size[1]
+    x = 0.5 + 0.4 * torch.cos(2 * math.pi * (cycles[0] * i + cycles[1] * j))[None, None]
+    frequency = math.hypot(2 * cycles[0] / size[0], 2 * cycles[1] / size[1])
+    grey = torch.full_like(x, 0.5)
+    for radius, passes in ((frequency - 0.01, False), (frequency, True), (frequency + 0.01, True)):
+        assert torch.allclose(keep_frequencies(x, "low", radius), x if passes else grey, atol=1e-5)
+        assert torch.allclose(keep_frequencies(x, "high", radius), grey if passes else x, atol=1e-5)
+
+
+def test_mistakes_of_a_filter_are_named() -> None:
+    with pytest.raises(RecastError, match="'low', 'high'"):
+        keep_frequencies(torch.rand(1, 1, 4, 4), "middle", 0.5)  # type: ignore[arg-type]
+    for radius in (-0.1, math.nan):
+        with pytest.raises(RecastError, match="0 or more"):
+            keep_frequencies(torch.rand(1, 1, 4, 4), "low", radius)
+
+
+def test_frequency(digits: Data, trained: nn.Module, score: Score) -> None:
+    found = score("frequency", trained, digits)
+    assert list(found) == [f"{band}@{radius:g}" for band in ("low", "high") for radius in RADII]
+    images, labels = digits.val.batch(range(50))
+    model = PixelModel(trained, digits.mean, digits.std)
+    expected = model(keep_frequencies(images, "low", 0.5)).argmax(1) == labels
+    assert found["low@0.5"][:, 0].tolist() == expected.float().tolist()
+    low = [float(found[f"low@{radius:g}"].mean()) for radius in RADII]
+    assert low[0] < 0.5 < low[-1]
+    assert abs(low[-1] - float((model(images).argmax(1) == labels).float().mean())) <= 0.06
+    assert float(found["high@1"].mean()) < 0.5

@@ -60,14 +60,6 @@ def test_attack_stays_in_the_ball_and_in_the_pixel_range(
     assert all(value.equal(before[key]) for key, value in victim.state_dict().items())
 
 
-def test_stronger_attacks_raise_the_loss_further(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
-    images, labels = batch
-    found = [images, fgsm(victim, images, labels, 8.0), pgd(victim, images, labels, 8.0, steps=20)]
-    with torch.no_grad():
-        clean, one, many = (nn.functional.cross_entropy(victim(pixels), labels) for pixels in found)
-    assert clean < one < many
-
-
 def test_pgd_of_one_full_step_is_fgsm(victim: PixelModel, batch: tuple[Tensor, Tensor]) -> None:
     images, labels = batch
     assert pgd(victim, images, labels, 4.0, steps=1, step_size=4.0).equal(fgsm(victim, images, labels, 4.0))
@@ -87,7 +79,6 @@ def test_rows_of_the_suites(trained: nn.Module, digits: Data) -> None:
     values = {f"{row.suite}/{row.metric}": row.value for row in rows}
     assert values["fgsm/top1@0"] == values["pgd/top1@0"] == values["clean/top1"] > 80
     assert values["pgd/top1@16"] <= values["fgsm/top1@16"] < values["clean/top1"]
-    assert {row.metric for row in rows if row.suite == "pgd"} == {"top1@0", "top1@1", "top1@16"}
 
 
 def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(

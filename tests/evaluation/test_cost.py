@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from recast.data import Data
 from recast.evaluation import evaluate
 from recast.evaluation.cost import count_macs, peak_memory, time_models
-from recast.tracing.cost import count_parameters
 
 
 class Attention(nn.Module):
@@ -35,11 +34,6 @@ def test_macs_by_hand() -> None:
     assert count_macs(nn.Conv2d(6, 6, 3, padding=1, groups=6), image) == 64 * 9 * 6
     assert count_macs(nn.Sequential(nn.Flatten(), nn.Linear(384, 10)), image) == 3840
     assert count_macs(Attention(), image) == 2 * 64 * 64 * 6
-
-
-def test_shared_parameters_count_once() -> None:
-    layer = nn.Linear(4, 4)
-    assert count_parameters(nn.Sequential(layer, layer, nn.BatchNorm1d(4))) == 20 + 8
 
 
 def test_models_take_turns() -> None:

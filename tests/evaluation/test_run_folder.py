@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
+from recast.evaluation.suites import Results
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
@@ -27,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch on few digits."""
     data = DataConfig("digits", img_size=16, num_train=40, num_val=30, batch_size=20)
     recipe = Recipe(ModelConfig("digits_resnet"), data, where=["layer3.1.conv1"], epochs=1, device="cpu")
-    return train(recipe, tmp_path_factory.mktemp("runs") / "mine", progress=False)
+    return train(recipe, tmp_path_factory.mktemp("runs") / "mine")
 
 
 @pytest.fixture
@@ -35,6 +36,10 @@ def copied(run: Path, tmp_path: Path) -> Path:
     """A copy of the run as training left it."""
     measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "scores", "analysis")
     return Path(shutil.copytree(run, tmp_path / "mine", ignore=measured))
+
+
+def measured(folder: Path, suites: list[str], **told: Any) -> Results:
+    return evaluate_run(folder, suites, device="cpu", progress=False, **told)
 
 
 def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
@@ -48,7 +53,7 @@ def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
 
 
 def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
-    rows = {(row.model, row.metric): row for row in evaluate_run(run, ["clean"], device="cpu", progress=False).rows}
+    rows = {(row.model, row.metric): row for row in measured(run, ["clean"]).rows}
     for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
         last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
         first = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -59,19 +64,11 @@ def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
     assert sorted(map(str, read_rows(run / "rows.csv"))) == sorted(map(str, rows.values()))
 
 
-def test_num_samples_takes_that_many_images(copied: Path) -> None:
-    found = evaluate_run(copied, ["clean"], options=Options(num_samples=10), device="cpu", progress=False)
-    assert {row.n for row in found.rows} == {10}
-    assert open_run(copied).data.val.labels.shape == (30,)
-
-
 def test_the_normalisation_is_the_runs_own(copied: Path) -> None:
     text = (copied / "recipe.yaml").read_text(encoding="utf-8")
-    start = text.index("  mean:")
-    (copied / "recipe.yaml").write_text(
-        text[:start] + "  mean: [0.1, 0.2, 0.3]\n  std: [1, 2, 3]\n" + text[text.index("  batch_size:") :],
-        encoding="utf-8",
-    )
+    own = "  mean: [0.1, 0.2, 0.3]\n  std: [1, 2, 3]\n"
+    changed = text[: text.index("  mean:")] + own + text[text.index("  batch_size:") :]
+    (copied / "recipe.yaml").write_text(changed, encoding="utf-8")
     data = open_run(copied).data
     assert (data.mean, data.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
@@ -102,15 +99,13 @@ def test_what_is_not_finished_is_refused_before_anything_is_loaded(copied: Path,
         open_run(copied)
 
 
-def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
+def test_a_damaged_file_is_named(copied: Path) -> None:
     weights = copied / "weights.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:1000])
     with pytest.raises(RecastError, match=r"weights\.safetensors is no readable"):
         open_run(copied)
-    weights.write_bytes((copied / "finetuned" / "weights.safetensors").read_bytes())
-    open_run(copied)  # a plain network: the three arms can still be told apart by their files
-    shutil.copy(copied / "parent.safetensors", copied / "finetuned" / "weights.safetensors")
+    weights.write_bytes(whole)
     (copied / "finetuned" / "weights.safetensors").write_bytes(whole[:1000])
     with pytest.raises(RecastError, match="finetuned"):
         open_run(copied)
@@ -121,23 +116,21 @@ def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
     [
         ("evaluation.json", '{"suites": {"cle', "truncated or not JSON"),
         ("evaluation.json", "{}", "lacks suites"),
-        ("evaluation.json", "[]", "must be a JSON object"),
-        ("classes.json", "[1", "truncated or not JSON"),
         ("classes.json", "{}", "must be a JSON list of names"),
     ],
 )
 def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name: str, text: str, message: str) -> None:
     (copied / name).write_text(text, encoding="utf-8")
     with pytest.raises(RecastError, match=rf"{name}.*{message}"):
-        evaluate_run(copied, ["clean"], device="cpu", progress=False)
+        measured(copied, ["clean"])
     assert not (copied / "rows.csv").exists()
     assert not (copied / "scores").exists()
 
 
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     options = Options(num_samples=20, eps=(2.0,))
-    evaluate_run(copied, ["fgsm", "agreement"], options=options, device="cpu", command="recast x", progress=False)
-    evaluate_run(copied, ["clean"], device="cpu", progress=False)
+    measured(copied, ["fgsm", "agreement"], options=options, command="recast x")
+    measured(copied, ["clean"])
     made = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
     assert list(made) == ["fgsm", "agreement", "clean"]
     assert made["fgsm"]["options"] == {"eps": [2.0], "num_samples": 20, "seed": 0}
@@ -148,23 +141,23 @@ def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
 
 
 def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> None:
-    evaluate_run(copied, ["clean", "agreement"], device="cpu", command="all", progress=False)
+    measured(copied, ["clean", "agreement"], command="all")
     before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
     few = Options(num_samples=10)
     with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):
-        found = evaluate_run(copied, ["clean", "agreement"], options=few, device="cpu", progress=False)
+        found = measured(copied, ["clean", "agreement"], options=few)
     assert {row.n for row in found.rows} == {10}
     assert before == {name: (copied / name).read_bytes() for name in before}
-    evaluate_run(copied, ["clean"], device="cpu", command="again", progress=False)
+    measured(copied, ["clean"], command="again")
     made = (copied / "evaluation.json").read_text(encoding="utf-8")
     assert '"all"' in made
     assert '"again"' not in made  # it was read from the scores, not measured
 
 
 def test_a_renamed_run_has_every_line_once(copied: Path) -> None:
-    evaluate_run(copied, ["clean", "fgsm"], device="cpu", progress=False)
+    measured(copied, ["clean", "fgsm"])
     other = copied.rename(copied.with_name("other"))
-    evaluate_run(other, ["clean"], device="cpu", progress=False)
+    measured(other, ["clean"])
     rows = read_rows(other / "rows.csv")
     assert {row.run for row in rows} == {"other"}
     assert len({(row.model, row.suite, row.metric) for row in rows}) == len(rows)
