@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recast.errors import RecastError
-from recast.run.files import replaced
+from recast.run.files import write_text
 
 __all__ = ["write_report"]
 
@@ -18,7 +18,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     """Write the report of one or several run folders and return where it lies.
 
     Args:
-        runs: run folders, see `recast.report.read.run`.
+        runs: run folders, see `recast.report.load`.
         out: the HTML file; for one run the default is RUN/report.html.
         figures: a folder for every figure as SVG and PNG, the numbers behind it as CSV, and tables to cite; see
             `recast.report.export`. It must be new, empty, or hold the figures of an earlier report, which it replaces.
@@ -27,7 +27,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
 
     Raises:
         RecastError: no run, a missing or truncated file in a run, nowhere to write, a folder of figures that holds
-            anything else, or no matplotlib or jinja2.
+            anything else, or no matplotlib, jinja2 or scipy.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -41,23 +41,24 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         raise RecastError(f"the folder of the report does not exist: {target.parent}")
     try:
         from recast.report.export import check_folder, write_figures
-        from recast.report.page import read_parts, render
-        from recast.report.read.run import read_run
+        from recast.report.load import read_run
+        from recast.report.page import group_parts, render, run_part
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2", "yaml", "numpy", "PIL"}:
+        needed = {"matplotlib", "jinja2", "scipy", "yaml", "numpy", "PIL"}
+        if error.name is None or error.name.split(".")[0] not in needed:
             raise
         raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
 
     if figures is not None:
         check_folder(Path(figures))
     read = [read_run(folder) for folder in folders]
-    sections, groups = read_parts(read)
-    html = render(read, sections, groups)
+    parts = [run_part(run, f"run{place}", len(read)) for place, run in enumerate(read, start=1)]
+    groups = group_parts(read)
+    html = render(parts, groups)
     try:
-        with replaced(target) as partial:
-            partial.write_text(html, encoding="utf-8", newline="\n")
+        write_text(target, html)
     except OSError as error:
         raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
     if figures is not None:
-        write_figures(Path(figures), sections, groups)
+        write_figures(Path(figures), parts, groups)
     return target

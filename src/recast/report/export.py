@@ -13,22 +13,26 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from recast.errors import RecastError
-from recast.report.figures.chart import Chart, Drawing
-from recast.report.figures.lines import ARM_MARKERS
-from recast.report.figures.style import PAPER, styled
-from recast.report.group import Group
-from recast.report.section import Section
-from recast.report.tables import cited
+from recast.report.arms_table import arms_table, swept_table
+from recast.report.charts import PAPER, Cells, Chart, styled
+from recast.report.draw import MARKERS
+from recast.report.load import Run
+from recast.report.page import Part
+from recast.report.table import latex, markdown
 
 INDEX = "index.csv"
 HEADER = ("file", "run", "title", "description")
+COLUMNS = ("run", "suite", "dataset", "metric", "quantity", "value", "low", "high", "n")
+"""quantity: an arm, or a difference such as recast-finetuned."""
+NOTE = "In brackets: 95 % intervals over the images, of differences paired; where they were measured."
 DPI = 200
 LETTER = 5.6
 """Points that a letter of a title takes at most, on average."""
@@ -42,12 +46,14 @@ def check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RecastError(f"figures need a folder, got the file {folder}: choose another name")
-    if any(folder.iterdir()) and not _is_ours(folder):
+    index = folder / INDEX
+    is_ours = index.is_file() and index.read_bytes().startswith(",".join(HEADER).encode())
+    if any(folder.iterdir()) and not is_ours:
         raise RecastError(f"{folder} holds other files than figures of recast report: choose a new or an empty folder")
 
 
-def write_figures(folder: Path, sections: Sequence[Section], groups: Sequence[Group]) -> int:
-    """Write every figure and table; returns how many figures.
+def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) -> None:
+    """Write every figure and table.
 
     All is written beside the folder first, then takes its name: a failure leaves older figures alone.
     """
@@ -56,74 +62,59 @@ def write_figures(folder: Path, sections: Sequence[Section], groups: Sequence[Gr
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         partial.mkdir()
-        figures = list(_placed(sections, groups))
         index = []
-        for run, place, chart in figures:
-            stem = f"{place}{_stem(chart.name)}"
-            write_chart(partial / stem, chart)
-            index.append((f"{stem}.svg", run, chart.title, chart.story))
-        runs = [section.run for section in sections]
+        for place, part in _placed(runs, groups):
+            for chart in part["figures"]():
+                stem = f"{place}{_stem(chart.name)}"
+                write_chart(partial / stem, chart)
+                index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
         _write_csv(partial / INDEX, HEADER, index)
-        _write_csv(partial / "tables.csv", cited.COLUMNS, cited.tidy(runs))
-        for name, text in (("tables.md", cited.markdown(runs)), ("tables.tex", cited.latex(runs))):
-            (partial / name).write_text(text, encoding="utf-8", newline="\n")
+        _write_tables(partial, [part["run"] for part in runs])
         _swap(partial, target)
     except OSError as error:
         raise RecastError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return len(figures)
 
 
-def _placed(sections: Sequence[Section], groups: Sequence[Group]) -> Iterable[tuple[str, str, Chart]]:
-    """(run, folder, chart): names are unique within a folder."""
-    several = len(sections) > 1
+def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str, Part]]:
+    """The groups and the runs with their folders."""
     for group in groups:
-        own = f"{_stem(group.data)}/" if len(groups) > 1 else ""
-        for chart in group.figures():
-            yield "", own, chart
-    names = [_stem(section.run.name) for section in sections]
-    for place, section in enumerate(sections):
+        yield f"{_stem(group['data'])}/" if len(groups) > 1 else "", group
+    names = [_stem(part["run"].name) for part in runs]
+    for place, part in enumerate(runs):
         name = names[place] if names.count(names[place]) == 1 else f"{names[place]}-{place + 1}"
-        for chart in section.figures():
-            yield section.run.name, f"run-{name}/" if several else "", chart
+        yield f"run-{name}/" if len(runs) > 1 else "", part
 
 
 def write_chart(path: Path, chart: Chart) -> None:
     """`path` with .svg, .png and .csv: dark ink on white, the title and the legend above."""
     path.parent.mkdir(exist_ok=True)
     with styled(PAPER):
-        drawing = chart.draw(PAPER)
-        across, up = _head(drawing, chart)
+        figure, _ = chart.draw(PAPER)
+        across, up = _head(figure, chart)
         # Given, not measured: to measure what a figure covers takes as long as to draw it.
         around = Bbox([[-0.06, -0.04], [across + 0.06, up + 0.06]])
         for suffix in (".svg", ".png"):
-            drawing.figure.savefig(
-                path.with_name(path.name + suffix),
-                dpi=DPI,
-                facecolor="white",
-                bbox_inches=around,
-                metadata={"Title": chart.title} | ({"Date": None} if suffix == ".svg" else {}),
-            )
-    _write_csv(path.with_name(path.name + ".csv"), chart.data.columns, chart.data.rows)
+            metadata = {"Title": chart.title} | ({"Date": None} if suffix == ".svg" else {})
+            name = path.with_name(path.name + suffix)
+            figure.savefig(name, dpi=DPI, facecolor="white", bbox_inches=around, metadata=metadata)
+    _write_csv(path.with_name(path.name + ".csv"), chart.columns, chart.rows)
 
 
-def _head(drawing: Drawing, chart: Chart) -> tuple[float, float]:
+def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
     """Legend and title above the figure; the inches across and up that all takes."""
-    figure = drawing.figure
     width, height = figure.get_size_inches() * 72
-    up = 1 + 6 / height
-    columns_wide = 0
+    up, columns_wide = 1 + 6 / height, 0
     if chart.keys:
         handles = [
-            Line2D(
-                [], [], color=PAPER.arms[key.arm] if key.arm else PAPER.depth(key.depth), linewidth=1.8,
-                marker=ARM_MARKERS.get(key.arm, "o"), markersize=4.5, label=key.label,
-            )
+            Line2D([], [], color=PAPER.color(key.role), linewidth=1.8, marker=MARKERS.get(str(key.role), "o"),
+                   markersize=4.5, label=key.label)
             for key in chart.keys
         ]  # fmt: skip
-        columns = 3 if max(len(key.label) for key in chart.keys) < 20 else 1
-        columns_wide = columns * (max(len(key.label) for key in chart.keys) + 6)
+        longest = max(len(key.label) for key in chart.keys)
+        columns = 3 if longest < 20 else 1
+        columns_wide = columns * (longest + 6)
         figure.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(0, up), ncols=columns, frameon=False, fontsize=8,
             borderaxespad=0, handlelength=1.6, columnspacing=1.4,
@@ -134,6 +125,39 @@ def _head(drawing: Drawing, chart: Chart) -> tuple[float, float]:
     return across / 72, (up * height + 14) / 72
 
 
+def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
+    """Every row of rows.csv and differences.csv as tidy CSV, and the tables of the page as Markdown and LaTeX."""
+    _write_csv(folder / "tables.csv", COLUMNS, tidy(runs))
+    found = []
+    for run in runs:
+        tables = [arms_table(run), swept_table(run)]
+        heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
+        groups = [group for table in tables for group in table.groups]
+        found.append((f"{run.name}: {run.model} on {run.dataset}", groups, heads))
+    texts = {
+        "tables.md": [*(f"## {title}\n\n{markdown(groups, heads)}" for title, groups, heads in found), NOTE],
+        "tables.tex": [*(f"% {title}\n{latex(groups, heads)}" for title, groups, heads in found), f"% {NOTE}"],
+    }
+    for name, parts in texts.items():
+        (folder / name).write_text("\n\n".join(parts) + "\n", encoding="utf-8", newline="\n")
+
+
+def tidy(runs: Sequence[Run]) -> Cells:
+    """Every row of rows.csv and differences.csv; a difference that was not measured as one has no interval."""
+    rows = []
+    for run in runs:
+        for row in run.rows:
+            key = (run.name, row.suite, row.dataset, row.metric)
+            rows.append((*key, row.model, row.value, row.low, row.high, row.n))
+            for other in ("parent", "finetuned") if row.model == "recast" else ():
+                paired = run.difference(other, row.suite, row.metric)
+                value = paired.value if paired else row.value - run.value(other, row.suite, row.metric)
+                if math.isfinite(value):
+                    ends = (paired.low, paired.high) if paired else (None, None)
+                    rows.append((*key, f"recast-{other}", value, *ends, row.n))
+    return rows
+
+
 def _stem(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "figure"
 
@@ -142,16 +166,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_plain(value) for value in row] for row in rows)
-
-
-def _plain(value: object) -> object:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
-
-
-def _is_ours(folder: Path) -> bool:
-    index = folder / INDEX
-    return index.is_file() and index.read_bytes().startswith(",".join(HEADER).encode())
+        writer.writerows(["" if value != value else value for value in row] for row in rows)
 
 
 def _swap(partial: Path, target: Path) -> None:

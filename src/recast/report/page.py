@@ -6,28 +6,127 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from recast.report.facts import plan_part
-from recast.report.group import Group, read_groups
-from recast.report.read.run import Run
-from recast.report.section import Section, read_section
-from recast.report.text import verdict
+from recast.report import curves, layers, summary
+from recast.report.arms_table import arms_table, heat_tables, swept_table
+from recast.report.charts import Chart, joined
+from recast.report.labels import words
+from recast.report.load import Run
+from recast.report.maps import image_maps, map_charts
+from recast.report.seeds import why_no_mean
+from recast.report.switches import switch_part
+from recast.report.tables import head_table, runs_table, seeds_table
+from recast.report.verdict import joint_verdict, verdict
+
+MAP_BYTES = 1_600_000
+"""Attention maps of one page; images beyond that are left out and counted."""
+HEAD_BYTES = 1_200_000
+"""Charts of gates and spans of one page."""
+Part = dict[str, Any]
+"""What the template shows of one run, or of the runs of one data set; `figures` gives those for paper."""
 
 
-def read_parts(runs: Sequence[Run]) -> tuple[list[Section], list[Group]]:
-    """Everything that the page and the folder of figures show."""
-    sections = [read_section(run, f"run{index + 1}", len(runs)) for index, run in enumerate(runs)]
-    return sections, read_groups(runs)
+def run_part(run: Run, anchor: str, count: int) -> Part:
+    """One of `count` runs of a page; what was not measured is empty."""
+    symbol = {"linear": "γ", "sigmoid": "1−σ(λ)"}.get(run.gate, "")
+    maps = image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
+    head_layers, hidden = layers.head_charts(run, HEAD_BYTES // count)
+    absent, command = summary.missing(run)
+    part: Part = {
+        "anchor": anchor,
+        "run": run,
+        "words": words(run),
+        "verdict": verdict(run),
+        "tiles": summary.tiles(run),
+        "arms": arms_table(run),
+        "swept": swept_table(run),
+        "notes": summary.notes(run),
+        "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
+        "costs": curves.cost_charts([run]) if count == 1 else {},
+        "adversarial": curves.swept(run, curves.ATTACKS),
+        "relative": curves.relative(run),
+        "heat": heat_tables(run),
+        "corruptions": curves.corruptions(run),
+        "sweeps": [*curves.resolution(run), *curves.swept(run, curves.SWEEPS)],
+        "training": curves.training(run),
+        "switches": switch_part(run),
+        "head_layers": head_layers,
+        "hidden_layers": hidden,
+        "heads": head_table(run),
+        "distances": layers.distance_charts(run),
+        "symbol": symbol,
+        "maps": maps,
+        "left_out": len(run.attention.images) - len(maps) if run.attention else 0,
+        "fourier": layers.fourier_charts(run),
+        "fourier_note": layers.fourier_note(run),
+        "similarity": layers.similarity_charts(run),
+        "agreement": summary.won_and_lost(run),
+        "plan": summary.plan_part(run),
+        "facts": summary.facts(run),
+        "provenance": summary.provenance(run),
+        "missing": absent,
+        "missing_command": command,
+    }
+    return part | {"figures": lambda: run_figures(part)}
 
 
-def render(runs: Sequence[Run], sections: Sequence[Section], groups: Sequence[Group]) -> str:
+def run_figures(part: Part) -> list[Chart]:
+    """Every figure of the run for paper: small charts of one kind are the panels of one."""
+    run, corruptions = part["run"], part["corruptions"]
+    of_heads = [panel.chart for panels in part["head_layers"].values() for panel in panels]
+    found = [
+        *curves.cost_figures(part["costs"]),
+        *part["adversarial"],
+        *part["relative"],
+        joined("severity", "Top-1, %, by severity", corruptions) if corruptions else None,
+        *part["sweeps"],
+        *part["training"],
+        *(part["switches"].get(name) for name in ("chart", "probes")),
+        *of_heads,
+        *part["distances"],
+        *part["fourier"],
+        *part["similarity"],
+        *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
+    ]
+    return [chart for chart in found if chart]
+
+
+def group_parts(runs: Sequence[Run]) -> list[Part]:
+    """Runs of the same data side by side: those of different data share neither a figure nor a mean."""
+    parts = []
+    for place, key in enumerate(dict.fromkeys(run.data_key for run in runs)):
+        own = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
+        together, data = list(own.values()), " ".join(part for part in key[:2] if part)
+        costs = curves.cost_charts(together) if len(together) > 1 else {}
+        fourier = layers.joint_fourier(together)
+        figures = [*curves.cost_figures(costs), *([fourier] if fourier else [])]
+        parts.append(
+            {
+                "anchor": f"data{place + 1}",
+                "data": data,
+                "runs": together,
+                "words": words(*together),
+                "table": runs_table(together, list(own), data, any(run.is_scheduled for run in runs)),
+                "why_no_mean": why_no_mean(together) if len(together) > 1 else "",
+                "seeds": seeds_table(together),
+                "costs": costs,
+                "fourier": fourier,
+                "figures": lambda figures=figures: figures,
+            }
+        )
+    return parts
+
+
+def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
     """The page of parts that were read."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_source)
     )
+    runs = [part["run"] for part in parts]
     first, several = runs[0], len(runs) > 1
     script = _source("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
@@ -37,11 +136,10 @@ def render(runs: Sequence[Run], sections: Sequence[Section], groups: Sequence[Gr
         script=Markup(script),
         script_digest=digest,
         several=several,
-        verdict=verdict.joint_verdict(runs) if several else verdict.verdict(first),
+        verdict=joint_verdict(runs) if several else verdict(first),
         groups=groups,
-        scheduled=any(run.is_scheduled for run in runs),
-        sections=sections,
-        plan_part=plan_part,
+        sections=parts,
+        costs={cost: label.partition(",")[0] for cost, (label, _) in curves.COSTS.items()},
     )
 
 

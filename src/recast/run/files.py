@@ -48,7 +48,7 @@ def replaced(path: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     """Replace the text file `path`."""
     with replaced(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:

@@ -23,12 +23,12 @@ T = TypeVar("T")
 Cell = str | int | float | bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Epoch:
     """What is known after an epoch of training; epoch 0 is measured before any."""
 
     epoch: int
-    train_loss: float | None
+    train_loss: float | None = None
     val_loss: float
     val_top1: float
     """In percent."""
@@ -79,7 +79,7 @@ class Probe:
     """The layers that become attention next."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Switching:
     """A schedule and what came of it. Epochs count from 1; a date is the first epoch in which a layer is attention."""
 
@@ -89,7 +89,7 @@ class Switching:
     """In the network's order."""
     dates: dict[str, int]
     """What is decided so far."""
-    slots: tuple[int, ...]
+    slots: tuple[int, ...] = ()
     """Dates that have no layer yet."""
     epochs: int
     """Of the whole training."""
@@ -103,14 +103,14 @@ class Switching:
         return [layer for switch in self.switches for layer in switch.layers]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
     """How the numbers of one suite were made."""
 
     command: str
     date: str
     seconds: float
-    together_with: list[str]
+    together_with: list[str] = field(default_factory=list)
     """Suites of the same pass over the images, which share its seconds."""
     dataset: str
     images: int
@@ -336,7 +336,7 @@ def _value(hint: Any, text: str, where: str) -> Cell:
     """A cell as the type that `hint` names; empty for None."""
     try:
         if hint is bool:
-            return {"true": True, "false": False}[text]
+            return {"true": True, "false": False}[text.lower()]
         if hint is str:
             return text
         if not text and hint not in (int, float):

@@ -1,0 +1,233 @@
+"""A chart: its words, the numbers that it shows, and its picture, for the page or for paper.
+
+On the page, place-holder colours become CSS variables, text stays text in the page's font and only ids that are
+referred to are kept, made the picture's own: one picture serves light and dark mode, and many share a page. On paper
+it is dark ink on white.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+DEPTHS = 9
+"""Steps of the ordered colours, from the first block (or the earliest run) to the last."""
+Role = str | float
+"""What is coloured: an arm, "ink", "muted" or "rule"; or a place in an order, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Palette:
+    """What a figure may be coloured with."""
+
+    ink: str
+    muted: str
+    rule: str
+    arms: dict[str, str]
+    depths: tuple[str, ...]
+
+    def color(self, role: Role) -> str:
+        if isinstance(role, str):
+            return self.arms.get(role) or str(getattr(self, role))
+        return self.depths[min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)]
+
+
+# Place-holders: no two alike, none a colour anybody would choose.
+PAGE = Palette(
+    ink="#010203",
+    muted="#010204",
+    rule="#010205",
+    arms={"parent": "#010206", "finetuned": "#010207", "recast": "#010208"},
+    depths=tuple(f"#0103{index:02x}" for index in range(DEPTHS)),
+)
+# Okabe and Ito's blue and vermilion; the ordered ones are cividis without its lightest end, which paper swallows.
+PAPER = Palette(
+    ink="#1d2126",
+    muted="#4c535c",
+    rule="#d9d7d0",
+    arms={"parent": "#70777f", "finetuned": "#0a6cb0", "recast": "#d55e00"},
+    depths=tuple(mpl.colors.to_hex(mpl.colormaps["cividis"](0.88 * index / (DEPTHS - 1))) for index in range(DEPTHS)),
+)
+VARIABLES = {
+    **{getattr(PAGE, name): f"var(--{name})" for name in ("ink", "muted", "rule")},
+    **{color: f"var(--{arm})" for arm, color in PAGE.arms.items()},
+    **{color: f"var(--depth{index})" for index, color in enumerate(PAGE.depths)},
+}
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A point that says its value where the reader points at it."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+
+
+Panel = Callable[[Axes, Palette], list[Hit]]
+"""Draws into axes that stand; gives what can be pointed at."""
+Drawing = tuple[Figure, Sequence[Hit]]
+Cells = Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend."""
+
+    label: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of one panel; of several where it has a `layout` of its own."""
+
+    name: str
+    """Stem of its files: letters, digits, `-` and `_`."""
+    title: str
+    story: str
+    """What is seen, for readers who do not see it."""
+    columns: Sequence[str]
+    rows: Cells
+    """The numbers behind it, one observation a row."""
+    panel: Panel = lambda axes, palette: []
+    size: tuple[float, float] = (4.0, 2.4)
+    """Inches."""
+    right: float = 0.97
+    """Where the panel ends, as a share of the width."""
+    keys: Sequence[Key] = ()
+    note: str = ""
+    layout: Callable[[Palette], Drawing] | None = None
+
+    def draw(self, palette: Palette) -> Drawing:
+        """The picture, drawn in the same way for page and paper; called inside `styled`."""
+        if self.layout is not None:
+            return self.layout(palette)
+        figure = new_figure(self.size)
+        return figure, self.panel(new_axes(figure, self.right), palette)
+
+    @cached_property
+    def svg(self) -> Markup:
+        """The picture for the page."""
+        with styled(PAGE):
+            return inline_svg(*self.draw(PAGE), self.story)
+
+
+def joined(name: str, title: str, charts: Sequence[Chart], columns: int = 3) -> Chart:
+    """Several charts of one kind as the panels of one figure, each under its own title."""
+    across = min(columns, len(charts))
+    down = math.ceil(len(charts) / across)
+    width, height, title_room = 3.1, 2.2, 0.2
+
+    def layout(palette: Palette) -> Drawing:
+        figure = new_figure((width * across, (height + title_room) * down))
+        for place, chart in enumerate(charts):
+            row, column = divmod(place, across)
+            left, bottom = (column + 0.14) / across, 1 - (row + 1) / down + 0.48 / (height + title_room) / down
+            tall = (height - 0.62) / (height + title_room) / down
+            axes = figure.add_axes((left, bottom, 0.8 / across, tall))
+            chart.panel(axes, palette)
+            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
+        return figure, ()
+
+    rows = [(chart.title, *row) for chart in charts for row in chart.rows]
+    story = " ".join(chart.story for chart in charts)
+    return Chart(name, title, story, ("panel", *charts[0].columns), rows, keys=charts[0].keys, layout=layout)
+
+
+@contextmanager
+def styled(palette: Palette) -> Iterator[None]:
+    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report."""
+    settings: dict[str, Any] = {
+        "svg.fonttype": "none" if palette is PAGE else "path",
+        "svg.hashsalt": "recast",
+        "font.size": 8.5,
+        "axes.formatter.useoffset": False,
+        "axes.edgecolor": palette.rule,
+        "axes.linewidth": 0.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.labelcolor": palette.muted,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "grid.color": palette.rule,
+        "grid.linewidth": 0.7,
+        "xtick.color": palette.rule,
+        "ytick.color": palette.rule,
+        "xtick.labelcolor": palette.muted,
+        "ytick.labelcolor": palette.muted,
+        "ytick.major.size": 0,
+        "xtick.major.size": 3,
+        "text.color": palette.ink,
+    }
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(settings)  # type: ignore[arg-type]
+        yield
+
+
+def new_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of (width, height) in inches."""
+    figure = Figure(figsize=size)
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def new_axes(figure: Figure, right: float = 0.97) -> Axes:
+    """The axes of a figure of one panel. Fixed margins: a layout engine costs more time than the whole drawing."""
+    width, height = (72 * side for side in figure.get_size_inches())
+    axes = figure.add_axes((36 / width, 34 / height, right - 36 / width, 0.96 - 34 / height))
+    axes.patch.set_visible(False)
+    return axes
+
+
+def inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
+    """The figure as an <svg> element for the page; what `hits` say is shown where the reader points."""
+    buffer = io.StringIO()
+    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    # A hundredth of a point is finer than any screen, and half the bytes.
+    text = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
+    prefix = f"f{hashlib.sha1((description + text).encode()).hexdigest()[:8]}-"
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", text)
+    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    view = re.search(r'viewBox="[^"]+"', text)
+    assert view is not None
+    space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
+    body = text[text.index(">") + 1 :].strip().removesuffix("</svg>")
+    return Markup(opening + body + _hit_circles(figure, hits) + "</svg>")
+
+
+def _hit_circles(figure: Figure, hits: Sequence[Hit]) -> str:
+    """Invisible circles in the picture's units, each with its text: the browser shows it even without a script."""
+    width, height = (72 * side for side in figure.get_size_inches())
+    circles = []
+    for hit in hits:
+        across, up = figure.transFigure.inverted().transform(hit.axes.transData.transform((hit.x, hit.y)))
+        place = f'cx="{across * width:.1f}" cy="{(1 - up) * height:.1f}"'
+        circles.append(f'<circle class="hit" {place} r="6"><title>{escape(hit.text)}</title></circle>')
+    return "".join(circles)

@@ -1,0 +1,311 @@
+"""Charts of a run's arms: training, attacks, corruptions, what is varied at test time, and accuracy against cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from recast.report import formats
+from recast.report.charts import Chart, Key, joined
+from recast.report.draw import Point, Series, series_chart
+from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
+from recast.report.load import ARMS, Run
+from recast.report.verdict import accuracy
+from recast.run.files import mapping, number
+from recast.run.suites import CATEGORIES, PER_CORRUPTION, of_kind
+
+MOST_SWITCHES = 24
+"""With more dates than this the lines that mark them would hide the curves."""
+PERCENT = (0, 102)
+SMALL = (3.5, 2.4)
+Keyed = Mapping[float, tuple[str, str]]
+"""Place on the horizontal axis → (suite, metric) of rows.csv."""
+
+
+def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]:
+    """The arms by epoch; `quantity` is a field of `Epoch`."""
+    arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
+    return [
+        Series(words(run).arms[arm], [Point(row.epoch, number(getattr(row, quantity))) for row in rows], arm, look)
+        for arm, rows in arms.items()
+        if rows
+    ]
+
+
+def training(run: Run) -> list[Chart]:
+    """Accuracy and loss by epoch, with a line at every switch: a date's switch comes right after the row before it."""
+    if run.epochs == 0:
+        return []
+    switches = [switch.epoch - 1 for switch in run.schedule.switches] if run.schedule else []
+    marked = switches if len(switches) <= MOST_SWITCHES else []
+    axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
+    top1 = training_series(run, "val_top1")
+    losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
+    rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
+    parent = accuracy(run, "parent")
+    before = "" if run.is_plain else f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. "
+    keys = arm_keys(run, [one.role for one in top1])
+    return [
+        series_chart(
+            "training_accuracy", "Top-1 accuracy, %", top1, "epoch", told_as=f"{before}Top-1 accuracy by epoch",
+            level=(parent, "parent"), unit=" %", keys=keys, **axis,
+        ),
+        series_chart(
+            "training_loss", "Loss: validation (solid), training (dotted)", losses["validation"] + losses["training"],
+            (("arm", "part", "epoch", "loss"), rows), keys=keys, **axis,
+        ),
+    ]  # fmt: skip
+
+
+def measured(run: Run, points: Keyed, unit: str = "") -> list[Series]:
+    """The arms over what was measured, with their intervals; those with two finite values at least."""
+    found = []
+    for arm in ARMS:
+        rows = [(x, run.row(arm, *key)) for x, key in sorted(points.items())]
+        known = [
+            Point(x, row.value, row.low, row.high, f"{x:g}{unit}" if unit else "")
+            for x, row in rows
+            if row is not None and math.isfinite(row.value)
+        ]
+        if len(known) > 1:
+            found.append(Series(words(run).arms[arm], known, arm))
+    return found
+
+
+def clean_point(run: Run, suite: str) -> Keyed:
+    """Strength 0 of a suite: the clean images, where they were as many."""
+    counts = [{row.n for row in run.rows if row.suite == name} for name in ("clean", suite)]
+    return {0.0: ("clean", "top1")} if counts[0] == counts[1] else {}
+
+
+def settings(run: Run, suite: str, metric: str = "top1") -> dict[str, tuple[str, str]]:
+    """The settings of a suite in the file's order, `0.5` of `top1@0.5`, and where their values are."""
+    metrics = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
+    return {name.partition("@")[2]: (suite, name) for name in metrics if name.startswith(f"{metric}@")}
+
+
+def numbered(found: Mapping[str, tuple[str, str]]) -> Keyed:
+    """Those settings that are numbers."""
+    keyed = {}
+    for text, key in found.items():
+        try:
+            keyed[float(text)] = key
+        except ValueError:
+            continue
+    return {value: key for value, key in keyed.items() if math.isfinite(value)}
+
+
+def named(ticks: Iterable[float]) -> dict[float, str]:
+    """Ticks with their names."""
+    return {tick: f"{tick:g}" for tick in ticks}
+
+
+class Sweep(NamedTuple):
+    """A chart of the arms over the numbers that a suite's metric was measured at."""
+
+    name: str
+    suite: str
+    title: str
+    column: str
+    settings: dict[str, Any]
+    """Of the panel."""
+    metric: str = "top1"
+    from_clean: bool = False
+    """Its 0 is the clean images."""
+    ticks: bool = True
+
+
+EDGE = "what is {} this frequency is kept, ×π"
+ATTACKS = [
+    Sweep(f"adversarial_{suite}", suite, f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255", "epsilon_255",
+          {"xlabel": "ε in 1/255", "ylim": PERCENT}, from_clean=True)
+    for suite in of_kind("attack")
+]  # fmt: skip
+SWEEPS = [
+    *(Sweep(f"frequency_{metric}", "frequency", f"{metric.capitalize()} frequencies alone: top-1, %", "frequency_pi",
+            {"xlabel": EDGE.format(kept), "ylim": PERCENT}, metric, ticks=False)
+      for metric, kept in (("low", "below"), ("high", "above"))),
+    Sweep("knn", "knn", "k nearest neighbours: top-1, %", "k", {"xlabel": "k", "whole_x": True}),
+]  # fmt: skip
+
+
+def swept(run: Run, sweeps: Sequence[Sweep]) -> list[Chart]:
+    """The charts of what was measured."""
+    charts = []
+    for one in sweeps:
+        points = {**numbered(settings(run, one.suite, one.metric))}
+        points |= clean_point(run, one.suite) if one.from_clean else {}
+        if series := measured(run, points):
+            ticks = named(point.x for point in series[0].points) if one.ticks else None
+            charts.append(_arms_chart(run, one.name, one.title, series, one.column, xticks=ticks, **one.settings))
+    return charts
+
+
+def _arms_chart(run: Run, name: str, title: str, series: Sequence[Series], x: str, **settings: Any) -> Chart:
+    """A chart of accuracies of arms over `x`."""
+    keys = arm_keys(run, [one.role for one in series])
+    return series_chart(name, title, series, x, unit=" %", keys=keys, **settings)
+
+
+def resolution(run: Run) -> list[Chart]:
+    """Over the side of square test sizes (T-CNN, Fig. 7); sizes that are not square are told below the chart."""
+    sizes = {tuple(map(int, size.split("x"))): key for size, key in settings(run, "resolution").items()}
+    series = measured(run, {size[0]: key for size, key in sizes.items() if size[0] == size[-1]}, " pixels")
+    if not series:
+        return []
+    trained = mapping(run.recipe.get("data")).get("img_size")
+    note = f"Trained at {trained} pixels." if trained else ""
+    for size, key in sizes.items():
+        if size[0] != size[-1]:
+            found = {name: run.value(arm, *key) for arm, name in words(run).arms.items()}
+            values = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in found.items() if value == value)
+            note += f" {size[0]}×{size[1]} (height × width): {values}."
+    ticks = named(apart(sorted({point.x for one in series for point in one.points})))
+    axis: dict[str, Any] = {"xlabel": "test size, pixels", "xticks": ticks, "note": note.strip()}
+    return [_arms_chart(run, "resolution", "Top-1, % by test resolution", series, "side", **axis)]
+
+
+def apart(ticks: Sequence[float]) -> list[float]:
+    """The ticks whose names do not run into each other, the ends among them."""
+    least, kept = 0.13 * (ticks[-1] - ticks[0]), [ticks[0]]
+    for tick in ticks[1:-1]:
+        if tick - kept[-1] >= least and ticks[-1] - tick >= least:
+            kept.append(tick)
+    return [*kept, ticks[-1]] if len(ticks) > 1 else kept
+
+
+def corruptions(run: Run) -> list[Chart]:
+    """Accuracy by severity, a small chart per kind of corruption; severity 0 being the clean images."""
+    kinds: dict[tuple[str, str], dict[float, tuple[str, str]]] = {}
+    for row in run.rows:
+        if (match := PER_CORRUPTION.match(row.metric)) and match["kind"] != "mean":
+            points = kinds.setdefault((row.suite, match["kind"]), {**clean_point(run, row.suite)})
+            points[float(match["severity"])] = (row.suite, row.metric)
+    several = len({suite for suite, _ in kinds}) > 1
+    axis: dict[str, Any] = {"xlabel": "severity (0: clean)", "whole_x": True, "ylim": PERCENT, "size": SMALL}
+    charts = []
+    for (suite, kind), points in kinds.items():
+        if series := measured(run, points):
+            title = kind.replace("_", " ") + (f" · {suite_title(suite, short=True)}" if several else "")
+            charts.append(_arms_chart(run, f"severity_{suite}_{kind}", title, series, "severity", **axis))
+    return charts
+
+
+def relative(run: Run) -> list[Chart]:
+    """100·(recast − other)/other under corruptions by category and by severity (T-CNN, Fig. 3), for each suite.
+
+    Intervals are those of the paired difference over the other's accuracy.
+    """
+    charts = []
+    for suite in CORRUPTIONS:
+        found = [match for row in run.rows if row.suite == suite and (match := PER_CORRUPTION.match(row.metric))]
+        kinds = list(dict.fromkeys(match["kind"] for match in found if match["kind"] != "mean"))
+        severities = sorted({match["severity"] for match in found}, key=int)
+        if not kinds:
+            continue
+        parts = {name: [f"top1/{name}"] for name in CATEGORIES if run.row("recast", suite, f"top1/{name}")}
+        what = "category" if parts else "kind"
+        parts = parts or {kind: [f"top1/{kind}/{severity}" for severity in severities] for kind in kinds}
+        means = {severity: [f"top1/mean/{severity}"] for severity in severities}
+        if any(run.row("recast", suite, metrics[0]) is None for metrics in means.values()):
+            means = {severity: [f"top1/{kind}/{severity}" for kind in kinds] for severity in severities}
+        for name, groups in ((what, parts), ("severity", means)):
+            series = [_gains(run, suite, arm, groups) for arm in ("finetuned", "parent")]
+            series = [one for one in series if one.points]
+            long = max(map(len, groups)) > 9
+            ticks = {place: group.replace("_", "\n") if long else group for place, group in enumerate(groups)}
+            rows = [(list(groups)[int(p.x)], str(one.role), p.y, p.low, p.high) for one in series for p in one.points]
+            columns = (name, "against", "relative_improvement_percent", "low", "high")
+            title = f"{suite_title(suite, short=True)}: relative improvement, %, by {name}"
+            keys = [Key(one.label, one.role) for one in series]
+            axis: dict[str, Any] = {"xlabel": "" if long else name, "unit": " %", "xticks": ticks, "keys": keys}
+            if series:
+                charts.append(series_chart(f"relative_{suite}_{name}", title, series, (columns, rows), **axis))
+    return charts
+
+
+def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str]]) -> Series:
+    points = []
+    for place, (group, metrics) in enumerate(groups.items()):
+        pairs = [[run.value(arm, suite, metric) for arm in ("recast", against)] for metric in metrics]
+        recast, other = (sum(pair[side] for pair in pairs if all(map(math.isfinite, pair))) for side in (0, 1))
+        if other > 0:
+            paired = run.difference(against, suite, metrics[0]) if len(metrics) == 1 else None
+            low, high = (100 * paired.low / other, 100 * paired.high / other) if paired else (None, None)
+            points.append(Point(place, 100 * (recast - other) / other, low, high, group.replace("_", " ")))
+    name = words(run).arms[against] if not run.is_plain else against
+    return Series(f"Recast against {name[0].lower()}{name[1:]}", points, against, "bars")
+
+
+COSTS = {
+    "macs": ("MACs per image", formats.compact),
+    "parameters": ("parameters", formats.compact),
+    "images_per_second": ("images per second", formats.compact),
+    "peak_memory": ("peak memory, bytes", formats.memory),
+}
+MOST_NAMED = 6
+"""With more runs than this their names would hide the points."""
+
+
+def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+    """For each cost that is known, accuracy and robustness against it (T-CNN, Figs. 1 and 2); runs of one data set."""
+    charts: dict[str, list[Chart]] = {}
+    for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
+        if chart := _cost_chart(runs, cost, suite, metric, title):
+            charts.setdefault(cost, []).append(chart)
+    return charts
+
+
+def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
+    """The charts of each cost as one figure."""
+    return [joined(f"accuracy_{cost}", f"Top-1, %, against {COSTS[cost][0]}", found) for cost, found in charts.items()]
+
+
+def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """(suite, metric, title): one number per suite; of an attack at ε = 1/255 as in the paper, or its strongest."""
+    found = [("clean", "top1", "Clean images")]
+    for suite in of_kind("attack"):
+        if strengths := {eps: key for run in runs for eps, key in numbered(settings(run, suite)).items()}:
+            eps = 1.0 if 1.0 in strengths else max(strengths)
+            found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
+    found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
+    found += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
+    return [one for one in found if any(row.suite == one[0] for run in runs for row in run.rows)]
+
+
+def _cost(run: Run, arm: str, cost: str) -> float:
+    """As measured; parameters and MACs else from the plan."""
+    found = run.value(arm, "cost", cost)
+    if math.isfinite(found) or cost not in {"macs", "parameters"}:
+        return found
+    when = "after" if arm == "recast" else "before"
+    return number(mapping(mapping(run.plan.get("totals")).get(when)).get(cost))
+
+
+def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:
+    label, as_text = COSTS[cost]
+    rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
+    for run in runs:
+        own = []
+        for arm in ARMS:
+            row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
+            if row is not None and math.isfinite(row.value) and across > 0:
+                name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
+                where = f"{label.partition(',')[0]} {as_text(across)}"
+                own.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
+        if own:
+            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in own]
+            end = run.name if 1 < len(runs) <= MOST_NAMED else ""
+            lines.append(Series("", [one.points[0] for one in own], "muted", "thin", end))
+            dots += own
+    costs = [one.points[0].x for one in dots]
+    if len(set(costs)) < 2:
+        return None
+    columns = ("run", "arm", "suite", cost, "top1", "low", "high")
+    axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
+    told_as, keys = f"{title}: top-1 against {label}", arm_keys(runs[0], [one.role for one in dots])
+    return series_chart(
+        f"cost_{cost}_{suite}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
+    )

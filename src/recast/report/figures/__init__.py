@@ -1,1 +1,0 @@
-"""The pictures of the page and of the folder of figures: each is drawn once for the screen and once for paper."""

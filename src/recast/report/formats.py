@@ -1,0 +1,100 @@
+"""How numbers are written: a true minus sign, thin grouping, NaN as an en dash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MISSING = "–"
+NBSP = "\u00a0"
+"""Keeps a number and its unit on one line."""
+
+
+def decimal(value: float, digits: int = 1) -> str:
+    if not math.isfinite(value):
+        return MISSING
+    text = f"{abs(value):,.{digits}f}"
+    return f"−{text}" if value < 0 and float(text.replace(",", "")) else text
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference: always with its sign, zero without one."""
+    text = decimal(value, digits)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
+
+
+def points(value: float) -> str:
+    """A difference in percentage points: one digit, two where one would hide it."""
+    return decimal(value, 2 if 0 < abs(value) < 0.095 else 1)
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{decimal(value, digits)}{NBSP}%" if math.isfinite(value) else MISSING
+
+
+def share(new: float, old: float, digits: int = 0) -> str:
+    """By how much of `old` it is more, in percent; "" where that is not known."""
+    known = math.isfinite(new) and math.isfinite(old) and old != 0
+    return f"{signed(100 * (new - old) / old, digits)}{NBSP}%" if known else ""
+
+
+def significant(value: float, digits: int = 2) -> str:
+    """A number of any size: 0.19, 0.00014, 9.1e−6."""
+    if not math.isfinite(value):
+        return MISSING
+    mantissa, e, exponent = f"{abs(value):.{digits}g}".partition("e")
+    return ("−" if value < 0 else "") + mantissa + (f"{e}{int(exponent)}".replace("-", "−") if e else "")
+
+
+def compact(value: float) -> str:
+    """12,345,678 as 12.3 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size and math.isfinite(value):
+            return f"{decimal(value / size, 2 if abs(value) < 10 * size else 1)}{NBSP}{unit}"
+    return decimal(value, 0 if math.isfinite(value) and value == int(value) else 1)
+
+
+def memory(value: float) -> str:
+    """Bytes in binary units."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size and math.isfinite(value):
+            return f"{decimal(value / size)}{NBSP}{unit}"
+    return f"{decimal(value, 0)}{NBSP}B" if math.isfinite(value) else MISSING
+
+
+def error(value: float) -> str:
+    """A relative error: 0, 3e−7, 0.79."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0 or value >= 0.001:
+        return f"{value:.2g}"
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e−{abs(int(exponent))}"
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return MISSING
+    if seconds < 90:
+        return f"{decimal(seconds, 1 if seconds < 10 else 0)}{NBSP}s"
+    if seconds < 5400:
+        return f"{decimal(seconds / 60)}{NBSP}min"
+    return f"{decimal(seconds / 3600)}{NBSP}h"
+
+
+def interval(low: float, high: float, digits: int = 1) -> str:
+    """`93.1 to 97.4`."""
+    return f"{decimal(low, digits)} to {decimal(high, digits)}"
+
+
+def mean_range(values: Sequence[float], digits: int = 2) -> str:
+    """`1.38 (0.54 to 1.80)`: the mean, the smallest and the largest of those that are finite."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return MISSING
+    mean = decimal(sum(known) / len(known), digits)
+    return f"{mean} ({interval(min(known), max(known), digits)})" if min(known) < max(known) else mean
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,}{NBSP}{noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,315 @@
+"""A run folder as plain data.
+
+    RUN/recipe.yaml plan.json metrics.jsonl            needed
+    RUN/verify.json environment.json rows.csv attention.npz    what is missing is left out of the page
+    RUN/schedule.json                                  where layers became attention during training
+    RUN/differences.csv evaluation.json analysis/*.csv what `recast evaluate` adds to rows.csv
+    RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
+
+A file that is there must be whole: a truncated one is an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import yaml
+
+from recast.errors import RecastError
+from recast.run.files import as_record, mapping, read_json, read_names, read_text, require
+from recast.run.records import (
+    Difference,
+    Epoch,
+    FourierLine,
+    HeadLine,
+    Provenance,
+    Row,
+    SimilarityLine,
+    Switching,
+    Table,
+    read_records,
+    read_table,
+)
+
+T = TypeVar("T")
+ARMS = ("parent", "finetuned", "recast")
+VERSION = 1
+"""Of schedule.json."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """The mixed attention maps of one layer for one query pixel."""
+
+    name: str
+    mix: np.ndarray
+    """(N, heads, h, w) over the layer's input grid; negative values are possible with the linear gate."""
+    query: tuple[int, int]
+    """Row and column of the query in that grid."""
+    gate: np.ndarray
+    """(heads,) share of content attention."""
+    kernel: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a few images look like to every head."""
+
+    images: np.ndarray
+    """(N, H, W, 3) uint8."""
+    labels: list[str]
+    predictions: list[str]
+    layers: list[AttentionLayer]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a report says about one run."""
+
+    path: Path
+    recipe: dict[str, Any]
+    recipe_text: str
+    plan: dict[str, Any]
+    metrics: list[Epoch]
+    """Of the recast arm."""
+    control: list[Epoch]
+    """The same for the parent trained the same way; empty without a control arm."""
+    verify: dict[str, Any] | None
+    environment: dict[str, Any]
+    rows: list[Row]
+    differences: list[Difference]
+    """Paired on the same images, with intervals."""
+    provenance: dict[str, Provenance]
+    """By suite."""
+    fourier: list[FourierLine]
+    heads: list[HeadLine]
+    cka: list[SimilarityLine]
+    agreement: list[dict[str, str]]
+    """What every arm says to an image: index, image, label, and a class name by arm."""
+    attention: Attention | None
+    classes: tuple[str, ...]
+    """In the order of the logits."""
+    schedule: Switching | None
+    """When layers became attention, of a run that is recast during training."""
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def model(self) -> str:
+        return str(mapping(self.recipe.get("model")).get("name") or self.plan.get("model") or "model")
+
+    @property
+    def dataset(self) -> str:
+        return str(mapping(self.recipe.get("data")).get("name") or "data")
+
+    @property
+    def gate(self) -> str:
+        return str(mapping(self.recipe.get("recast")).get("gate") or "linear")
+
+    @property
+    def layer_kind(self) -> str:
+        """What the recast layers are, in a few words."""
+        if self.is_plain:
+            return "nothing recast"
+        if not self.has_layers:
+            return "attention pooling"
+        return "C-MHSA" if self.gate == "bias" else f"{self.gate} gate"
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is recast: the one arm is a network that was trained, in rows.csv as `finetuned`."""
+        return not self.has_layers and self.pool_kind == "none"
+
+    @property
+    def pool_kind(self) -> str:
+        """What the network's pooling became: single, per_class, or none."""
+        return str(mapping(self.recipe.get("pool")).get("kind") or "none")
+
+    @property
+    def has_layers(self) -> bool:
+        """Convolutions became attention, not the pooling alone."""
+        return bool(self.recipe.get("where") != ["none"])
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Layers become attention during training, not before it."""
+        return self.schedule is not None or self.schedule_name != "before"
+
+    @property
+    def schedule_name(self) -> str:
+        written = mapping(self.recipe.get("schedule")).get("name")
+        return self.schedule.name if self.schedule is not None else str(written or "before")
+
+    @property
+    def epochs(self) -> int:
+        """Epochs trained so far."""
+        return self.metrics[-1].epoch
+
+    @property
+    def data_key(self) -> tuple[str, ...]:
+        """Runs with the same key were measured on the same images: folders are told apart by name and classes."""
+        data = mapping(self.recipe.get("data"))
+        folder = Path(str(data.get("data_dir") or "")).name if self.dataset in {"folder", "zip"} else ""
+        return self.dataset, folder, *self.classes
+
+    def row(self, model: str, suite: str, metric: str) -> Row | None:
+        """One line of rows.csv, None where it was not measured."""
+        return self._by_key.get((model, suite, metric))
+
+    def value(self, model: str, suite: str, metric: str) -> float:
+        """One number of rows.csv, NaN where it was not measured."""
+        row = self.row(model, suite, metric)
+        return row.value if row else math.nan
+
+    def difference(self, against: str, suite: str, metric: str) -> Difference | None:
+        """What recast has more than another arm; None where it was not measured or has no finite interval."""
+        return self._differences_by_key.get((against, suite, metric))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, str], Row]:
+        return {(row.model, row.suite, row.metric): row for row in self.rows}
+
+    @cached_property
+    def _differences_by_key(self) -> dict[tuple[str, str, str], Difference]:
+        return {
+            (line.against, line.suite, line.metric): line
+            for line in self.differences
+            if line.model == "recast" and math.isfinite(line.low) and math.isfinite(line.high)
+        }
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RecastError: no such folder, a needed file is missing, or a file is truncated or of another format.
+    """
+    if not path.is_dir():
+        raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
+    recipe_text = read_text(path / "recipe.yaml")
+    try:
+        recipe = yaml.safe_load(recipe_text)
+    except yaml.YAMLError as error:
+        raise RecastError(f"{path / 'recipe.yaml'} is not readable YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(recipe, dict):
+        raise RecastError(f"{path / 'recipe.yaml'} must hold a mapping, got {type(recipe).__name__}")
+    pooled = mapping(recipe.get("pool")).get("kind") not in (None, "none")
+    is_plain = recipe.get("where") == ["none"] and not pooled
+    tables = path / "analysis"
+    return Run(
+        path=path,
+        recipe=recipe,
+        recipe_text=recipe_text,
+        plan={"steps": [], "left": []} if is_plain else _plan(path / "plan.json"),
+        metrics=_metrics(path / "metrics.jsonl"),
+        control=_optional(path / "finetuned" / "metrics.jsonl", _metrics) or [],
+        verify=_optional(path / "verify.json", _verify),
+        environment=_optional(path / "environment.json", read_json) or {},
+        rows=_optional(path / "rows.csv", lambda file: read_records(file, Row)) or [],
+        differences=_optional(path / "differences.csv", lambda file: read_records(file, Difference)) or [],
+        provenance=_optional(path / "evaluation.json", _provenance) or {},
+        fourier=_optional(tables / "fourier.csv", lambda file: read_records(file, FourierLine)) or [],
+        heads=_optional(tables / "heads.csv", lambda file: read_records(file, HeadLine)) or [],
+        cka=_optional(tables / "cka.csv", lambda file: read_records(file, SimilarityLine)) or [],
+        agreement=_optional(tables / "agreement.csv", _agreement) or [],
+        attention=_optional(path / "attention.npz", _attention),
+        classes=tuple(_optional(path / "classes.json", read_names) or ()),
+        schedule=_optional(path / "schedule.json", _schedule),
+    )
+
+
+def _optional(path: Path, read: Callable[[Path], T]) -> T | None:
+    return read(path) if path.is_file() else None
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    plan = read_json(path, "steps", "left")
+    for step in plan["steps"]:
+        require(f"a step of {path}", step, ("name", "before", "after"))
+        require(f"the cost before {step['name']} in {path}", step["before"])
+        require(f"the cost after {step['name']} in {path}", step["after"])
+    for left in plan["left"]:
+        require(f"a layer left in {path}", left, ("name", "reason"))
+    return plan
+
+
+def _verify(path: Path) -> dict[str, Any]:
+    return read_json(path, "images", "max_relative_error", "bitwise", "argmax_agreement")
+
+
+def _provenance(path: Path) -> dict[str, Provenance]:
+    suites = require(f"suites of {path}", read_json(path, "suites")["suites"])
+    return {suite: as_record(Provenance, found, f"{suite} of {path}") for suite, found in suites.items()}
+
+
+def _schedule(path: Path) -> Switching:
+    found = read_json(path, "version")
+    if found["version"] != VERSION:
+        raise RecastError(f"{path} is of version {found['version']}: this recast reads version {VERSION}")
+    return as_record(Switching, found, str(path))
+
+
+def _metrics(path: Path) -> list[Epoch]:
+    by_epoch: dict[int, Epoch] = {}
+    for index, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = as_record(Epoch, json.loads(line), f"{path} line {index}")
+        except json.JSONDecodeError:
+            raise RecastError(
+                f"{path} line {index} is truncated or not JSON: remove that line, or resume the run, and try again"
+            ) from None
+        by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
+    if not by_epoch:
+        raise RecastError(f"{path} is empty: expected one line per epoch, the first measured before training")
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def _agreement(path: Path) -> list[dict[str, str]]:
+    table: Table = read_table(path)
+    if missing := {"index", "image", "label"} - set(table.columns):
+        raise RecastError(f"{path} lacks the column {', '.join(sorted(missing))}: write it again with recast evaluate")
+    return [dict(zip(table.columns, map(str, row), strict=True)) for row in table.rows]
+
+
+def _attention(path: Path) -> Attention:
+    """Raises RecastError for a truncated file, a missing array, or one of another shape."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        images, classes = arrays["images"], arrays["classes"]
+        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
+            raise RecastError(f"{path}: images must be uint8 (N, H, W, 3), got {images.dtype} {images.shape}")
+        layers = []
+        for index, name in enumerate(arrays["layers"]):
+            mix, gate = arrays[f"mix_{index}"], arrays[f"gate_{index}"]
+            if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)) or 0 in mix.shape:
+                expected = f"(images, heads, h, w) = ({len(images)}, {len(gate)}, h, w)"
+                raise RecastError(f"{path}: mix_{index} must be {expected}, got {mix.shape}")
+            (row, column), (kh, kw) = (map(int, arrays[f"{key}_{index}"]) for key in ("query", "kernel"))
+            layers.append(AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (kh, kw)))
+        labels, predictions = (
+            [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
+            for key in ("labels", "predictions")
+        )
+        if not len(labels) == len(predictions) == len(images):
+            raise RecastError(f"{path}: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions")
+    except KeyError as error:
+        raise RecastError(f"{path} lacks the array {error.args[0]}") from None
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, RecastError):
+            raise
+        raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
+    return Attention(images, labels, predictions, layers)

@@ -1,0 +1,72 @@
+"""Runs that differ in the seed alone: a mean, and how far it may lie from that of many more seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from scipy.special import stdtrit
+
+from recast.report.load import Run
+from recast.run.recipe import HOW_IT_RUNS, PATHS
+
+MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
+LISTED = 4
+"""Differences that are named; of more, their number is told."""
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high) of a 95 % interval over independent values: mean ± t·s/√n; infinite for a single one.
+
+    t is the 97.5 % quantile of Student's distribution of n − 1 degrees of freedom, s the sample's standard deviation.
+    """
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return mean, -math.inf, math.inf
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def why_no_mean(runs: Sequence[Run]) -> str:
+    """Why the runs have no mean, in one sentence; empty where they are one recipe with different seeds.
+
+    Paths count by their last name only: the same file may lie anywhere.
+    """
+    if len(runs) < 2:
+        return "A mean needs at least two runs."
+    if len({run.data_key for run in runs}) > 1:
+        return "No mean is given: these runs are of different data."
+    counts = sorted({row.n for run in runs for row in run.rows if row.suite == "clean"})
+    if len(counts) > 1:
+        found = " and ".join(f"{count:,}" for count in counts)
+        return f"No mean is given: these runs were measured on different numbers of images ({found})."
+    recipes = [_comparable(run.recipe) for run in runs]
+    keys = {key for recipe in recipes for key in recipe}
+    differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
+    if differ:
+        more = f" and {len(differ) - LISTED} more" if len(differ) > LISTED else ""
+        return f"No mean is given: these runs differ in more than the seed ({', '.join(differ[:LISTED])}{more})."
+    if len({run.epochs for run in runs}) > 1:
+        return "No mean is given: these runs have not been trained for the same number of epochs."
+    seeds = [run.recipe.get("seed") for run in runs]
+    if not all(isinstance(seed, int) for seed in seeds):
+        return "No mean is given: not every run has a seed."
+    if len(set(seeds)) < len(seeds):
+        return "No mean is given: some of these runs have the same seed, so a mean would count one result twice."
+    return ""
+
+
+def _comparable(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every field with its full name, without those that may differ; a path by its last name."""
+    paths = {f"{section}.{field}" for section, field in PATHS}
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _comparable(value, f"{name}.")
+        elif name not in MAY_DIFFER:
+            found[name] = PurePath(value).name if name in paths and value is not None else value
+    return found

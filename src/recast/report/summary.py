@@ -1,0 +1,242 @@
+"""What a reader wants first, and would ask last: tiles, notes, facts, images won and lost, and what is missing."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from scipy.special import bdtr
+
+from recast.report import formats
+from recast.report.formats import NBSP
+from recast.report.labels import CORRUPTIONS, suite_title, words
+from recast.report.load import ARMS, Run
+from recast.report.tables import left_by_reason, plan_table
+from recast.report.verdict import accuracy, agreement, test_images
+from recast.run.files import mapping, number
+from recast.run.records import Provenance
+from recast.run.suites import SUITES
+
+
+def tiles(run: Run) -> list[dict[str, str]]:
+    """The few numbers a reader wants first."""
+    if run.is_plain:
+        reached = formats.percent(accuracy(run, "finetuned"))
+        return [{"label": "Top-1 at the end", "value": reached, "detail": "nothing was recast"}]
+    found = []
+    if run.verify is not None:
+        same, images = agreement(run)
+        relative = formats.error(number(run.verify["max_relative_error"]))
+        detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
+        if run.is_scheduled:
+            detail = f"all layers at once, before training; {detail}"
+        kept = f"{same:,} of{NBSP}{images:,}"
+        found.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
+    end = "Top-1 at the end" if run.epochs else "Top-1, untrained"
+    found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
+    for suite in CORRUPTIONS:
+        corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}
+        if math.isfinite(corrupted["recast"]):
+            images_are = "ImageNet-C" if suite == "imagenet-c" else "corrupted images"
+            found.append(_compared(run, f"Top-1 on {images_are}", corrupted))
+            break
+    totals = mapping(run.plan.get("totals"))
+    before, after = (number(mapping(totals.get(when)).get("macs")) for when in ("before", "after"))
+    if before > 0 and math.isfinite(after):
+        how = "as attention" if run.gate == "bias" else "with every head open"
+        found.append(
+            {
+                "label": f"Compute {how if run.has_layers else 'with attention pooling'}",
+                "value": formats.share(after, before),
+                "detail": f"{formats.compact(before)} → {formats.compact(after)} MACs per image",
+            }
+        )
+    return found
+
+
+def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
+    names, detail = words(run), "nothing to compare with"
+    for arm, name in (("parent", names.parent_short), ("finetuned", names.control_short)):  # the last counts
+        difference = values["recast"] - values[arm]
+        if math.isfinite(difference):
+            size = formats.points(abs(difference))
+            more = f"{size} points {'more' if difference > 0 else 'less'} than {name}"
+            detail = more if abs(difference) >= 0.005 else f"the same as {name}"
+    return {"label": label, "value": formats.percent(values["recast"]), "detail": detail}
+
+
+def notes(run: Run) -> list[str]:
+    """What a careful reader would ask about the table."""
+    found = []
+    images, reached = test_images(run), accuracy(run, "recast")
+    if images and math.isfinite(reached):
+        one = f"{formats.plural(images, 'test image')}: one image is {formats.decimal(100 / images, 2)} points"
+        if any(math.isfinite(line.low) for line in run.differences):
+            found.append(
+                f"{one}. Intervals are of 95 %, bootstrapped over the images; those of differences are paired, as all "
+                "arms saw the same images. A difference is coloured where its interval leaves out 0. They say what "
+                "other images would do, not what another seed would."
+            )
+        else:
+            error = math.sqrt(reached * (100 - reached) / images)
+            found.append(
+                f"{one}, and the standard error of an accuracy of {formats.percent(reached)} is "
+                f"{formats.decimal(error)} points. The shaded bands in the table are ± one standard error of a "
+                "difference, as if the arms had seen different images. A bar inside its band may well be chance."
+            )
+    parent, finetuned = accuracy(run, "parent"), accuracy(run, "finetuned")
+    if finetuned < parent - 0.5:
+        found.append(
+            f"Fine-tuning cost the parent itself {formats.points(parent - finetuned)} points: with a gentler recipe "
+            "(a lower learning rate) the comparison would say more."
+        )
+    return found
+
+
+def plan_part(run: Run) -> dict[str, Any]:
+    """The section "What was recast"."""
+    edits = run.plan.get("edits") or []
+    return {
+        "lead": _plan_lead(run),
+        "table": plan_table(run),
+        "note": str(run.plan.get("note") or ""),
+        "left": left_by_reason(run),
+        "edits": [
+            ", ".join(f"{key} {value}" for key, value in edit.items()) if isinstance(edit, dict) else str(edit)
+            for edit in edits
+        ],
+    }
+
+
+def _plan_lead(run: Run) -> str:
+    planned, left = len(run.plan["steps"]), len(run.plan["left"])
+    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.pool_kind)
+    pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
+    if not run.has_layers:
+        return f"{pooling}No convolution was recast. Costs are per image, before → after."
+    done = len(run.schedule.switched) if run.schedule else planned
+    who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
+    what, how = "gated positional self-attention", " with every head open, as in training"
+    if run.gate == "bias":
+        what, how = "self-attention with a positional bias (C-MHSA)", ""
+    return f"{pooling}{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What the run was made with."""
+    environment = run.environment
+    command = environment.get("command")
+    named = ("recast", "torch", "timm", "python")
+    versions = [f"{name} {environment[name]}" for name in named if environment.get(name)]
+    machine = [str(environment[name]) for name in ("platform", "device") if environment.get(name)]
+    if environment.get("cpu_count"):
+        machine.append(f"{environment['cpu_count']} CPUs")
+    found = {
+        "Command": " ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        "Run folder": run.name,
+        "Seed": str(run.recipe.get("seed", "")),
+        "Versions": ", ".join(versions),
+        "Machine": ", ".join(machine),
+        "Date": str(environment.get("date") or ""),
+        "Time": formats.duration(number(environment.get("seconds"))),
+        "Verified with": str((run.verify or {}).get("backend") or ""),
+    }
+    return {name: value for name, value in found.items() if value not in {"", formats.MISSING}}
+
+
+def provenance(run: Run) -> list[dict[str, Any]]:
+    """What one command measured on one machine, as evaluation.json has it: suites of the same images and options."""
+    commands: dict[tuple[str, str, str], dict[str, Provenance]] = {}
+    for suite, made in run.provenance.items():
+        versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
+        where = ", ".join(part for part in (made.device, made.machine) if part)
+        commands.setdefault((made.command, versions, where), {})[suite] = made
+    lines = []
+    for (command, versions, where), suites in commands.items():
+        entries: dict[tuple[str, str], list[str]] = {}
+        for suite, made in suites.items():
+            options = [
+                f"{name.replace('_', ' ')} {_plain(value)}"
+                for name, value in made.options.items()
+                if value not in (None, [], "")
+            ]
+            data = ", ".join(part for part in (made.dataset, f"{made.images:,} images") if part)
+            entries.setdefault((data, ", ".join(options)), []).append(suite_title(suite))
+        # Suites that share a pass over the images have the same date and share its seconds.
+        passes = {(made.date, made.seconds) for made in suites.values()}
+        days = sorted({date.partition("T")[0] for date, _ in passes if date})
+        took = formats.duration(sum(seconds for _, seconds in passes))
+        when = ", ".join(part for part in (" to ".join(dict.fromkeys(days[:1] + days[-1:])), took) if part)
+        parts = [("; ".join(names), data, options) for (data, options), names in entries.items()]
+        lines.append({"parts": parts, "command": command, "versions": versions, "where": where, "when": when})
+    return lines
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def missing(run: Run) -> tuple[list[str], str]:
+    """(what was not measured, the command that measures it), empty where nothing is missing."""
+    tables = {"fourier": run.fourier, "heads": run.heads, "cka": run.cka, "agreement": run.agreement}
+    have = {row.suite for row in run.rows} | {name for name, table in tables.items() if table}
+    if have & set(CORRUPTIONS):
+        have.add("basic")
+    if run.is_plain:
+        have |= {"cka", "agreement"}  # there is nothing to compare
+    if not run.has_layers:
+        have.add("heads")
+    absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
+    command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])
+    return [SUITES[name].missing for name in absent], command if absent else ""
+
+
+def won_and_lost(run: Run) -> list[dict[str, Any]]:
+    """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
+    names, pairs = words(run), []
+    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
+        images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
+        if not images:
+            continue
+        right = [(image["recast"] == image["label"], image[arm] == image["label"]) for image in images]
+        won, lost = ([image for image, found in zip(images, right, strict=True) if found == sides]
+                     for sides in ((True, False), (False, True)))  # fmt: skip
+        p = mcnemar(len(won), len(lost))
+        chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+        net = formats.signed(100 * (len(won) - len(lost)) / len(images), 2)
+        spread = formats.interval(*net_interval(len(won), len(lost), len(images)), 2)
+        sentence = (
+            f"Against {name}: {formats.plural(len(won), 'image')} won, {len(lost):,} lost of {len(images):,}, "
+            f"net {net} points (95 % interval {spread}; McNemar’s exact test {chance})."
+        )
+        same = sum(image[arm] == image["recast"] for image in images)
+        both_right, both_wrong = right.count((True, True)), right.count((False, False))
+        counts = {"right": both_right, "won": len(won), "lost": len(lost), "wrong": both_wrong}
+        pairs.append(
+            {"arm": arm, "name": name, "images": len(images), "won": won, "lost": lost, "counts": counts}
+            | {"same": same, "sentence": sentence}
+        )
+    return pairs
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """Exact two-sided p value of McNemar's test: P(as uneven a split of won + lost fair coin tosses), at most 1."""
+    return min(1.0, 2 * float(bdtr(min(won, lost), won + lost, 0.5)))
+
+
+def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
+    """95 % interval of 100·(won − lost)/images in points: Wald's for paired shares, with a pseudo-image on either side.
+
+    The half image added to each of won, lost (and the rest) is Agresti and Min's adjustment (2005): it keeps the
+    interval honest where hardly any image changed.
+    """
+    more, b, c = images + 2, won + 0.5, lost + 0.5
+    centre = (b - c) / more
+    half = 1.959964 * math.sqrt(max(b + c - (b - c) ** 2 / more, 0)) / more
+    return 100 * (centre - half), 100 * (centre + half)

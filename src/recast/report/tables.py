@@ -1,0 +1,217 @@
+"""The other tables: what was recast, what its heads do, what every switch did, and several runs side by side."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from recast.report import formats
+from recast.report.arms_table import arm_heads, write
+from recast.report.formats import NBSP
+from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
+from recast.report.load import ARMS, Run
+from recast.report.seeds import mean_interval, why_no_mean
+from recast.report.table import Cell, Group, Table
+from recast.report.verdict import accuracy, is_exact
+from recast.run.files import mapping, number
+from recast.run.records import HeadLine, Measured, Switch
+from recast.run.suites import PER_CORRUPTION, base
+
+COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
+NAMED = 3
+"""Of a switch of more layers than this the first and the last are named; the time line shows them all."""
+
+
+def plan_table(run: Run) -> Table | None:
+    """A row per recast convolution; None where there is none."""
+    if not run.plan["steps"]:
+        return None
+    rows = []
+    for step in run.plan["steps"]:
+        sizes = " → ".join("×".join(map(str, step[key])) for key in ("input", "output") if step.get(key))
+        tokens = f"{step['queries']:,} × {step['keys']:,}" if {"queries", "keys"} <= set(step) else formats.MISSING
+        start = {True: "exact", False: "not exact"}.get(step.get("exact"), formats.MISSING)
+        rows.append(
+            [
+                Cell(str(step["name"]), (_kernel(step), sizes), code=True),
+                Cell(str(step.get("heads", formats.MISSING))),
+                Cell(tokens),
+                *_costs(step["before"], step["after"]),
+                Cell(start, kind="text"),
+            ]
+        )
+    heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
+    totals = mapping(run.plan.get("totals"))
+    costs = _costs(*(mapping(totals.get(when)) for when in ("before", "after")))
+    foot = [Cell("Whole model"), Cell(""), Cell(""), *costs, Cell("")] if totals else []
+    return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot)
+
+
+def _kernel(step: Mapping[str, Any]) -> str:
+    text = "×".join(str(size) for size in step.get("kernel") or []) or formats.MISSING
+    for key in ("stride", "dilation"):
+        sizes = step.get(key) or [1]
+        if any(size != 1 for size in sizes):
+            text += f", {key} " + ("×".join(map(str, sizes)) if len(set(sizes)) > 1 else str(sizes[0]))
+    return text + (f", {step['groups']} groups" if step.get("groups", 1) != 1 else "")
+
+
+def _costs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Cell]:
+    cells = []
+    for key, as_text in COSTS.items():
+        old, new = number(before.get(key)), number(after.get(key))
+        known = math.isfinite(old) and math.isfinite(new)
+        title = f"{old:,.0f} → {new:,.0f}" if known else "unknown"
+        cells.append(Cell(f"{as_text(old)} → {as_text(new)}", (formats.share(new, old),), title))
+    return cells
+
+
+def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
+    """(reason, how many layers, which) of what was left, the most frequent first.
+
+    Reasons that differ in their numbers only are one: its words stand above, the numbers beside the layers.
+    """
+
+    def pattern(left: dict[str, Any]) -> str:
+        return re.sub(r"\d+(?:[.,]\d+)*", "…", str(left["reason"]))
+
+    groups = []
+    for common, members in groupby(sorted(run.plan["left"], key=pattern), pattern):
+        layers: dict[str, list[str]] = {}
+        for left in members:
+            layers.setdefault(str(left["reason"]), []).append(str(left["name"]))
+        heading, which = next(iter(layers)), ", ".join(next(iter(layers.values())))
+        if len(layers) > 1:
+            heading = common.partition("…")[0].rstrip(" (:,") or common
+            rest = {reason.removeprefix(heading).lstrip(" :,"): names for reason, names in layers.items()}
+            which = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in rest.items())
+        groups.append((heading, sum(map(len, layers.values())), which))
+    return sorted(groups, key=lambda group: -group[1])
+
+
+def last_heads(run: Run) -> dict[str, list[HeadLine]]:
+    """Layer → its heads as they are at the end, in the network's order."""
+
+    def epoch(line: HeadLine) -> float:
+        return math.inf if line.epoch is None else line.epoch
+
+    layers: dict[str, list[HeadLine]] = {}
+    for line in run.heads:
+        if line.model == "recast":
+            layers.setdefault(line.layer, []).append(line)
+    return {name: [line for line in lines if epoch(line) == max(map(epoch, lines))] for name, lines in layers.items()}
+
+
+def head_table(run: Run) -> Table | None:
+    """Mean and range over the heads of each layer, as they are at the end; None where nothing was measured."""
+    rows = []
+    for layer, heads in last_heads(run).items():
+        stayed = [one for one in heads if one.is_convolution]
+        names = ", ".join(
+            str(one.head) if one.tap_row is None else f"{one.tap_row},{one.tap_column}" for one in stayed
+        )
+        which = f" ({names})" if 0 < len(stayed) < len(heads) and len(stayed) <= 9 else ""
+        measured = ("distance", "nonlocality", "entropy", "span")
+        ranges = [formats.mean_range([number(getattr(one, name)) for one in heads]) for name in measured]
+        counts = f"{len(stayed)} of {len(heads)}{which}", *ranges, f"{max(one.n for one in heads):,}"
+        rows.append([Cell(layer, code=True), *map(Cell, counts)])
+    heads_of = ("Layer", "Stayed\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
+    return Table("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)]) if rows else None
+
+
+def switch_table(run: Run) -> Table | None:
+    """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
+    assert run.schedule is not None
+    rows = []
+    for switch in run.schedule.switches:
+        names = ", ".join(switch.layers)
+        some = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
+        layers = names if len(switch.layers) <= NAMED else some
+        cells = [_steps(run, switch, key, digits) for key, digits in (("val_loss", 3), ("val_top1", 2))]
+        rows.append([Cell(f"epoch {switch.epoch}", (layers,), names), *cells])
+    steps = ("before → after → end",)
+    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell("Top-1, %", steps)]
+    return Table("Every switch", heads, [Group("", rows)], kind="switches") if rows else None
+
+
+def _steps(run: Run, switch: Switch, key: str, digits: int) -> Cell:
+    end = next((row for row in run.metrics if row.epoch == switch.epoch), None)
+    moments: list[Any] = [switch.before, switch.after or Measured(math.nan, math.nan), end]
+    values = [number(getattr(moment, key, None)) for moment in moments]
+    at_switch, in_epoch = (formats.signed(values[i + 1] - values[i], digits) for i in (0, 1))
+    return Cell(" → ".join(formats.decimal(value, digits) for value in values), (f"{at_switch}, then {in_epoch}",))
+
+
+def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> Table:
+    """A row per run, and at its foot mean and 95 % interval where the runs differ in nothing but the seed."""
+    names = words(*runs).arms
+    gaps = ("parent", "finetuned") if "recast" in names else ()
+    rows = []
+    for run, anchor in zip(runs, anchors, strict=True):
+        seed = run.recipe.get("seed", formats.MISSING)
+        start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
+        how = "" if run.is_plain else f"{start} {'recast' if run.is_scheduled else 'start'}, "
+        what = f"{run.model} on {run.dataset}, {run.layer_kind}"
+        row = [Cell(run.name, (what, f"{how}{run.epochs} epochs, seed {seed}"), link=f"#{anchor}")]
+        if scheduled:
+            row.append(Cell(run.schedule_name.replace("_", " "), _switched(run), kind="text"))
+        row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names]
+        for arm in gaps:
+            paired = run.difference(arm, "clean", "top1")
+            small = (formats.interval(paired.low, paired.high),) if paired else ()
+            row.append(Cell(formats.signed(accuracy(run, "recast") - accuracy(run, arm)), small))
+        rows.append(row)
+    foot: list[Cell] = []
+    if not why_no_mean(runs):
+        foot = [Cell("Mean of the seeds", ("and its 95 % interval",)), *([Cell("")] if scheduled else [])]
+        foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names]
+        foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in gaps]
+    heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
+    return Table(f"Runs on {data}", heads, [Group("", rows)], foot)
+
+
+def _mean(
+    values: Sequence[float], as_text: Any = formats.signed, digits: int = 1, better: tuple[str, str] = ("", "")
+) -> Cell:
+    """Mean and interval; coloured by the better of (above 0, below 0) where the interval leaves out 0."""
+    if not all(map(math.isfinite, values)):
+        return Cell(formats.MISSING)
+    mean, low, high = mean_interval(values)
+    who = better[mean < 0] if low > 0 or high < 0 else ""
+    return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{who}" if who else "")
+
+
+def seeds_table(runs: Sequence[Run]) -> Table | None:
+    """Every measure that all runs have, paired over the seeds; None where the runs differ in more than that."""
+    if why_no_mean(runs):
+        return None
+    rows = []
+    names = words(*runs).arms
+    for suite, metric in dict.fromkeys((row.suite, row.metric) for row in runs[0].rows):
+        name = base(metric)
+        if PER_CORRUPTION.match(metric) or (suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))):
+            continue
+        if len({row.n for run in runs if (row := run.row("recast", suite, metric))}) > 1:
+            continue  # measured on different images
+        arms = {arm: [run.value(arm, suite, metric) for run in runs] for arm in ARMS}
+        if name in {"parameters", "macs"} or not all(map(math.isfinite, arms["recast"])):
+            continue
+        digits = 3 if name == "loss" else 1
+        cells = [Cell(f"{suite_title(suite)}, {metric}")]
+        cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names]
+        for arm in ("parent", "finetuned"):
+            gaps = [recast - other for recast, other in zip(arms["recast"], arms[arm], strict=True)]
+            cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
+        rows.append(cells)
+    heads = [Cell("Measured"), *arm_heads(*runs)]
+    return Table("Every measure over the seeds", heads, [Group("", rows)]) if rows else None
+
+
+def _switched(run: Run) -> tuple[str, ...]:
+    """In which epochs layers became attention, empty where none has."""
+    epochs = [switch.epoch for switch in run.schedule.switches] if run.schedule else []
+    last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
+    return (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()

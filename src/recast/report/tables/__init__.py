@@ -1,1 +1,0 @@
-"""The tables of the page as cells of text, ready to print."""

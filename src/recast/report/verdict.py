@@ -1,0 +1,172 @@
+"""What the numbers of a run allow to say, in one sentence, and no more than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from recast.report import formats
+from recast.report.formats import NBSP
+from recast.report.labels import FROM_START, words
+from recast.report.load import Run
+from recast.report.seeds import mean_interval, why_no_mean
+from recast.run.files import number
+
+EXACT = 1e-5
+"""Largest relative error of the outputs that still counts as the same function (fp32)."""
+
+
+def accuracy(run: Run, model: str) -> float:
+    """Top-1 of an arm in percent: from rows.csv, otherwise the last validation of its training."""
+    measured = run.value(model, "clean", "top1")
+    if math.isfinite(measured):
+        return measured
+    if model == ("finetuned" if run.is_plain else "recast"):
+        return run.metrics[-1].val_top1
+    if model == "finetuned" and run.control and run.control[-1].epoch > 0:
+        return run.control[-1].val_top1
+    return run.control[0].val_top1 if model == "parent" and run.control else math.nan
+
+
+def test_images(run: Run) -> int:
+    """How many images the clean accuracy was measured on, 0 if unknown."""
+    row = run.row("recast", "clean", "top1")
+    return row.n if row else 0
+
+
+def agreement(run: Run) -> tuple[int, int]:
+    """(predictions that agree with the parent's, images) of verify.json."""
+    assert run.verify is not None
+    images, share = int(number(run.verify["images"])), number(run.verify["argmax_agreement"])
+    return round(share * images) if math.isfinite(share) else 0, images
+
+
+def is_exact(run: Run) -> bool:
+    """The recast model started as its parent: every prediction the same and the outputs equal to rounding."""
+    if run.verify is None:
+        return False
+    same, images = agreement(run)
+    return same == images and number(run.verify["max_relative_error"]) <= EXACT
+
+
+def verdict(run: Run) -> str:
+    """The sentence at the top of the page."""
+    if run.is_plain:
+        trained = f"trained for {formats.plural(run.epochs, 'epoch')}" if run.epochs else "not trained"
+        reached = formats.percent(accuracy(run, "finetuned"))
+        return f"Nothing was recast: the network alone, {trained}, reaches {reached}."
+    if run.is_scheduled:
+        return f"{_became(run)}; {_end(run, subject='the network ')}."
+    exact = is_exact(run)
+    return f"{_start(run)}{' and' if exact else ';'} {_end(run, subject='' if exact else 'it ')}."
+
+
+def _start(run: Run) -> str:
+    if run.verify is None:
+        return "How the recast model started was not measured (no verify.json)"
+    same, images = agreement(run)
+    relative = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
+    counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
+    if is_exact(run):
+        how = "bit for bit" if run.verify["bitwise"] is True else relative
+        return f"The recast model starts with the parent’s exact predictions ({counts}, {how})"
+    if same == images:
+        return (
+            f"The recast model starts with the parent’s predictions ({counts}), "
+            f"though not with its exact outputs ({relative})"
+        )
+    return f"The recast model does not start as its parent: {counts} predictions agree ({relative})"
+
+
+def _became(run: Run) -> str:
+    """Which layers became attention, and when: verify.json speaks of the network before training, of none of this."""
+    schedule = run.schedule
+    if schedule is None:
+        return "When layers became attention was not written down (no schedule.json)"
+    count, done = len(schedule.layers), len(schedule.switched)
+    epochs = [switch.epoch for switch in schedule.switches]
+    if not done:
+        of = "The one layer has not" if count == 1 else f"None of the {formats.plural(count, 'layer')} has"
+        return f"{of} become attention{' yet' if run.epochs < schedule.epochs else ''}"
+    who = "" if done == count else f"{done} of "
+    who += f"{formats.plural(count, 'layer')} became attention"
+    if len(epochs) == 1:
+        return f"{who} {'' if done == 1 else 'together '}at the start of epoch{NBSP}{epochs[0]}"
+    singly = ", one after the other," if all(len(switch.layers) == 1 for switch in schedule.switches) else ""
+    return f"{who}{singly} from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}"
+
+
+def _end(run: Run, subject: str) -> str:
+    recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
+    if run.epochs == 0:
+        standing = f"; as it stands it reaches {formats.percent(recast)}" if math.isfinite(recast) else ""
+        return f"{subject}has not been trained{standing}"
+    planned = number(run.recipe.get("epochs"))
+    count = f"{run.epochs} of {planned:.0f} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
+    if not math.isfinite(recast):
+        return f"{subject}was trained for {count}, but its accuracy was not measured"
+    reached = f"after {count} {subject}reaches {formats.percent(recast)}"
+    names = words(run)
+    if not math.isfinite(finetuned):
+        if names is FROM_START:
+            return f"{reached}; it was not trained as a convolution beside that, so nothing is compared"
+        against = f", {_against(recast - parent, 'its parent')}" if math.isfinite(parent) else ""
+        caution = "so more training alone may explain it" if recast > parent else "so there is no fair comparison"
+        return f"{reached}{against}; no parent was fine-tuned the same way, {caution}"
+    counted = round(abs(recast - finetuned) / 100 * test_images(run))
+    in_images = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; " if counted else ""
+    paired = run.difference("finetuned", "clean", "top1")
+    if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
+        in_images = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
+    return f"{reached}, {_against(recast - finetuned, names.control)} ({in_images}one seed: a first look, not evidence)"
+
+
+def _against(difference: float, other: str) -> str:
+    if abs(difference) < 0.005:
+        return f"the same as {other}"
+    return f"{formats.points(abs(difference))}{NBSP}points {'above' if difference > 0 else 'below'} {other}"
+
+
+def joint_verdict(runs: Sequence[Run]) -> str:
+    """The sentence above several runs."""
+    rest = [run for run in runs if not run.is_plain]
+    if not rest:
+        return f"None of these {len(runs)} runs recast anything."
+    if len(rest) < len(runs):
+        alone = f"{len(runs) - len(rest)} of {len(runs)} runs recast nothing"
+        return f"{alone}; of the other: {verdict(rest[0])}" if len(rest) == 1 else f"{alone}. {joint_verdict(rest)}"
+    start, names = _joint_start(runs), words(*runs)
+    differences = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
+    known = [difference for difference in differences if math.isfinite(difference)]
+    if not known:
+        return f"{start}; none was trained beside {names.a_control}, so nothing is compared."
+    if not why_no_mean(runs) and len(known) == len(runs):
+        mean, low, high = mean_interval(known)
+        against = f"level with {names.control}" if abs(mean) < 0.005 else _against(mean, names.control)
+        spread = f"95 % interval {formats.interval(low, high)}"
+        return f"{start}; over {len(runs)} seeds they are on average {against} ({spread})."
+    above, below = (sum(sign * difference >= 0.005 for difference in known) for sign in (1, -1))
+    return (
+        f"{start}; of {formats.plural(len(known), 'run')} with {names.a_control}, the recast model ends "
+        f"above it in {above}, below it in {below} and level in {len(known) - above - below}."
+    )
+
+
+def _joint_start(runs: Sequence[Run]) -> str:
+    """How the recast models began, those that are recast during training apart."""
+
+    def every(count: int) -> str:
+        return "Both" if count == 2 else f"All {count}"
+
+    before = [run for run in runs if not run.is_scheduled]
+    exact = sum(is_exact(run) for run in before)
+    if not before:
+        return f"{every(len(runs))} recast models became attention during training"
+    if len(before) == len(runs):
+        how_many = every(exact) if exact == len(before) else f"{exact} of {len(before)}"
+        return f"{how_many} recast models start with their parent’s exact predictions"
+    others = f"{exact} of the other {len(before)} start with their"
+    if exact == len(before):
+        others = "the other starts with its" if exact == 1 else "the others start with their"
+    during = f"{len(runs) - len(before)} of {len(runs)} recast models became attention during training"
+    return f"{during}; {others} parent’s exact predictions"

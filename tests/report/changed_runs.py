@@ -1,0 +1,44 @@
+"""Changes to the files of a run folder, for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recast.run.records import Difference, Row, read_differences, read_rows, write_differences, write_rows
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change the first level of a JSON file."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(found | changes), encoding="utf-8")
+
+
+def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
+    """Change fields of a run's recipe, named as in `optim.lr`."""
+    recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        section, _, key = name.rpartition(".")
+        (recipe[section] if section else recipe)[key] = value
+    (path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+
+
+def set_values(path: Path, suite: str, metric: str, values: Mapping[str, float], n: int = 360, half: float = 0) -> None:
+    """Replace a number of rows.csv by arm, without intervals, or with ± `half` and paired ones of ± 0.6 `half`."""
+    rows = [row for row in read_rows(path / "rows.csv") if (row.suite, row.metric) != (suite, metric)]
+    ends = lambda value, wide: (value - wide, value + wide) if half else (None, None)  # noqa: E731
+    rows += [Row("run", arm, suite, "digits", metric, value, n, *ends(value, half)) for arm, value in values.items()]
+    write_rows(path / "rows.csv", rows)
+    lines = read_differences(path / "differences.csv")
+    lines = [replace(line, suite="cut") if (line.suite, line.metric) == (suite, metric) else line for line in lines]
+    for arm in ("parent", "finetuned") if half else ():
+        gap = values["recast"] - values[arm]
+        low, high = gap - 0.6 * half, gap + 0.6 * half
+        lines.append(Difference("run", "recast", arm, suite, "digits", metric, gap, low, high, n))
+    (path / "differences.csv").unlink()
+    write_differences(path / "differences.csv", [line for line in lines if line.suite != "cut"])

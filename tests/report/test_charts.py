@@ -1,0 +1,272 @@
+"""The papers' figures: what is drawn is what was measured, in the page's colours or on paper."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recast.report import charts, curves, draw, layers, maps
+from recast.report.charts import DEPTHS, PAGE, PAPER, VARIABLES, Chart, joined, styled
+from recast.report.draw import Point, Series, series_chart
+from recast.report.load import Attention, AttentionLayer, Run, read_run
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> Run:
+    return read_run(make_run())
+
+
+@pytest.fixture
+def full(make_measured: MakeRun) -> Run:
+    return read_run(make_measured())
+
+
+def by_name(found: Sequence[Chart]) -> dict[str, Chart]:
+    return {chart.name: chart for chart in found}
+
+
+def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
+    rows = [dict(zip(chart.columns, row, strict=True)) for row in chart.rows]
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+# what is drawn
+
+
+def test_robustness_against_every_cost(full: Run) -> None:
+    found = curves.cost_charts([full])
+    assert list(found) == ["macs", "parameters", "images_per_second", "peak_memory"]
+    titles = ["Clean images", "FGSM, ε = 1/255", "AutoAttack, ε = 1/255", "ImageNet-C", "ImageNet-Sketch"]
+    assert [chart.title for chart in found["macs"]] == titles
+    (point,) = rows_where(found["images_per_second"][0], arm="recast")
+    assert point["images_per_second"] == pytest.approx(974.4)
+    assert (point["top1"], point["low"], point["high"]) == pytest.approx((76.3, 75.1, 77.5))
+    assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {152026, 191438}  # of the plan
+
+
+def test_relative_improvement(full: Run) -> None:
+    found = by_name(curves.relative(full))
+    assert set(found) == {
+        f"relative_{name}" for name in ("imagenet-c_category", "imagenet-c_severity", "basic_kind", "basic_severity")
+    }
+    (weather,) = rows_where(found["relative_imagenet-c_category"], against="finetuned")
+    recast, other = (full.value(arm, "imagenet-c", "top1/weather") for arm in ("recast", "finetuned"))
+    assert weather["relative_improvement_percent"] == pytest.approx(100 * (recast - other) / other)
+    paired = full.difference("finetuned", "imagenet-c", "top1/weather")
+    assert paired is not None
+    assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
+    (mild,) = rows_where(found["relative_basic_severity"], severity="1", against="parent")
+    kinds = ("blur", "contrast")
+    recast, other = (sum(full.value(arm, "basic", f"top1/{kind}/1") for kind in kinds) for arm in ("recast", "parent"))
+    assert mild["relative_improvement_percent"] == pytest.approx(100 * (recast - other) / other)
+    assert mild["low"] is None  # a mean of several that was not measured as one
+
+
+def test_sweeps(full: Run) -> None:
+    found = by_name([*curves.resolution(full), *curves.swept(full, curves.SWEEPS), *curves.swept(full, curves.ATTACKS)])
+    assert set(found) == {
+        "resolution", "frequency_low", "frequency_high", "knn", "adversarial_fgsm", "adversarial_autoattack",
+    }  # fmt: skip
+    assert [row["side"] for row in rows_where(found["resolution"], arm="recast")] == [128, 224]  # the square ones
+    assert "160×192 (height × width): Parent 67.2 %" in found["resolution"].note
+    assert [row["k"] for row in rows_where(found["knn"], arm="parent")] == [1, 5]
+    first, *_ = rows_where(found["adversarial_fgsm"], arm="recast")
+    assert (first["epsilon_255"], first["top1"]) == (0.0, full.value("recast", "clean", "top1"))
+    assert "FGSM: top-1, % by ε in 1/255. Parent from 74.2 % at 0 to 6.2 % at 4" in found["adversarial_fgsm"].story
+    assert curves.apart([100, 101, 150, 199, 200]) == [100, 150, 200]
+    assert curves.apart([64]) == [64]
+
+
+def test_fourier(run: Run, make_run: MakeRun) -> None:
+    found = by_name(layers.fourier_charts(run))
+    assert set(found) == {"fourier_parent", "fourier_finetuned", "fourier_recast", "fourier_depth"}
+    used = set(re.findall(r"var\(--\w+\)", found["fourier_recast"].svg))
+    assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= used
+    deepest = rows_where(found["fourier_depth"], model="recast")[-1]
+    assert (deepest["frequency"], deepest["index"]) == (1.0, 4)
+    assert layers.fourier_note(run).startswith("True frequencies")
+    path = make_run("notebook")
+    file = path / "analysis" / "fourier.csv"
+    file.write_text(file.read_text(encoding="utf-8").replace(",true,", ",notebook,"), encoding="utf-8")
+    assert "notebook" in layers.fourier_note(read_run(path))
+    joint = layers.joint_fourier([run, read_run(path)])
+    assert joint is not None
+    assert {row["run"] for row in rows_where(joint)} == {"run", "notebook"}
+    assert ">notebook</text>" in joint.svg
+    assert layers.joint_fourier([run]) is None
+
+
+def test_distances(make_run: MakeRun) -> None:
+    run = read_run(make_run(source="during"))
+    depth, epochs = layers.distance_charts(run)
+    assert {row["epoch"] for row in rows_where(depth)} == {None}
+    assert {row["epoch"] for row in rows_where(epochs)} == {1, 2, 3, None}  # None: as trained
+    assert f"{run.heads[0].layer}, head 0: " in depth.svg
+
+
+def test_similarity(run: Run) -> None:
+    chart = layers.similarity_charts(run)[0]
+    assert chart.name == "cka_parent_recast"
+    assert chart.note.startswith("Of the same layer in both: at least 0.")
+    assert chart.svg.count('class="hit"') == len(chart.rows)
+
+
+def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:
+    found, hidden = layers.head_charts(run, 10**7)
+    assert hidden == 0
+    assert [[panel.symbol for panel in panels] for panels in found.values()] == [["γ", "s", "1/α"]] * 4
+    chart = found["layer3.0.conv1"][0].chart
+    assert chart is not None
+    assert len(re.findall(r">[0-2],[0-2]<", chart.svg)) == 9
+    assert layers.head_charts(run, 1)[1] == 3
+    during, _ = layers.head_charts(read_run(make_run("during", "during")), 10**7)
+    ticks = [re.findall(r">(\d)</text>", panels[0].chart.svg) for panels in during.values() if panels[0].chart]
+    assert ticks[0] == ticks[-1]  # one axis, although the layers became attention at different times
+
+
+def test_pointing_at_a_value_hits_its_point(full: Run) -> None:
+    """The invisible circles lie where matplotlib drew the markers."""
+    svg = by_name(curves.swept(full, curves.ATTACKS))["adversarial_fgsm"].svg
+    marks = [tuple(map(float, place)) for place in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)]
+    hits = [tuple(map(float, place)) for place in re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    assert len(hits) == 12
+    for x, y in hits:
+        assert min(abs(x - across) + abs(y - up) for across, up in marks) < 0.15
+
+
+def test_small_charts_are_joined_for_paper(full: Run) -> None:
+    found = curves.corruptions(full)
+    chart = joined("severity", "Title", found)
+    assert chart.columns[0] == "panel"
+    assert len(chart.rows) == sum(len(single.rows) for single in found)
+    with styled(PAPER):
+        figure, _ = chart.draw(PAPER)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [single.title for single in found]
+
+
+@pytest.mark.parametrize("positions", [[0.5] * 5, [0.0, 0.01, 0.99, 1.0], [0.1, 0.5, 0.9], [0.97] * 4, []])
+def test_labels_are_moved_apart(positions: list[float]) -> None:
+    found = draw.spread(positions, 0.06)
+    assert all(high - low >= 0.06 - 1e-9 for low, high in pairwise(found))
+    assert all(-1e-9 <= position <= 1 + 1e-9 for position in found)
+    if positions == [0.1, 0.5, 0.9]:
+        assert found == pytest.approx(positions)
+
+
+# colours
+
+
+def drawn(story: str, up: float = 2) -> str:
+    pair = [Series("a", [Point(0, 1), Point(1, up)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
+    return series_chart("name", "title", pair, "x", told_as=story, xlabel="x").svg
+
+
+def test_charts_use_the_page_colours_and_their_own_ids() -> None:
+    found = [drawn("a < b", up) for up in (2, 3)]
+    ids = [set(re.findall(r'\bid="([^"]+)"', chart)) for chart in found]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for chart, own in zip(found, ids, strict=True):
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', chart)) <= own
+        assert "var(--recast)" in chart
+        assert "var(--finetuned)" in chart
+        assert not re.search("|".join(VARIABLES), chart)
+        assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", chart)
+        assert 'aria-label="a &lt; b. a from' in chart
+        assert "<metadata" not in chart
+
+
+def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = drawn("d")
+    monkeypatch.setitem(charts.mpl.rcParams, "lines.linewidth", 9.0)
+    monkeypatch.setitem(charts.mpl.rcParams, "axes.facecolor", "#ff0000")
+    assert drawn("d") == before
+    assert charts.mpl.rcParams["lines.linewidth"] == 9.0
+
+
+def test_paper_has_real_colours() -> None:
+    places = {PAGE.ink, PAGE.muted, PAGE.rule, *PAGE.arms.values(), *PAGE.depths}
+    assert places == set(VARIABLES)
+    assert not places & {PAPER.ink, PAPER.muted, PAPER.rule, *PAPER.arms.values(), *PAPER.depths}
+    assert PAPER.color(1.0) == PAPER.depths[-1]
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#1b1e23"], ids=["light", "dark"])
+def test_colours_can_be_told_from_the_ground(ground: str) -> None:
+    """WCAG's contrast of graphical objects, 3 : 1, for the arms."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    css = (Path(charts.__file__).parent / "templates" / "page.css").read_text(encoding="utf-8")
+    light, dark = css.partition("@media (prefers-color-scheme: dark)")[::2]
+    for arm in ("parent", "finetuned", "recast"):
+        found = re.search(rf"--{arm}: (#[0-9a-f]{{6}})", light if ground == "#ffffff" else dark)
+        assert found is not None
+        pair = sorted((luminance(found[1]), luminance(ground)))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 3
+
+
+# attention maps
+
+
+def pixels(uri: str) -> np.ndarray:
+    header, _, data = uri.partition(",")
+    assert header == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+
+
+def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """The only layer of the first image on the page."""
+    layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(mix.shape[1], 0.25), kernel)
+    attention = Attention(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
+    (found,) = maps.image_maps(attention, "γ", 1)  # the budget leaves images out, but never all
+    return dict(found["layers"][0])
+
+
+def test_signed_maps_are_centred_at_white() -> None:
+    mix = np.zeros((5, 1, 4, 4))
+    mix[:, 0, 0, :3] = 1.0, 0.01, -0.01
+    layer = image_layer(mix)
+    assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
+    picture = pixels(layer["heads"][0]["picture"])
+    zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
+    assert zero.min() > 240
+    assert plus[0] > plus[2] + 60  # orange
+    assert minus[2] > minus[1] + 60  # purple
+    assert (picture[0, 0] == plus).all()
+
+
+def test_other_maps() -> None:
+    mix = np.zeros((1, 1, 4, 4))
+    mix[0, 0, 2, 2] = 1.0
+    assert image_layer(mix)["high"] == "≥ 1"  # a closed head is drawn at its own scale
+    mix[0, 0, 0, :2] = 1.0, 0.5
+    layer = image_layer(mix)
+    assert layer["low"] == "0"
+    picture = pixels(layer["heads"][0]["picture"])
+    assert picture[3, 3].sum() < picture[0, 1].sum()  # 0 is the dark end
+    large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
+    large[0, 0, 0, 0] = np.nan
+    assert pixels(image_layer(large)["heads"][1]["picture"]).shape == (40, 30, 3)
+
+
+def test_query_and_labels() -> None:
+    layer = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
+    assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
+    assert layer["columns"] == 3
+    assert layer["heads"][5]["alt"].startswith("Head of tap 1,2: γ = 0.25; largest weight 1.00 at row 0, column 0")
+    assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]

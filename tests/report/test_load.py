@@ -1,0 +1,138 @@
+"""A run folder that is missing a file or holds half of one: the error names it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recast.errors import RecastError
+from recast.report.load import read_run
+
+MakeRun = Callable[..., Path]
+
+
+def test_reads_what_was_written(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    assert [row.epoch for row in run.metrics] == [row.epoch for row in run.control] == [0, 1, 2, 3]
+    assert run.value("recast", "clean", "top1") == 32.0
+    assert math.isnan(run.value("recast", "clean", "nothing"))
+    assert run.difference("finetuned", "clean", "top1") is not None
+    assert run.difference("nobody", "clean", "top1") is None
+    assert run.provenance["clean"].images == 50
+    assert run.cka[0].cka == 1.0
+    assert (run.heads[0].epoch, run.heads[0].is_convolution) == (None, False)
+    assert set(run.agreement[0]) == {"index", "image", "label", "parent", "finetuned", "recast"}
+    assert run.attention is not None
+    assert [layer.mix.shape[1] for layer in run.attention.layers] == [9, 9, 9, 9]
+
+
+def test_reads_a_schedule(make_run: MakeRun, make_learned: MakeRun) -> None:
+    run = read_run(make_run("during", "during"))
+    assert run.schedule is not None
+    assert run.schedule.switched[0] == "layer3.1.conv2"
+    assert run.schedule.switches[1].before.val_top1 == run.metrics[1].val_top1
+    learned = read_run(make_learned()).schedule
+    assert learned is not None
+    assert (learned.probes[0].delivered, learned.probes[1].chosen) == (None, ["layer3.0.conv1"])
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match=r"not a run folder: .*nowhere"):
+        read_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "plan.json", "metrics.jsonl"])
+def test_a_needed_file_is_missing(make_run: MakeRun, name: str) -> None:
+    with pytest.raises(RecastError, match=rf"{name} is missing"):
+        read_run(make_run(without=(name,)))
+
+
+@pytest.mark.parametrize(
+    "name", ["verify.json", "environment.json", "rows.csv", "attention.npz", "finetuned", "analysis", "evaluation.json"]
+)
+def test_the_rest_may_be_missing(make_run: MakeRun, name: str) -> None:
+    assert read_run(make_run(without=(name,))).epochs == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plan.json", "metrics.jsonl", "finetuned/metrics.jsonl", "verify.json", "environment.json", "attention.npz"]
+    + ["evaluation.json", "schedule.json"],
+)
+def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
+    path = make_run(source="during" if name == "schedule.json" else "before")
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content[: int(0.7 * len(content))])
+    with pytest.raises(RecastError, match=rf"{name}.* truncated or not"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("recipe.yaml", "a: [1", "not readable YAML"),
+        ("recipe.yaml", "- 1", "must hold a mapping, got list"),
+        ("metrics.jsonl", "\n", "is empty"),
+        ("metrics.jsonl", '{"epoch": 0}\n', "line 1 lacks val_loss, val_top1"),
+        ("plan.json", '{"steps": []}', "lacks left"),
+        ("plan.json", '{"steps": [{"name": "a", "before": 1, "after": {}}], "left": []}', "got int"),
+        ("verify.json", "[]", "must be a JSON object, got list"),
+        ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),
+        ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2: expected 9"),
+        ("differences.csv", "run,model\n", r"differences\.csv must start with"),
+        ("analysis/fourier.csv", "model,block\nparent,a\n", r"fourier\.csv must start with the columns model,block,i"),
+        ("analysis/cka.csv", "model_a,layer_a,model_b,layer_b,cka,n\na,b,c,d,high,1\n", r"line 2: cka must be a number"),
+        ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv lacks the column label"),
+        ("evaluation.json", '{"suites": []}', r"suites of .*evaluation\.json must be a JSON object, got list"),
+        ("evaluation.json", "{}", "lacks suites"),
+    ],
+)
+def test_another_format(make_run: MakeRun, name: str, content: str, message: str) -> None:
+    path = make_run()
+    (path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(RecastError, match=message):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "is of version 2: this recast reads version 1"),
+        ({"layers": "blocks.0"}, r"layers of .*schedule\.json must be a list"),
+        ({"dates": {"blocks.0": 2.5}}, "must be a whole number, got 2.5"),
+        ({"switches": [{"epoch": 3}]}, "lacks layers, before"),
+        ({"probes": [{"epoch": 1, "promised": {}, "chosen": []}]}, "lacks train_loss, delivered"),
+        ({"epochs": "many"}, "must be a whole number, got 'many'"),
+    ],
+)
+def test_another_schedule(make_run: MakeRun, changes: dict[str, object], message: str) -> None:
+    path = make_run(source="during")
+    found = json.loads((path / "schedule.json").read_text(encoding="utf-8"))
+    (path / "schedule.json").write_text(json.dumps(found | changes), encoding="utf-8")
+    with pytest.raises(RecastError, match=message):
+        read_run(path)
+
+
+def test_attention_of_another_shape(make_run: MakeRun) -> None:
+    path = make_run()
+    with np.load(path / "attention.npz") as stored:
+        arrays = dict(stored)
+    np.savez(path / "attention.npz", **arrays | {"mix_1": arrays["mix_1"][:, :4]})
+    with pytest.raises(RecastError, match=r"mix_1 must be .*9, h, w\), got \(4, 4, "):
+        read_run(path)
+    del arrays["gate_0"]
+    np.savez(path / "attention.npz", **arrays)
+    with pytest.raises(RecastError, match="gate_0"):
+        read_run(path)
+
+
+def test_a_repeated_epoch_counts_once(make_run: MakeRun) -> None:
+    path = make_run(epochs=2)
+    with (path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"epoch": 1, "val_loss": 1.0, "val_top1": 12.5}) + "\n")
+    assert [row.val_top1 for row in read_run(path).metrics if row.epoch == 1] == [12.5]

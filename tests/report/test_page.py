@@ -1,0 +1,312 @@
+"""The page as a whole: complete, self-contained, safe, and never half-written; in a browser too."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recast.report
+from recast.errors import RecastError
+from recast.report import write_report
+
+MakeRun = Callable[..., Path]
+
+
+class Page(HTMLParser):
+    """Collects what a page loads, and checks that its tags close."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def text_of(*paths: Path) -> str:
+    """The words of the page alone, on one line."""
+    html = write_report(paths, paths[0] / "page.html").read_text(encoding="utf-8").partition("</style>")[2]
+    return " ".join(re.sub(r"<[^>]+>", " ", html).replace("\u00a0", " ").split())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"recipe": {"recast.gate": "sigmoid"}, "without": ("finetuned",)},
+        {"epochs": 0, "without": ("rows.csv", "attention.npz", "verify.json", "analysis")},
+        {"epochs": 1},
+        {"source": "during"},
+        {"source": "during", "recipe": {"recast.gate": "bias"}, "epochs": 1},
+    ],
+    ids=["full", "sigmoid", "bare", "one epoch", "during", "bias"],
+)
+def test_self_contained(make_run: MakeRun, options: dict[str, Any]) -> None:
+    path = make_run(**options)
+    out = write_report([path])
+    assert out == path / "report.html"
+    assert not list(path.glob("*.tmp"))
+    text = out.read_text(encoding="utf-8")
+    assert len(text) < 4_000_000
+    assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
+    page = Page(text)
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]  # one, inside the page
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "xlink:href"):
+            address = attributes.get(name)
+            assert address is None or address.startswith(("#", "data:")), f"{tag} loads {address}"
+        assert not any(name.startswith("on") for name in attributes)
+        if tag == "img":
+            assert attributes["alt"]
+        if tag == "th":
+            assert attributes.get("scope") in {"row", "col", "rowgroup"}
+    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {address[1:] for tag, a in page.tags if tag == "a" and (address := a.get("href"))} <= set(ids)
+    policy, script = re.search(r'Policy" content="([^"]+)"', text), re.search(r"<script>(.*)</script>", text, re.DOTALL)
+    assert policy is not None
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy[1].replace("&#39;", "'")
+
+
+def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
+    path = make_run()
+    evil = "<script>alert(1)</script>"
+    for name, old in (
+        ("plan.json", "layer3.0.conv1"), ("metrics.jsonl", "layer3.0.conv1"), ("rows.csv", "contrast"),
+        ("recipe.yaml", "digits_resnet"), ("environment.json", "Linux"), ("analysis/heads.csv", "layer3.0.conv1"),
+    ):  # fmt: skip
+        content = (path / name).read_text(encoding="utf-8")
+        assert old in content
+        (path / name).write_text(content.replace(old, evil), encoding="utf-8")
+    text = write_report([path]).read_text(encoding="utf-8")
+    assert text.count("<script") == 1
+    assert text.count("&lt;script&gt;") >= 6
+
+
+def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
+    path = make_run()
+    for name in ("metrics.jsonl", "finetuned/metrics.jsonl"):
+        lines = (path / name).read_text(encoding="utf-8").splitlines()
+        lines[2] = re.sub(r'("val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", lines[2])
+        (path / name).write_text("\n".join(lines), encoding="utf-8")
+    text = write_report([path]).read_text(encoding="utf-8")
+    assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
+
+
+def test_missing_parts_say_so(make_run: MakeRun) -> None:
+    text = text_of(make_run(without=("rows.csv", "attention.npz", "finetuned")))
+    assert "Not evaluated yet" in text
+    assert "No attention maps were recorded" in text
+    assert "There is no fine-tuned parent in this run" in text
+    assert "no schedule.json" in text_of(make_run("lost", "during", without=("schedule.json",)))
+
+
+def test_a_network_alone(make_plain: MakeRun, make_run: MakeRun) -> None:
+    text = text_of(plain := make_plain())
+    assert "This run recast nothing: there is one arm" in text
+    for absent in ("Recast −", "Gates and spans", "What was recast, and what it costs"):
+        assert absent not in text
+    assert "more than the seed (where)" in text_of(plain, make_run())
+
+
+def test_a_run_whose_pooling_alone_became_attention(make_run: MakeRun) -> None:
+    """Three arms and a plan, and no heads of convolutions to draw."""
+    path = make_run(without=("attention.npz", "analysis"), epochs=2)
+    recipe = (path / "recipe.yaml").read_text(encoding="utf-8").replace("kind: none", "kind: per_class")
+    (path / "recipe.yaml").write_text(recipe.replace("where:\n- last_stage", "where:\n- none"), encoding="utf-8")
+    plan = json.loads((path / "plan.json").read_text(encoding="utf-8"))
+    (path / "plan.json").write_text(json.dumps(plan | {"steps": []}), encoding="utf-8")
+    text = text_of(path)
+    assert "attention pooling with a learned token for every class. No convolution was recast." in text
+    assert "Compute with attention pooling" in text
+    assert "Gates and spans" not in text
+    assert "Three arms" in text
+
+
+def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"seed{seed}", recipe={"seed": seed}, epochs=0) for seed in (0, 1)]
+    with pytest.raises(RecastError, match="2 runs belongs to none of them"):
+        write_report(runs)
+    text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
+    assert 'href="#run2">seed1</a>' in text
+    assert 'id="run2"' in text
+    assert "Mean of the seeds" in text
+    assert ">Schedule</th>" not in text
+    apart = text_of(runs[0], make_run("other", recipe={"data.name": "cifar10"}, epochs=0))
+    assert "These runs are of 2 data sets. They are shown apart" in apart
+    assert "The run on cifar10" in apart
+    assert "Mean of the seeds" not in apart
+
+
+def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_run(epochs=0, without=("attention.npz", "analysis"))
+    report = path / "report.html"
+    report.write_text("old", encoding="utf-8")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("recast.run.files.os.replace", refuse)
+    with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
+        write_report([path])
+    assert report.read_text(encoding="utf-8") == "old"
+    assert not list(path.glob(".report*"))
+
+
+def test_nowhere_to_write(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(RecastError, match="at least one run"):
+        write_report([])
+    with pytest.raises(RecastError, match="got the folder"):
+        write_report([tmp_path], tmp_path)
+    with pytest.raises(RecastError, match="does not exist"):
+        write_report([tmp_path], tmp_path / "no" / "report.html")
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "scipy.special"])
+def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    for name in [name for name in sys.modules if name.startswith("recast.report.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(RecastError, match=rf"needs {missing}: pip install 'recast-vision\[report\]'"):
+        write_report([make_run()])
+
+
+def test_torch_is_not_imported(make_run: MakeRun) -> None:
+    source = str(Path(recast.report.__file__).parents[2])
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from recast.report import write_report; "
+        "write_report([sys.argv[2]]); "
+        "assert 'torch' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    path = make_run(epochs=0, without=("analysis",))
+    subprocess.run([sys.executable, "-c", code, source, str(path)], check=True, timeout=60)
+
+
+# in a browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def opened(browser: Any, report: Path, **settings: Any) -> Iterator[Any]:
+    """The report in a browser; fails at the end where it complained or fetched something."""
+    page = browser.new_page(**settings)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: complaints.append(request.url))
+    page.goto(report.as_uri())
+    yield page
+    page.close()
+    assert [text for text in complaints if not text.startswith(("data:", report.as_uri()))] == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
+def test_in_a_browser(make_run: MakeRun) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    report = write_report([make_run(epochs=1)])
+    phone = {"width": 390, "height": 844}
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        with opened(browser, report, viewport={"width": 1100, "height": 900}) as page:
+            costs_are_chosen(page)
+            values_are_told(page)
+            figures_grow(page)
+        with opened(browser, report, viewport=phone, java_script_enabled=False) as page:
+            nothing_needs_the_script(page)
+        with opened(browser, report, viewport=phone, has_touch=True) as page:
+            a_tap_tells_a_value(page)
+        browser.close()
+
+
+def costs_are_chosen(page: Any) -> None:
+    costs = page.locator("#run1-robust .choice")
+    assert costs.locator(".axis:visible").count() == 1
+    first = costs.locator(".axis:visible").inner_html()
+    costs.locator("label", has_text="parameters").click()
+    assert costs.locator(".axis:visible").count() == 1
+    assert costs.locator(".axis:visible").inner_html() != first
+    costs.get_by_role("radio", name="parameters").press("ArrowLeft")  # the keyboard chooses too
+    assert costs.get_by_role("radio", name="MACs per image").is_checked()
+
+
+def values_are_told(page: Any) -> None:
+    tip = page.locator(".tip")
+    assert not tip.is_visible()
+    chart = page.locator("#run1-robust figure.card > svg[role=img]:visible").first
+    chart.scroll_into_view_if_needed()
+    chart.locator(".hit").last.hover(force=True)
+    assert tip.inner_text() == "Recast, MACs per image 6.17\u00a0M: 32 % (20.0 to 44.0)"
+    point, box = chart.locator(".hit").last.bounding_box(), tip.bounding_box()
+    assert 0 < point["y"] - (box["y"] + box["height"]) < 20  # right above it
+    page.mouse.move(2, 2)
+    assert not tip.is_visible()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip.inner_text().startswith("Parent, MACs")
+    page.keyboard.press("ArrowLeft")
+    assert tip.inner_text().startswith("Recast, MACs")
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def figures_grow(page: Any) -> None:
+    page.locator(".axis:visible .enlarge").first.click()
+    dialog, tip = page.locator("dialog"), page.locator(".tip")
+    assert dialog.is_visible()
+    assert dialog.locator("h2").inner_text() == "Clean images"
+    assert dialog.locator("svg").bounding_box()["width"] > 700
+    dialog.locator(".hit").first.hover(force=True)
+    point, box = dialog.locator(".hit").first.bounding_box(), tip.bounding_box()
+    assert 0 < point["y"] - (box["y"] + box["height"]) < 20
+    dialog.get_by_role("button", name="Close").click()
+    assert not dialog.is_visible()
+    assert not tip.is_visible()
+
+
+def nothing_needs_the_script(page: Any) -> None:
+    costs = page.locator("#run1-robust .choice")
+    assert costs.locator(".axis:visible figure").count() == 3
+    costs.locator("label", has_text="parameters").click()
+    assert "against parameters" in costs.locator(".axis:visible svg").first.get_attribute("aria-label")
+    assert page.locator(".hit title").count() > 60
+    assert page.locator(".enlarge").count() == 0
+
+
+def a_tap_tells_a_value(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).length") == 0
+    chart = page.locator("#run1-fourier figure.card > svg").first
+    chart.scroll_into_view_if_needed()
+    chart.locator(".hit").last.tap(force=True)
+    box = page.locator(".tip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390

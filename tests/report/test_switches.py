@@ -1,0 +1,112 @@
+"""The section that says when layers became attention."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from changed_runs import rewrite
+
+from recast.report import switches
+from recast.report.charts import PAGE, new_figure
+from recast.report.load import Run, read_run
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> Run:
+    return read_run(make_run(source="during"))
+
+
+def test_a_run_recast_before_training_has_none(make_run: MakeRun) -> None:
+    assert switches.switch_part(read_run(make_run())) == {}
+
+
+def test_every_switch_is_a_line(make_run: MakeRun) -> None:
+    path = make_run(source="during")
+    found = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
+    found[0]["after"] = {"val_loss": found[0]["before"]["val_loss"] + 0.12, "val_top1": 56.4}
+    found[2]["after"] = None  # the run was stopped between the switch and its measurement
+    rewrite(path / "schedule.json", switches=found)
+    part = switches.switch_part(read_run(path))
+    rows = part["table"].groups[0].rows
+    assert [(row[0].text, row[0].small[0]) for row in rows[:2]] == [
+        ("epoch 1", "layer3.1.conv2"), ("epoch 2", "layer3.0.conv2, layer3.1.conv1"),
+    ]  # fmt: skip
+    assert rows[0][1].text == "1.888 → 2.008 → 1.884"
+    assert rows[0][1].small == ("+0.120, then −0.124",)
+    assert rows[0][2].small == ("−1.60, then −6.40",)
+    assert rows[2][1].text == "1.984 → – → 1.823"
+    assert part["largest"].replace("\u00a0", " ") == (
+        "The switch that changed the loss most, at the start of epoch 1, moved the validation loss by +0.120 and "
+        "top-1 by −1.60 points."
+    )
+    assert part["unfinished"] == ""
+
+
+def test_switches_that_change_nothing_say_so(run: Run) -> None:
+    assert switches.switch_part(run)["largest"] == "No switch changed the validation loss by 0.001 or more."
+
+
+def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
+    path = make_run(source="during")
+    layers = [f"blocks.{place}.mixer" for place in range(45)]
+    measured = {"val_loss": 2.0, "val_top1": 40.0}
+    switch = {"epoch": 2, "layers": layers, "before": measured, "after": measured}
+    rewrite(path / "schedule.json", name="at_once", layers=layers, dates=dict.fromkeys(layers, 2), switches=[switch])
+    run = read_run(path)
+    cell = switches.switch_part(run)["table"].groups[0].rows[0][0]
+    assert cell.small == ("45 layers: blocks.0.mixer … blocks.44.mixer",)
+    assert cell.title.count(",") == 44
+    assert run.schedule is not None
+    assert switches.bars(run.schedule) == [("blocks.44.mixer +44", 2)]
+
+
+def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None:
+    axes = new_figure((4, 3)).add_axes((0, 0, 1, 1))
+    switches.draw_bars(axes, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4, "never", PAGE)
+    parts: list[list[tuple[float, float, bool, float]]] = [[], [], [], []]
+    for patch in axes.patches:
+        left, bottom = patch.get_xy()  # type: ignore[attr-defined]
+        width, height = patch.get_width(), patch.get_height()  # type: ignore[attr-defined]
+        parts[round(bottom + height / 2)].append((left, left + width, height > 0.5, patch.get_alpha() or 1))
+    assert parts == [
+        [(0, 2, False, 1), (2, 4, True, 1), (4, 10, True, 0.35)],
+        [(0, 4, True, 1), (4, 10, True, 0.35)],
+        [(0, 4, False, 1), (4, 10, False, 0.35)],
+        [(0, 4, False, 1), (4, 8, False, 0.35), (8, 10, True, 0.35)],
+    ]
+
+
+def test_the_picture_names_layers_dates_and_both_arms(run: Run) -> None:
+    chart = switches.switch_part(run)["chart"]
+    for word in ("layer3.1.conv2", "epoch 3", "Validation loss", "Top-1, %", "Layers, input at the top"):
+        assert f">{word}</text>" in chart.svg
+    assert {"var(--recast)", "var(--finetuned)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", chart.svg))
+    assert "layer3.1.conv2 from epoch 1" in chart.story
+
+
+def test_the_curve_jumps_at_a_switch(make_learned: MakeRun) -> None:
+    _, recast = switches.arm_curves(read_run(make_learned()), "val_loss")
+    at_two = [point.y for point in recast.points if point.x == 2]
+    assert len(at_two) == 2
+    assert at_two[1] == pytest.approx(2.02)
+
+
+def test_learned_shows_what_was_promised(make_learned: MakeRun) -> None:
+    part = switches.switch_part(read_run(make_learned()))
+    assert part["reading"] == "Taken: after epoch 2 layer3.0.conv1 (promised 0.05, delivered 0.25)."
+    assert part["unfinished"] == "The run has got to epoch 3 of 6: what is to come is pale."
+    assert part["probes"].svg.count("<svg") == 1
+    assert "logarithmic scale" not in part["probes"].svg
+    assert ">undecided</text>" in part["chart"].svg
+    untaken = switches.switch_part(read_run(make_learned("untaken", chosen=False, promise=1e-4)))
+    assert untaken["table"] is None
+    assert untaken["reading"].startswith("No promise was taken; after epoch 3 the largest is that of layer3.0.conv1 (")
+    svg = untaken["probes"].svg
+    assert "logarithmic scale" in svg
+    assert {">0.0001</text>", ">−0.01</text>"} <= set(re.findall(r">[^<]+</text>", svg))  # a loss that rose too

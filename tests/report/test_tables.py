@@ -1,0 +1,266 @@
+"""Differences, intervals and means: who is called better, and what is not compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from changed_runs import rewrite, set_recipe, set_values
+
+from recast.report import formats
+from recast.report.arms_table import arms_table, heat_tables, swept_table
+from recast.report.load import Run, read_run
+from recast.report.page import group_parts
+from recast.report.seeds import mean_interval, why_no_mean
+from recast.report.summary import mcnemar, missing, net_interval, notes, provenance, won_and_lost
+from recast.report.table import Cell
+from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
+from recast.run.records import Difference, write_differences
+
+MakeRun = Callable[..., Path]
+TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}
+
+
+def lines(run: Run) -> dict[str, list[Cell]]:
+    """`suite, metric` → label, parent, finetuned, recast, to parent, to finetuned, images."""
+    return {
+        f"{group.title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
+        for table in (arms_table(run), swept_table(run))
+        for group in table.groups
+        for row in group.rows
+    }
+
+
+def test_differences_of_every_suite(make_run: MakeRun) -> None:
+    path = make_run(top1=TOP1, without=("differences.csv",))
+    set_values_without_intervals = {"parent": 1.0, "finetuned": 0.9, "recast": 1.1}
+    (path / "differences.csv").write_text("run,model,against,suite,dataset,metric,value,low,high,n\n", encoding="utf-8")
+    set_values(path, "clean", "loss", set_values_without_intervals)
+    found = lines(read_run(path))
+    top1 = found["Clean images, Top-1, %"]
+    assert [cell.text for cell in top1[1:]] == ["95.6", "96.8", "96.0", "+0.4", "−0.8", "360"]
+    assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-finetuned"]
+    assert top1[4].bar is None
+    bar = top1[5].bar
+    assert bar is not None
+    assert not bar.paired
+    assert bar.left + bar.width == pytest.approx(50, abs=0.02)  # to the left of 0
+    loss = found["Clean images, Loss"][5]
+    assert (loss.text[0], loss.kind, loss.bar) == ("+", "by-finetuned", None)  # a higher loss is worse
+    cost = found["Cost, Parameters"][4]
+    assert (cost.text, cost.kind) == ("+25.9\u00a0%", "by-parent")
+    assert "Corruptions (basic), mean of all" in found
+
+
+def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
+    found = lines(read_run(make_measured(gain=1.2)))
+    top1 = found["Clean images, Top-1, %"]
+    assert (top1[3].text, top1[3].small) == ("76.30", ("75.10 to 77.50",))
+    assert (top1[5].text, top1[5].small, top1[5].kind) == ("+1.20", ("0.48 to 1.92",), "by-recast")
+    bar = top1[5].bar
+    assert bar is not None
+    assert bar.paired
+    assert bar.span_width / bar.width == pytest.approx(1.44 / 1.2, abs=0.01)  # on one scale
+    assert found["ImageNet-C, mCE, %"][5].kind == "by-recast"  # lower
+    assert found["Cost, Peak memory"][1].text == "2.9\u00a0GiB"
+    for label in ("Other test sets, ImageNet-Sketch", "AutoAttack, ε = 4/255", "Test resolution, 160 × 192"):
+        assert label in found
+    assert "Nearest neighbours of the features, k = 5" in found
+    assert "Low and high frequencies alone, above 0.35π kept" in found
+    open_ended = read_run(make_measured("open", gain=0.5))
+    top1 = lines(open_ended)["Clean images, Top-1, %"]
+    assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-"]
+    cells = [cell for *_, table in heat_tables(open_ended) for group in table.groups for row in group.rows for cell in row[1:]]
+    assert all(cell.kind == "b-" and cell.strength == 0 for cell in cells if cell.title.startswith("95 % interval: −"))
+    assert "bootstrapped over the images" in notes(open_ended)[0]
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"),
+    [(-0.04, ("−1.6 to 0.0", "by-")), (-0.06, ("−1.6 to −0.1", "by-finetuned")), (math.nan, (None, "by-finetuned"))],
+)
+def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
+    make_run: MakeRun, high: float, expected: tuple[str | None, str]
+) -> None:
+    path = make_run(top1=TOP1)
+    paired = Difference("run", "recast", "finetuned", "clean", "digits", "top1", -0.8, -1.6, high, 360)
+    write_differences(path / "differences.csv", [paired])
+    cell = lines(read_run(path))["Clean images, Top-1, %"][5]
+    assert (cell.small[0] if cell.small else None, cell.kind) == expected
+
+
+def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
+    path = make_run()
+    assert not any("gradient," in label for label in lines(read_run(path)))
+    with (path / "rows.csv").open("a", encoding="utf-8") as file:
+        file.write("r,recast,imagenet_x,digits,top1,nan,50,,\nr,parent,imagenet_x,digits,top1,31.5,50,,\n")
+        file.write("r,recast,pgd,digits,no_gradient,12.5,50,,\n")
+    found = lines(read_run(path))
+    assert [cell.text for cell in found["imagenet_x, Top-1, %"][1:6]] == ["31.5", "–", "–", "–", "–"]
+    assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
+
+
+def test_heat_table(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    ((_, against, table),) = heat_tables(run)
+    assert against == "finetuned"
+    assert [cell.text for cell in table.heads[1:]] == ["1", "2", "3", "4", "5"]
+    cells = {row[0].text: row[1:] for row in table.groups[0].rows}
+    gain = run.value("recast", "basic", "top1/contrast/1") - run.value("finetuned", "basic", "top1/contrast/1")
+    assert cells["contrast"][0].small == (formats.signed(gain),)
+    assert max(cell.strength for row in cells.values() for cell in row) == 55
+
+
+def test_plan_and_heads(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    plan, heads = plan_table(run), head_table(run)
+    assert plan is not None
+    assert heads is not None
+    assert plan.groups[0].rows[0][0].small == ("3×3, stride 2", "32×8×8 → 64×4×4")
+    assert plan.groups[0].rows[0][2].text == "16 × 100"
+    assert plan.foot[3].title == "152,026 → 191,438"
+    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "0 of 9"]
+    reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
+    run.plan["left"][:] = [{"name": name, "reason": reason} for name, reason in (reasons | {"e": "1×1"}).items()]
+    found = left_by_reason(run)
+    assert found == [("1×1", 3, "b, d, e"), ("too many tokens", 2, "a: 90 (9× of 10)\nc: 80 (8× of 10)")]
+
+
+# seeds
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (31, 2.042), (61, 2.000)])
+def test_a_mean_over_seeds(count: int, quantile: float) -> None:
+    values = [float(value) for value in range(count)]
+    mean, low, high = mean_interval(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    assert (low + high) / 2 == pytest.approx(mean)
+    assert high - mean == pytest.approx(quantile * deviation / math.sqrt(count), rel=1e-3)
+    assert mean_interval([1.0]) == (1.0, -math.inf, math.inf)
+
+
+def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) -> None:
+    """`keep_every` says how a run is carried out, as on resume."""
+    others = [
+        {"seed": 0, "model.checkpoint": "parent/weights.safetensors", "data.data_dir": "/data/mine", "keep_every": 2},
+        {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "data.workers": 4},
+        {"seed": 2, "model.checkpoint": "weights.safetensors", "data.data_dir": "mine", "device": "cuda", "keep": 9},
+    ]
+    runs = [read_run(make_run(f"s{place}", recipe=changes)) for place, changes in enumerate(others)]
+    assert why_no_mean(runs) == ""
+    table = seeds_table(runs)
+    assert table is not None
+    top1 = next(row for row in table.groups[0].rows if row[0].text == "Clean images, top1")
+    assert [cell.text for cell in top1[1:]] == ["58.0", "56.0", "32.0", "−26.0", "−24.0"]
+    assert not any("contrast" in row[0].text for row in table.groups[0].rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optim.lr": 3e-4}, "No mean is given: these runs differ in more than the seed (optim.lr)."),
+        ({"model.checkpoint": "other.safetensors"}, "more than the seed (model.checkpoint)"),
+        ({"seed": 0}, "some of these runs have the same seed"),
+        ({"seed": None}, "not every run has a seed"),
+        ({"data.name": "cifar10"}, "these runs are of different data"),
+    ],
+    ids=["rate", "parent", "seed", "no seed", "data"],
+)
+def test_why_there_is_no_mean(make_run: MakeRun, changes: dict[str, object], reason: str) -> None:
+    runs = [make_run("a"), make_run("b", recipe={"seed": 1})]
+    set_recipe(runs[1], changes)
+    assert reason in why_no_mean([read_run(path) for path in runs])
+    assert seeds_table([read_run(path) for path in runs]) is None
+
+
+def test_runs_of_different_data_share_nothing(make_run: MakeRun) -> None:
+    changes = [{"seed": 0}, {"seed": 1}, {"seed": 2, "data.name": "cifar100"}]
+    groups = group_parts([read_run(make_run(f"r{place}", recipe=one)) for place, one in enumerate(changes)])
+    assert [(group["data"], [run.name for run in group["runs"]]) for group in groups] == [
+        ("digits", ["r0", "r1"]),
+        ("cifar100", ["r2"]),
+    ]
+    assert [row[0].link for row in groups[1]["table"].groups[0].rows] == ["#run3"]
+    assert groups[0]["table"].foot[1].text == "58.0"
+    assert {row[0] for charts in groups[0]["costs"].values() for chart in charts for row in chart.rows} == {"r0", "r1"}
+
+
+# agreement, provenance
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (1, 8, 2 * (1 + 9) / 512), (700, 600, 0.00599)],
+)
+def test_mcnemar(won: int, lost: int, p: float) -> None:
+    assert mcnemar(won, lost) == pytest.approx(p, rel=1e-2)
+
+
+def test_the_net_gain_has_an_interval() -> None:
+    assert net_interval(60, 40, 1000) == pytest.approx((0.0, 4.0), abs=0.1)  # 2.0 ± 1.96 · √(100 − 0.4)/1000, in points
+    low, high = net_interval(0, 0, 100)
+    assert low < 0 < high
+
+
+def test_won_and_lost(make_run: MakeRun) -> None:
+    path = make_run()
+    (path / "analysis" / "agreement.csv").write_text(
+        "index,image,label,parent,recast\n0,a.png,cat,cat,cat\n1,b.png,cat,dog,cat\n2,c.png,dog,dog,cat\n"
+        "3,d.png,dog,cat,cat\n4,,dog,owl,dog\n",
+        encoding="utf-8",
+    )
+    (pair,) = won_and_lost(read_run(path))
+    assert pair["arm"] == "parent"
+    assert [image["index"] for image in pair["won"]] == ["1", "4"]
+    assert [image["image"] for image in pair["lost"]] == ["c.png"]
+    assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
+    assert pair["same"] == 2
+    assert "net +20.00 points" in pair["sentence"]
+    assert "p = 1.00" in pair["sentence"]
+
+
+def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
+    path = make_run()
+    suites = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))["suites"]
+    suites["pgd"] = suites["fgsm"] = suites["fgsm"] | {"command": "recast evaluate 'a b'", "seconds": 31.5}
+    rewrite(path / "evaluation.json", suites=suites)
+    made = {line["command"]: line for line in provenance(read_run(path))}
+    both = made["recast evaluate 'a b'"]
+    ((names, data, options),) = both["parts"]
+    assert names == "FGSM, one gradient step; PGD, iterated in an L∞ ball"
+    assert data == "digits, 50 images"
+    assert "eps 1" in options
+    assert both["when"] == "2026-01-01, 32\u00a0s"  # one pass for both
+    absent, command = missing(read_run(path))
+    assert command == f"recast evaluate {path} --suite pgd,resolution,knn,frequency"
+    assert len(absent) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formats.decimal(-0.04), "0.0"),
+        (formats.decimal(-1234.56), "−1,234.6"),
+        (formats.signed(0.04), "0.0"),
+        (formats.signed(0.25, 2), "+0.25"),
+        (formats.points(0.04), "0.04"),
+        (formats.share(3.0, 2.0), "+50\u00a0%"),
+        (formats.share(3.0, 0.0), ""),
+        (formats.significant(-0.000138), "−0.00014"),
+        (formats.significant(9.13e-6), "9.1e−6"),
+        (formats.compact(9_870_000), "9.87\u00a0M"),
+        (formats.compact(512), "512"),
+        (formats.memory(2_097_152), "2.0\u00a0MiB"),
+        (formats.error(0.0), "0"),
+        (formats.error(3.4e-7), "3e−7"),
+        (formats.error(math.inf), "not finite"),
+        (formats.duration(83.4), "83\u00a0s"),
+        (formats.percent(math.nan), "–"),
+        (formats.mean_range([1.0, 2.0, math.nan]), "1.50 (1.00 to 2.00)"),
+    ],
+)
+def test_numbers(text: str, expected: str) -> None:
+    assert text == expected

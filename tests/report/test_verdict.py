@@ -1,0 +1,134 @@
+"""The sentence at the top says what was measured, and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changed_runs import rewrite
+
+from recast.report.labels import FROM_START, PARENT, words
+from recast.report.load import read_run
+from recast.report.verdict import joint_verdict, verdict
+
+MakeRun = Callable[..., Path]
+OWN = {"model.checkpoint": None}
+"""A network that is recast while it learns: its weights are its own."""
+
+
+def said(*paths: Path) -> str:
+    runs = [read_run(path) for path in paths]
+    return (verdict(runs[0]) if len(runs) == 1 else joint_verdict(runs)).replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(
+    ("recast", "expected"),
+    [
+        (96.8 + 5 / 3.6, "1.4 points above the parent fine-tuned the same way (5 of 360 images; one seed"),
+        (96.0, "reaches 96.0 %, 0.8 points below the parent fine-tuned the same way (3 of 360 images; one seed"),
+        (96.8, "reaches 96.8 %, the same as the parent fine-tuned the same way (one seed: a first look"),
+        (96.84, "0.04 points above the parent"),
+    ],
+)
+def test_better_or_not(make_run: MakeRun, recast: float, expected: str) -> None:
+    assert expected in said(make_run(top1={"parent": 95.6, "finetuned": 96.8, "recast": recast}))
+
+
+def test_the_interval_is_named(make_run: MakeRun) -> None:
+    assert "(95 % interval −36.0 to −12.0, over the images; one seed" in said(make_run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_relative_error": 3.2e-7}, "starts with the parent’s exact predictions (50 of 50, max relative error 3e−7)"),
+        ({"max_relative_error": 2e-3}, "(50 of 50), though not with its exact outputs (max relative error 0.002)"),
+        ({"max_relative_error": float("nan")}, "though not with its exact outputs (max relative error not finite)"),
+        ({"argmax_agreement": 0.98}, "does not start as its parent: 49 of 50 predictions agree"),
+    ],
+)
+def test_how_it_starts(make_run: MakeRun, changes: dict[str, Any], expected: str) -> None:
+    path = make_run()
+    rewrite(path / "verify.json", bitwise=False, **changes)
+    assert expected in said(path)
+
+
+@pytest.mark.parametrize(("recast", "caution"), [(90.0, "more training alone may explain it"), (50.0, "no fair comparison")])
+def test_without_control(make_run: MakeRun, recast: float, caution: str) -> None:
+    path = make_run(without=("finetuned", "differences.csv", "rows.csv"))
+    (path / "rows.csv").write_text(
+        "run,model,suite,dataset,metric,value,n,low,high\n"
+        f"r,parent,clean,d,top1,60,50,,\nr,recast,clean,d,top1,{recast},50,,\n",
+        encoding="utf-8",
+    )
+    assert "its parent; no parent was fine-tuned the same way, so" in said(path)
+    assert caution in said(path)
+
+
+def test_what_is_not_known_is_not_said(make_run: MakeRun) -> None:
+    untrained = said(make_run("a", epochs=0, without=("rows.csv", "verify.json")))
+    assert untrained == (
+        "How the recast model started was not measured (no verify.json); "
+        "it has not been trained; as it stands it reaches 58.0 %."
+    )
+    assert "after 2 of 3 epochs" in said(make_run("b", epochs=2, without=("rows.csv",)))
+
+
+def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:
+    tops = [{"parent": 95.6, "finetuned": 96.8, "recast": 96.8 + gain} for gain in (0.4, 0.8, -0.3)]
+    paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
+    assert said(*paths) == (
+        "All 3 recast models start with their parent’s exact predictions; over 3 seeds they are on average 0.3 points "
+        "above the parent fine-tuned the same way (95 % interval −1.1 to 1.7)."
+    )
+    other = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
+    rewrite(other / "verify.json", argmax_agreement=0.5)
+    words_of_two = said(paths[0], other)
+    assert words_of_two.startswith("1 of 2 recast models start with their parent’s exact predictions; of 2 runs")
+    assert words_of_two.endswith("ends above it in 1, below it in 1 and level in 0.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs", "expected"),
+    [
+        ({}, None, "4 layers became attention from epoch 1 to epoch 3; after 3 epochs the network reaches"),
+        ({"switches": [0]}, 2, "1 of 4 layers became attention at the start of epoch 1; after 2 of 3 epochs"),
+        ({"switches": [1]}, 2, "2 of 4 layers became attention together at the start of epoch 2; after 2"),
+        ({"switches": [0, 2]}, 2, "2 of 4 layers became attention, one after the other, from epoch 1 to epoch 3; after"),
+        ({"switches": []}, 1, "None of the 4 layers has become attention yet; after 1 of 3 epochs"),
+        ({"switches": []}, 3, "None of the 4 layers has become attention; after 3 epochs"),
+        ({"switches": []}, 0, "None of the 4 layers has become attention yet; the network has not been trained"),
+    ],
+)
+def test_when_layers_became_attention(
+    make_run: MakeRun, changes: dict[str, list[int]], epochs: int | None, expected: str
+) -> None:
+    path = make_run(source="during", epochs=epochs, recipe=OWN)
+    switches = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
+    rewrite(path / "schedule.json", switches=[switches[place] for place in changes.get("switches", range(3))])
+    assert said(path).startswith(expected)
+
+
+def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun) -> None:
+    path = make_run(source="during", recipe=OWN)
+    assert words(read_run(path)) is FROM_START
+    assert "points below the same network trained the same way as a convolution" in said(path)
+    for name, changes in (("weights", {}), ("pretrained", OWN | {"model.pretrained": True})):
+        assert words(read_run(make_run(name, "during", recipe=changes))) is PARENT
+    lonely = make_run("lonely", "during", recipe=OWN, without=("finetuned", "rows.csv"))
+    assert said(lonely).endswith("; it was not trained as a convolution beside that, so nothing is compared.")
+    lost = make_run("lost", "during", without=("schedule.json",))
+    assert said(lost).startswith("When layers became attention was not written down (no schedule.json); after 3")
+
+
+def test_several_runs_of_several_kinds(make_run: MakeRun, make_plain: MakeRun) -> None:
+    before, during, plain = make_run("a"), make_run("b", "during"), make_plain()
+    assert said(plain) == "Nothing was recast: the network alone, trained for 3 epochs, reaches 58.0 %."
+    assert said(plain, before).startswith("1 of 2 runs recast nothing; of the other: The recast model starts with")
+    assert said(plain, plain) == "None of these 2 runs recast anything."
+    both = said(before, during)
+    assert both.startswith("1 of 2 recast models became attention during training; the other starts with its parent’s")
+    assert said(during, during).startswith("Both recast models became attention during training; of 2 runs with")
