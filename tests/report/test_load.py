@@ -61,8 +61,16 @@ def test_the_rest_may_be_missing(make_run: MakeRun, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["plan.json", "metrics.jsonl", "finetuned/metrics.jsonl", "verify.json", "environment.json", "attention.npz"]
-    + ["evaluation.json", "schedule.json"],
+    [
+        "plan.json",
+        "metrics.jsonl",
+        "finetuned/metrics.jsonl",
+        "verify.json",
+        "environment.json",
+        "attention.npz",
+        "evaluation.json",
+        "schedule.json",
+    ],
 )
 def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
     path = make_run(source="during" if name == "schedule.json" else "before")
@@ -86,7 +94,7 @@ def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
         ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2: expected 9"),
         ("differences.csv", "run,model\n", r"differences\.csv must start with"),
         ("analysis/fourier.csv", "model,block\nparent,a\n", r"fourier\.csv must start with the columns model,block,i"),
-        ("analysis/cka.csv", "model_a,layer_a,model_b,layer_b,cka,n\na,b,c,d,high,1\n", r"line 2: cka must be a number"),
+        ("analysis/cka.csv", "model_a,layer_a,model_b,layer_b,cka,n\na,b,c,d,high,1\n", "line 2: cka must be a num"),
         ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv lacks the column label"),
         ("evaluation.json", '{"suites": []}', r"suites of .*evaluation\.json must be a JSON object, got list"),
         ("evaluation.json", "{}", "lacks suites"),

@@ -27,11 +27,11 @@ Keyed = Mapping[float, tuple[str, str]]
 def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]:
     """The arms by epoch; `quantity` is a field of `Epoch`."""
     arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
-    return [
-        Series(words(run).arms[arm], [Point(row.epoch, number(getattr(row, quantity))) for row in rows], arm, look)
-        for arm, rows in arms.items()
-        if rows
-    ]
+    series = []
+    for arm, rows in arms.items():
+        if points := [Point(float(row.epoch), number(getattr(row, quantity))) for row in rows]:
+            series.append(Series(words(run).arms[arm], points, arm, look))
+    return series
 
 
 def training(run: Run) -> list[Chart]:

@@ -85,19 +85,19 @@ def series_chart(
 
 
 def told(title: str, series: Sequence[Series], unit: str = "", note: str = "") -> str:
-    """A chart in words: where every line begins and ends, and every single point."""
+    """A chart in words: where its lines begin and end, and its bars; of curves of one kind the first and the last."""
 
     def value(point: Point) -> str:
         return f"{formats.significant(point.y, 4)}{unit} at {point.place or format(point.x, 'g')}"
 
+    named = [one for one in series if one.label and one.points]
+    shown = [one for one in named if one.look in ("line", "thick", "bars") or len(one.points) == 1]
     each = []
-    for one in series:
-        if one.label and one.points and one.look in ("line", "bare"):
-            start = f"from {value(one.points[0])} to " if len(one.points) > 1 else ""
-            each.append(f"{one.label} {start}{value(one.points[-1])}")
-        elif one.label and one.points:
-            each.append(f"{one.label} {', '.join(map(value, one.points))}")
-    return f"{title}. {'; '.join(each)}. {note}".strip()
+    for one in shown or [*named[:1], *named[1:][-1:]]:
+        between = " to " if one.look in ("line", "bare") and len(one.points) > 1 else ", "
+        ends = [one.points[0], one.points[-1]] if between == " to " else one.points
+        each.append(f"{one.label} {'from ' if between == ' to ' else ''}{between.join(map(value, ends))}")
+    return " ".join(part for part in (f"{title}.", f"{'; '.join(each)}." if each else "", note) if part)
 
 
 def panel(

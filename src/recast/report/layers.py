@@ -249,15 +249,15 @@ def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]
     return layers, len(names) - len(layers)
 
 
-def _values(run: Run, name: str, quantity: str) -> dict[int, list[float]]:
+def _values(run: Run, name: str, quantity: str) -> dict[float, list[float]]:
     """Epoch → a quantity of the heads of one layer; epochs before its switch are absent."""
-    found = {row.epoch: list(map(number, row.layers.get(name, {}).get(quantity) or ())) for row in run.metrics}
+    found = {float(row.epoch): list(map(number, row.layers.get(name, {}).get(quantity) or ())) for row in run.metrics}
     heads = max(map(len, found.values()))
     return {epoch: values for epoch, values in found.items() if heads and len(values) == heads}
 
 
 def _head_panel(
-    name: str, quantity: str, values: dict[int, list[float]], kernel: tuple[int, ...], ylim: tuple[float, float],
+    name: str, quantity: str, values: dict[float, list[float]], kernel: tuple[int, ...], ylim: tuple[float, float],
     xlim: tuple[float, float] | None,
 ) -> HeadPanel:  # fmt: skip
     """Thin lines for the heads, a thick one for their mean (after T-CNN, Fig. 4 B and C)."""

@@ -34,6 +34,8 @@ class Cell:
     """"text" is aligned at the left; an arm has its mark in a head; by-ARM is coloured by the arm that does better."""
     code: bool = False
     link: str = ""
+    span: int = 1
+    """Columns that it takes."""
     bar: Bar | None = None
     strength: int = 0
     """0..100: how strongly a cell of a heat map is coloured."""

@@ -46,7 +46,7 @@ def plan_table(run: Run) -> Table | None:
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     totals = mapping(run.plan.get("totals"))
     costs = _costs(*(mapping(totals.get(when)) for when in ("before", "after")))
-    foot = [Cell("Whole model"), Cell(""), Cell(""), *costs, Cell("")] if totals else []
+    foot = [Cell("Whole model"), Cell("", span=2), *costs, Cell("")] if totals else []
     return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot)
 
 
@@ -110,9 +110,7 @@ def head_table(run: Run) -> Table | None:
     rows = []
     for layer, heads in last_heads(run).items():
         stayed = [one for one in heads if one.is_convolution]
-        names = ", ".join(
-            str(one.head) if one.tap_row is None else f"{one.tap_row},{one.tap_column}" for one in stayed
-        )
+        names = ", ".join(str(one.head) if one.tap_row is None else f"{one.tap_row},{one.tap_column}" for one in stayed)
         which = f" ({names})" if 0 < len(stayed) < len(heads) and len(stayed) <= 9 else ""
         measured = ("distance", "nonlocality", "entropy", "span")
         ranges = [formats.mean_range([number(getattr(one, name)) for one in heads]) for name in measured]
