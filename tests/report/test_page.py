@@ -189,12 +189,11 @@ def test_nowhere_to_write(make_run: MakeRun, tmp_path: Path) -> None:
         write_report([tmp_path], tmp_path / "no" / "report.html")
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "scipy.special"])
-def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("recast.report.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(RecastError, match=rf"needs {missing}: pip install 'recast-vision\[report\]'"):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(RecastError, match=r"needs jinja2: pip install 'recast-vision\[report\]'"):
         write_report([make_run()])
 
 

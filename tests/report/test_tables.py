@@ -14,8 +14,8 @@ from recast.report import formats
 from recast.report.arms_table import arms_table, heat_tables, swept_table
 from recast.report.load import Run, read_run
 from recast.report.page import group_parts
-from recast.report.seeds import mean_interval, why_no_mean
-from recast.report.summary import mcnemar, missing, net_interval, notes, provenance, won_and_lost
+from recast.report.seeds import why_no_mean
+from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
 from recast.run.records import Difference, write_differences
@@ -133,16 +133,6 @@ def test_plan_and_heads(make_run: MakeRun) -> None:
 # seeds
 
 
-@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (31, 2.042), (61, 2.000)])
-def test_a_mean_over_seeds(count: int, quantile: float) -> None:
-    values = [float(value) for value in range(count)]
-    mean, low, high = mean_interval(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    assert (low + high) / 2 == pytest.approx(mean)
-    assert high - mean == pytest.approx(quantile * deviation / math.sqrt(count), rel=1e-3)
-    assert mean_interval([1.0]) == (1.0, -math.inf, math.inf)
-
-
 def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) -> None:
     """`keep_every` says how a run is carried out, as on resume."""
     others = [
@@ -190,20 +180,6 @@ def test_runs_of_different_data_share_nothing(make_run: MakeRun) -> None:
 
 
 # agreement, provenance
-
-
-@pytest.mark.parametrize(
-    ("won", "lost", "p"),
-    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (1, 8, 2 * (1 + 9) / 512), (700, 600, 0.00599)],
-)
-def test_mcnemar(won: int, lost: int, p: float) -> None:
-    assert mcnemar(won, lost) == pytest.approx(p, rel=1e-2)
-
-
-def test_the_net_gain_has_an_interval() -> None:
-    assert net_interval(60, 40, 1000) == pytest.approx((0.0, 4.0), abs=0.1)  # 2.0 ± 1.96 · √(100 − 0.4)/1000, in points
-    low, high = net_interval(0, 0, 100)
-    assert low < 0 < high
 
 
 def test_won_and_lost(make_run: MakeRun) -> None:

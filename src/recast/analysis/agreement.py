@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
-from recast.report.tables.agreement import mcnemar
 from recast.run.records import Table
+from recast.run.statistics import mcnemar
 from recast.tracing.hooks import in_eval
 
 

@@ -27,7 +27,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
 
     Raises:
         RecastError: no run, a missing or truncated file in a run, nowhere to write, a folder of figures that holds
-            anything else, or no matplotlib, jinja2 or scipy.
+            anything else, or no matplotlib or jinja2.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -44,8 +44,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         from recast.report.load import read_run
         from recast.report.page import group_parts, render, run_part
     except ModuleNotFoundError as error:
-        needed = {"matplotlib", "jinja2", "scipy", "yaml", "numpy", "PIL"}
-        if error.name is None or error.name.split(".")[0] not in needed:
+        if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2"}:
             raise
         raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
 

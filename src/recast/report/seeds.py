@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
-
-from scipy.special import stdtrit
 
 from recast.report.load import Run
 from recast.run.recipe import HOW_IT_RUNS, PATHS
@@ -16,18 +12,6 @@ from recast.run.recipe import HOW_IT_RUNS, PATHS
 MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
 LISTED = 4
 """Differences that are named; of more, their number is told."""
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of a 95 % interval over independent values: mean ± t·s/√n; infinite for a single one.
-
-    t is the 97.5 % quantile of Student's distribution of n − 1 degrees of freedom, s the sample's standard deviation.
-    """
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return mean, -math.inf, math.inf
-    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
 
 
 def why_no_mean(runs: Sequence[Run]) -> str:

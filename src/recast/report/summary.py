@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from scipy.special import bdtr
-
 from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, suite_title, words
@@ -17,6 +15,7 @@ from recast.report.tables import left_by_reason, plan_table
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import mapping, number
 from recast.run.records import Provenance
+from recast.run.statistics import mcnemar, net_interval
 from recast.run.suites import SUITES
 
 
@@ -223,20 +222,3 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
             | {"same": same, "sentence": sentence}
         )
     return pairs
-
-
-def mcnemar(won: int, lost: int) -> float:
-    """Exact two-sided p value of McNemar's test: P(as uneven a split of won + lost fair coin tosses), at most 1."""
-    return min(1.0, 2 * float(bdtr(min(won, lost), won + lost, 0.5)))
-
-
-def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
-    """95 % interval of 100·(won − lost)/images in points: Wald's for paired shares, with a pseudo-image on either side.
-
-    The half image added to each of won, lost (and the rest) is Agresti and Min's adjustment (2005): it keeps the
-    interval honest where hardly any image changed.
-    """
-    more, b, c = images + 2, won + 0.5, lost + 0.5
-    centre = (b - c) / more
-    half = 1.959964 * math.sqrt(max(b + c - (b - c) ** 2 / more, 0)) / more
-    return 100 * (centre - half), 100 * (centre + half)

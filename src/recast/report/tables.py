@@ -13,11 +13,12 @@ from recast.report.arms_table import arm_heads, write
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
 from recast.report.load import ARMS, Run
-from recast.report.seeds import mean_interval, why_no_mean
+from recast.report.seeds import why_no_mean
 from recast.report.table import Cell, Group, Table
 from recast.report.verdict import accuracy, is_exact
 from recast.run.files import mapping, number
 from recast.run.records import HeadLine, Measured, Switch
+from recast.run.statistics import mean_interval
 from recast.run.suites import PER_CORRUPTION, base
 
 COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}

@@ -9,8 +9,9 @@ from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import FROM_START, words
 from recast.report.load import Run
-from recast.report.seeds import mean_interval, why_no_mean
+from recast.report.seeds import why_no_mean
 from recast.run.files import number
+from recast.run.statistics import mean_interval
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""

@@ -1,0 +1,33 @@
+"""Intervals and tests, against values of tables and of hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from recast.run.statistics import mcnemar, mean_interval, net_interval
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (31, 2.042), (61, 2.000)])
+def test_a_mean_over_seeds(count: int, quantile: float) -> None:
+    values = [float(value) for value in range(count)]
+    mean, low, high = mean_interval(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    assert (low + high) / 2 == pytest.approx(mean)
+    assert high - mean == pytest.approx(quantile * deviation / math.sqrt(count), rel=1e-3)
+    assert mean_interval([1.0]) == (1.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (1, 8, 2 * (1 + 9) / 512), (700, 600, 0.00599)],
+)
+def test_mcnemar(won: int, lost: int, p: float) -> None:
+    assert mcnemar(won, lost) == pytest.approx(p, rel=1e-2)
+
+
+def test_the_net_gain_has_an_interval() -> None:
+    assert net_interval(60, 40, 1000) == pytest.approx((0.0, 4.0), abs=0.1)  # 2.0 ± 1.96 · √(100 − 0.4)/1000, in points
+    low, high = net_interval(0, 0, 100)
+    assert low < 0 < high
