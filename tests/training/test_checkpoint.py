@@ -226,7 +226,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     def work() -> None:
         with stop_signals() as stop:
             signal.raise_signal(signal.SIGINT)
-            done.append(stop.requested)
+            done.append(stop.is_set())
             signal.raise_signal(signal.SIGINT)
             done.append("never")
 

@@ -329,8 +329,8 @@ def photographs(root: Path) -> DataConfig:
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:
     config = replace(photographs(tmp_path / "data"), bad_image="skip")
     found = load_data(config)
-    for path in (*found.train.paths[:2], found.val.paths[0]):  # type: ignore[attr-defined]
-        Path(path).write_bytes(b"no image")
+    for name in (found.train.image_name(0), found.train.image_name(1), found.val.image_name(0)):
+        Path(name).write_bytes(b"no image")
     fields = {"model": trained(run, new_head=True), "augment": AugmentConfig(crop="none", flip=False)}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

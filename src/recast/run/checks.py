@@ -20,6 +20,10 @@ def check_recipe(recipe: Recipe) -> None:
         raise RecastError(f"augment.scale must be (smallest, largest) share of the area, got {recipe.augment.scale}")
     if recipe.calibrate and recipe.recast.gate != "sigmoid":
         raise RecastError("calibrate is for gate='sigmoid': the linear gate already starts as the parent itself")
+    if recipe.optim.gate_l1 and recipe.recast.gate != "linear":
+        raise RecastError(
+            f"optim.gate_l1 closes the heads of gate='linear', got gate={recipe.recast.gate!r}: leave it out"
+        )
     _check_schedule(recipe)
     if recipe.regularization.freeze == "trunk" and recipe.has_layers:
         raise RecastError(

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from threading import Event
 from types import FrameType
 from typing import TypeVar
 
@@ -138,21 +139,12 @@ def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[objec
     return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def mean_over_processes_(values: Tensor) -> Tensor:
-    """Average a tensor over the processes, in place."""
+def sum_over_processes_(values: Tensor, device: torch.device) -> Tensor:
+    """Sum of a small tensor of numbers over the processes, perhaps in place, on `device`; waits for nothing there."""
     if process_count() > 1:
+        values = values.to(device)
         dist.all_reduce(values)
-        values /= process_count()
     return values
-
-
-def sum_over_processes(values: Tensor, device: torch.device) -> Tensor:
-    """Sum of a small tensor of numbers over the processes."""
-    if process_count() == 1:
-        return values
-    summed = values.to(device)
-    dist.all_reduce(summed)
-    return summed.to(values.device)
 
 
 def union_over_processes(names: Iterable[str]) -> list[str]:
@@ -214,29 +206,24 @@ class Stopped(KeyboardInterrupt):
     """The wish was heard between two steps: the state is whole and may be saved."""
 
 
-class Stop:
-    """Whether somebody asked the run to stop. A second Ctrl-C does not wait: it raises KeyboardInterrupt at once."""
-
-    requested = False
-
-    def hear(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Listen to SIGINT and SIGTERM for the block: heard at the next step, so that no state is ever half a step.
+def stop_signals() -> Iterator[Event]:
+    """Listen to SIGINT and SIGTERM for the block; what is yielded is set once the run was asked to stop, and looked at
+    after every step, so that no state is ever half a step. A second Ctrl-C raises KeyboardInterrupt at once.
 
     Signals reach the main thread only: elsewhere nobody can ask.
     """
-    stop = Stop()
+    stop = Event()
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, stop.hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

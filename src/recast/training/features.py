@@ -22,7 +22,6 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -42,7 +41,7 @@ from recast.training.distill import widened
 class FeatureDistillation:
     """The loss above for the student's last forward pass: `features(outputs, images, targets)` → a scalar.
 
-    Between `attach` and `detach` (or in a `with` block) every forward pass of `student` with gradients is watched by
+    In a `with` block every forward pass of `student` with gradients is watched by
     hooks on its modules, so it may be called through DistributedDataParallel, in parts, and under autocast: the
     errors are computed in float32. Before each such pass the parent sees the same images as the student will: in the
     same mode, module by module, and with the same random draws. So both normalise with the statistics of the batch
@@ -61,31 +60,21 @@ class FeatureDistillation:
         self.student, self.errors = student, dict[str, Tensor]()
         self.parent = copy.deepcopy(parent).requires_grad_(False).to(next(student.parameters()).device)
         self._given, self._wanted = defaultdict[str, list[Tensor]](list), dict[str, list[Tensor]]()
-        self._watching, self.attached = False, False
-        self._hooks = ExitStack()
+        self._in_pass, self._hooks, self.watching = False, ExitStack(), False
 
-    def attach(self) -> Self:
+    def __enter__(self) -> Self:
         """Watch the student's forward passes from now on."""
-        if not self.attached:
-            self._hooks.enter_context(hooked(self._layers.items(), after=self._keep))
-            student = [("", self.student)]
-            self._hooks.enter_context(hooked(student, before=self._ask_parent, after=self._end_of_pass))
-            self.attached = True
+        self._hooks.enter_context(hooked(self._layers.items(), after=self._keep))
+        student = [("", self.student)]
+        self._hooks.enter_context(hooked(student, before=self._ask_parent, after=self._end_of_pass))
+        self.watching = True
         return self
 
-    def detach(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the student alone."""
         self._hooks.close()
         self._forget()
-        self._watching, self.attached = False, False
-
-    def __enter__(self) -> Self:
-        return self.attach()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.detach()
+        self._in_pass, self.watching = False, False
 
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
         """The loss of the pass that gave `outputs`; each pass is good for one. Labels have no part in it."""
@@ -93,7 +82,7 @@ class FeatureDistillation:
         self._forget()
         if not given:
             raise RecastError(
-                "no forward pass of the student was seen: attach() first, then call it with gradients, not compiled"
+                "no forward pass of the student was seen: call it inside `with features:`, with gradients, not compiled"
             )
         errors = {name: _mean_error(name, given[name], wanted[name]) for name in self._layers if name in wanted}
         self.errors = {name: error.detach() for name, error in errors.items()}
@@ -121,16 +110,16 @@ class FeatureDistillation:
             captured_outputs(named(self.parent, self._layers)) as self._wanted,
         ):
             functional_call(self.parent, buffers, inputs)
-        self._watching = True
+        self._in_pass = True
 
     def _keep(self, name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> None:
         # Not while checkpointed activations are recomputed in the backward pass. A clone, because an in-place ReLU may
         # follow; and no more than that here: what autograd saves must be the same when the layer is recomputed.
-        if self._watching:
+        if self._in_pass:
             self._given[name].append(output.clone())
 
     def _end_of_pass(self, *_: Any) -> None:
-        self._watching = False
+        self._in_pass = False
 
 
 def keep_recast_gradients_(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from recast.surgery.apply import recast_, recast_layers, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
 from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
-from recast.training.distributed import Interrupted, Stop, Stopped, is_first, on_first, process_count, stop_signals
+from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count, stop_signals
 from recast.training.metrics import Journal, gates_and_spans, measure, read_metrics
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
@@ -89,7 +90,7 @@ class _Loop:
     """One training: what it needs, set up once; `run` is the loop."""
 
     def __init__(
-        self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Stop,
+        self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Event,
         progress: bool, name: str | None, parent: nn.Module | None, plan: Plan | None,
         on_step: Callable[[int, int, float], object],
     ) -> None:  # fmt: skip
@@ -138,7 +139,7 @@ class _Loop:
         except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
         finally:
-            self.objective.close()
+            self.objective.watching.close()
         if state.ema is not None:
             self.model.load_state_dict(state.ema.module.state_dict())
         self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
@@ -155,7 +156,7 @@ class _Loop:
 
     def _asked_to_stop(self) -> bool:
         """Whether some process was; the same answer in all of them."""
-        return distributed.sum_over_processes(torch.tensor(float(self.stop.requested)), self.device).item() > 0
+        return distributed.sum_over_processes_(torch.tensor(float(self.stop.is_set())), self.device).item() > 0
 
     def _train_epoch(self) -> None:
         recipe, position = self.recipe, self.state.position
@@ -171,7 +172,7 @@ class _Loop:
             self.objective.at(number)
             loss = self.update(pixels, labels, self.rates.factor(number))
             position.step += 1
-            self.unread.add(position.step, loss, self.stop.requested)
+            self.unread.add(position.step, loss, self.stop.is_set())
             finished = list(self.unread.finished())
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
@@ -221,7 +222,7 @@ class _Loop:
 
     def _may_stop(self) -> None:
         """Break a validation off; one that several processes share is not."""
-        if self.stop.requested and process_count() == 1:
+        if self.stop.is_set() and process_count() == 1:
             raise Stopped
 
     def _decide(self, train_loss: float | None) -> None:

@@ -28,7 +28,7 @@ from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch
 from recast.surgery.apply import gpsa_layers
 from recast.training.checkpoint import Position
-from recast.training.distributed import is_first, process_count, process_number, sum_over_processes
+from recast.training.distributed import is_first, process_count, process_number, sum_over_processes_
 
 MUCH_WAITING = 0.2
 """Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
@@ -72,7 +72,7 @@ def measure(
         warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
     if left_out is not None:
         left_out += source.bad_images
-    loss, correct, images = sum_over_processes(totals, device).tolist()
+    loss, correct, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
     return loss / images, 100 * correct / images

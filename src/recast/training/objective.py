@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from timm.loss import BinaryCrossEntropy
@@ -108,7 +109,8 @@ class Objective:
             )  # fmt: skip
             train_token_(student)
             self.distillation = Distillation(config, teacher, self.labels)
-        self.feature_steps = round(config.feature_epochs * batches)
+        self.feature_steps, self.watching = round(config.feature_epochs * batches), ExitStack()
+        """While `watching` is open, the student's features are looked at: close it to leave the student as it was."""
         self.features: FeatureDistillation | None = None
         if not config.feature_epochs:
             return
@@ -126,19 +128,14 @@ class Objective:
 
     def at(self, step: int) -> None:
         """Step number `step` of the whole run (from 0) comes next."""
-        if self.features is not None and step < self.feature_steps:
-            self.features.attach()
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Leave the student as it was found."""
-        if self.features is not None:
-            self.features.detach()
+        if step >= self.feature_steps:
+            self.watching.close()
+        elif self.features is not None and not self.features.watching:
+            self.watching.enter_context(self.features)
 
     def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over the images of a part."""
-        if self.features is not None and self.features.attached:
+        if self.features is not None and self.features.watching:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
             return self.distillation(outputs, images, targets)
@@ -146,5 +143,5 @@ class Objective:
 
     def after_backward(self, model: nn.Module) -> None:
         """When all gradients of a batch are there: while features are learned, only the recast layers move."""
-        if self.features is not None and self.features.attached:
+        if self.features is not None and self.features.watching:
             keep_recast_gradients_(model)

@@ -47,10 +47,6 @@ def check_trainable(recipe: Recipe) -> None:
     optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
         raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
-    if recipe.optim.gate_l1 and recipe.recast.gate != "linear":
-        raise RecastError(
-            f"optim.gate_l1 closes the heads of gate='linear', got gate={recipe.recast.gate!r}: leave it out"
-        )
 
 
 def optimizer_options(config: OptimConfig) -> dict[str, Any]:

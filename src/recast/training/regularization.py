@@ -5,7 +5,6 @@ Everything here works on a network that exists, recast or not, and leaves the na
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Literal
 
@@ -86,13 +85,9 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
 def set_layer_scale_(model: nn.Module, value: float) -> nn.Module:
     """Every LayerScale, y = x + γ·F(x) with γ one number a channel, becomes `value` (Touvron et al. 2021, CaiT).
 
-    Class-attention blocks included, as in the published code. Raises RecastError for a negative or infinite value, and
-    for a network that has no LayerScale.
+    Class-attention blocks included, as in the published code. Raises RecastError for a network without LayerScale.
     """
-    if not 0 <= value < math.inf:
-        raise RecastError(f"layer_scale must be 0 or a positive number, got {value}")
-    scales = layer_scales(model)
-    if not scales:
+    if not (scales := layer_scales(model)):
         raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
     for scale in scales.values():
         scale.fill_(value)

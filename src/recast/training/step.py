@@ -16,7 +16,7 @@ from recast.data import Data
 from recast.data.seeding import mix_seed, seed_cpu
 from recast.run.config import Recipe
 from recast.training.checkpoint import State
-from recast.training.distributed import mean_over_processes_, process_count, process_number, without_sync
+from recast.training.distributed import process_count, process_number, sum_over_processes_, without_sync
 from recast.training.objective import AMP_DTYPES, Objective
 from recast.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
 
@@ -122,7 +122,7 @@ class Unread:
     def add(self, step: int, loss: Tensor, stop: bool) -> None:
         """Average a loss and the wish to stop over the processes, without waiting for the result."""
         values = torch.stack([loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)])
-        self.waiting.append((step, mean_over_processes_(values)))
+        self.waiting.append((step, sum_over_processes_(values, loss.device) / process_count()))
 
     def finished(self, everything: bool = False) -> Iterator[tuple[int, float, bool]]:
         """The steps to look at now, in order, the same in every process: number, mean loss over the whole batch, and
