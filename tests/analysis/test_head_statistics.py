@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recast.analysis import queries
 from recast.analysis.head_statistics import Head, head_statistics, tabulate_heads
-from recast.analysis.queries import content_of, pieces
+from recast.analysis.queries import centre_query, content_of, pieces, write_attention
 from recast.errors import RecastError
 from recast.io import load, save
 from recast.layers.cmhsa import CMHSA
@@ -25,16 +27,21 @@ from recast.surgery.planning import plan
 PLAIN = Geometry((3, 3), padding=(1, 1, 1, 1))
 STRIDED = Geometry((2, 3), (2, 1), (1, 0, 2, 1), dilation=(1, 2))
 TRANSPOSED = Geometry.of(nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1))
+SIGMOID = RecastConfig(gate="sigmoid")
 
 
-def gpsa(geometry: Geometry, open_gates: Callable[..., GPSA], **config: object) -> GPSA:
+@pytest.fixture
+def gpsa(open_gates: Callable[..., GPSA]) -> Callable[..., GPSA]:
+    def made(geometry: Geometry = PLAIN, **config: Any) -> GPSA:
+        torch.manual_seed(0)
+        return open_gates(GPSA(4, 3, geometry, config=RecastConfig(**config))).eval()
+
+    return made
+
+
+def cmhsa() -> CMHSA:
     torch.manual_seed(0)
-    return open_gates(GPSA(4, 3, geometry, config=RecastConfig(**config))).eval()  # type: ignore[arg-type]
-
-
-def cmhsa(bias_init: float = 3.0) -> CMHSA:
-    torch.manual_seed(0)
-    layer = CMHSA(4, 3, PLAIN, config=RecastConfig(gate="bias", bias_init=bias_init))
+    layer = CMHSA(4, 3, PLAIN, config=RecastConfig(gate="bias", bias_init=3.0))
     layer.set_size_(5, 6)
     with torch.no_grad():
         layer.key.normal_()
@@ -42,21 +49,23 @@ def cmhsa(bias_init: float = 3.0) -> CMHSA:
     return layer.eval()
 
 
-def measured_by_loops(layer: GPSA | CMHSA, x: Tensor) -> list[list[float]]:
+def mix_of(layer: GPSA | CMHSA, x: Tensor) -> Tensor:
+    return layer.attention(x).mix if isinstance(layer, GPSA) else layer.attention(x)
+
+
+def assert_as_by_loops(heads: list[Head], layer: GPSA | CMHSA, x: Tensor) -> None:
     """Distance, non-locality, entropy and share of the tap, head by head, pixel by pixel."""
-    mix = layer.maps(x).mix if isinstance(layer, CMHSA) else layer.attention(x).mix
-    height, width = x.shape[-2:]
-    geometry = layer.geometry
-    rows, columns = geometry.padded_size(height, width)
+    mix, geometry = mix_of(layer, x), layer.geometry
+    rows, columns = geometry.padded_size(*x.shape[-2:])
     keys = [(i, j) for i in range(rows) for j in range(columns)]
-    rows_at, columns_at = geometry.query_positions(height, width)
-    queries = [(i, j) for i in rows_at for j in columns_at]
-    found = []
-    for head, (dr, dc) in enumerate(geometry.offsets()):
+    rows_at, columns_at = geometry.query_positions(*x.shape[-2:])
+    every = [(i, j) for i in rows_at for j in columns_at]
+    assert [head.tap for head in heads] == geometry.offsets()
+    for number, head in enumerate(heads):
         sums = [0.0] * 4
         for image in mix.expand(len(x), -1, -1, -1):
-            for q, (i, j) in enumerate(queries):
-                row = image[head, q].tolist()
+            for q, (i, j) in enumerate(every):
+                row = image[number, q].tolist()
                 mass = sum(map(abs, row))
                 for weight, (r, c) in zip(row, keys, strict=True):
                     away = math.hypot((r - i) / geometry.upsample[0], (c - j) / geometry.upsample[1])
@@ -64,26 +73,17 @@ def measured_by_loops(layer: GPSA | CMHSA, x: Tensor) -> list[list[float]]:
                     sums[0] += share * away
                     sums[1] += weight * away
                     sums[2] -= share * math.log(share) if share else 0.0
-                    sums[3] += share if (r, c) == (i + dr, j + dc) else 0.0
-        found.append([value / (len(x) * len(queries)) for value in sums])
-    return found
-
-
-def numbers(head: Head) -> list[float]:
-    return [head.distance, head.nonlocality, head.entropy, head.tap_share]
+                    sums[3] += share if (r, c) == (i + head.tap[0], j + head.tap[1]) else 0.0
+        found = [head.distance, head.nonlocality, head.entropy, head.tap_share]
+        assert found == pytest.approx([value / (len(x) * len(every)) for value in sums], rel=2e-5, abs=2e-6)
 
 
 @pytest.mark.parametrize("geometry", [PLAIN, STRIDED, TRANSPOSED], ids=str)
 @pytest.mark.parametrize("config", [{}, {"gate": "sigmoid"}, {"content": "linear"}, {"attend_padding": True}], ids=str)
-def test_gated_heads_against_loops(
-    geometry: Geometry, config: dict[str, object], open_gates: Callable[..., GPSA]
-) -> None:
-    layer = gpsa(geometry, open_gates, **config)
-    x = torch.randn(2, 4, 4, 3)
+def test_gated_heads_against_loops(geometry: Geometry, config: dict[str, Any], gpsa: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(geometry, **config), torch.randn(2, 4, 4, 3)
     heads = head_statistics(layer, x)
-    assert [head.tap for head in heads] == geometry.offsets()
-    for head, expected in zip(heads, measured_by_loops(layer, x), strict=True):
-        assert numbers(head) == pytest.approx(expected, rel=2e-5, abs=2e-6)
+    assert_as_by_loops(heads, layer, x)
     if "gate" in config:  # convex maps: both are one number, and the gate is the share of content
         assert all(head.distance == pytest.approx(head.nonlocality, rel=1e-5) for head in heads)
         assert [head.gate for head in heads] == pytest.approx((1 - torch.sigmoid(layer.lam)).tolist(), abs=1e-6)
@@ -94,103 +94,83 @@ def test_gated_heads_against_loops(
 
 
 def test_biased_heads_against_loops() -> None:
-    layer = cmhsa()
-    x = torch.randn(2, 4, 4, 6)  # smaller than its table
+    layer, x = cmhsa(), torch.randn(2, 4, 4, 6)  # smaller than its table
     heads = head_statistics(layer, x)
-    for head, expected in zip(heads, measured_by_loops(layer, x), strict=True):
-        assert numbers(head) == pytest.approx(expected, rel=2e-5, abs=2e-6)
+    assert_as_by_loops(heads, layer, x)
     assert {(head.gate, head.span) for head in heads} == {(None, None)}
 
 
 @pytest.mark.parametrize("budget", [1, 500, 5000])
-def test_maps_in_pieces_are_the_maps(
-    budget: int, open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maps_in_pieces_are_the_maps(budget: int, gpsa: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "MAX_NUMBERS", budget)
     x = torch.randn(3, 4, 5, 6)
-    for layer in (gpsa(PLAIN, open_gates), gpsa(PLAIN, open_gates, gate="sigmoid"), cmhsa()):
-        mix = layer.maps(x).mix if isinstance(layer, CMHSA) else layer.attention(x).mix
+    for layer in (gpsa(), gpsa(gate="sigmoid"), cmhsa()):
+        mix, image = mix_of(layer, x), 0
         chosen = torch.tensor([0, 3, 17, 29])
         parts = list(pieces(layer, x, chosen))
         assert sum(maps.shape[0] * maps.shape[2] for _, maps in parts) == 3 * 4
-        image = 0
         for at, maps in parts:
             assert maps.numel() <= max(budget, 9 * 56)
             assert torch.allclose(maps, mix[image : image + len(maps), :, at], atol=1e-6)
-            if int(at[-1]) == 29:
-                image += len(maps)
+            image += len(maps) if int(at[-1]) == 29 else 0
 
 
 @pytest.mark.parametrize("config", [{}, {"content": "linear"}, {"attend_padding": True}], ids=str)
-def test_content_alone(config: dict[str, object], open_gates: Callable[..., GPSA]) -> None:
-    layer, x = gpsa(STRIDED, open_gates, **config), torch.randn(2, 4, 5, 6)
+def test_without_content_in_the_mix(
+    config: dict[str, Any], gpsa: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of closed heads is there all the same, and maps that are one for all images are given once."""
+    monkeypatch.setattr(queries, "MAX_NUMBERS", 10**9)
+    layer, x, at = gpsa(STRIDED, **config), torch.randn(2, 4, 5, 6), torch.tensor([1, 5])
     with torch.no_grad():
         layer.gamma.zero_()
-    at = torch.tensor([1, 5])
     assert torch.allclose(content_of(layer, x)(at), layer.attention(x).content[:, :, at], atol=1e-6)
-
-
-def test_maps_without_content_are_given_once(open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MAX_NUMBERS", 9 * 25 * 49)
-    layer, x = gpsa(PLAIN, open_gates), torch.randn(4, 4, 5, 5)
-    with torch.no_grad():
-        layer.gamma.zero_()
-    ((_, maps),) = pieces(layer, x, torch.arange(25))
-    assert maps.shape == (1, 9, 25, 49)
-    assert torch.allclose(maps, layer.attention(x).mix[2:3], atol=1e-6)
+    ((_, maps),) = pieces(layer, x, at)
+    assert len(maps) == 1
+    assert torch.allclose(maps, layer.attention(x).mix[1:, :, at], atol=1e-6)
 
 
 def test_a_layer_at_its_start_is_a_convolution() -> None:
-    layer = GPSA(4, 3, PLAIN).eval()
-    for head in head_statistics(layer, torch.randn(5, 4, 6, 6)):
+    for head in head_statistics(GPSA(4, 3, PLAIN).eval(), torch.randn(5, 4, 6, 6)):
         assert head.is_convolution
-        assert head.images == 5
-        assert head.queries == 36
+        assert (head.images, head.queries) == (5, 36)
         assert (head.gate, head.entropy, head.tap_share) == (0, 0, 1)
         assert head.distance == head.nonlocality == pytest.approx(math.hypot(*head.tap))
         assert head.span == pytest.approx(1)
 
 
-def test_which_heads_stayed_convolutional(open_gates: Callable[..., GPSA]) -> None:
-    layer = GPSA(4, 3, PLAIN).eval()
+def test_which_heads_stayed_convolutional(gpsa: Callable[..., GPSA]) -> None:
+    x, layer = torch.randn(2, 4, 6, 6), GPSA(4, 3, PLAIN).eval()
     with torch.no_grad():
         layer.gamma[3], layer.gamma[5], layer.gamma[7] = 0.2, -0.2, 2e-4
         layer.spread[8] = 0.3
-    stayed = [head.head for head in head_statistics(layer, torch.randn(2, 4, 6, 6)) if head.is_convolution]
-    assert stayed == [0, 1, 2, 4, 6, 7]
-    soft = GPSA(4, 3, PLAIN, config=RecastConfig(gate="sigmoid")).eval()
-    exact = GPSA(4, 3, PLAIN, config=RecastConfig(gate="sigmoid", alpha=20, lambda_init=14)).eval()
-    assert not any(head.is_convolution for head in head_statistics(soft, torch.randn(2, 4, 6, 6)))
-    assert all(head.is_convolution for head in head_statistics(exact, torch.randn(2, 4, 6, 6)))
-
-
-def test_pruned_maps_have_no_gate_and_no_span(open_gates: Callable[..., GPSA]) -> None:
-    layer = gpsa(PLAIN, open_gates)
-    layer.prune_([0, 1], [2])
-    heads = head_statistics(layer, torch.randn(1, 4, 5, 5))
+    assert [head.head for head in head_statistics(layer, x) if head.is_convolution] == [0, 1, 2, 4, 6, 7]
+    sharp = RecastConfig(gate="sigmoid", alpha=20, lambda_init=14)
+    soft, exact = (GPSA(4, 3, PLAIN, config=config).eval() for config in (SIGMOID, sharp))
+    assert not any(head.is_convolution for head in head_statistics(soft, x))
+    assert all(head.is_convolution for head in head_statistics(exact, x))
+    pruned = gpsa()
+    pruned.prune_([0, 1], [2])
+    heads = head_statistics(pruned, x)
     assert [head.head for head in heads if head.span is not None] == [0, 1]
     assert [head.head for head in heads if head.gate != 0] == [2]
     assert all(head.is_convolution for head in heads[3:])
 
 
-def test_long_layers_are_sampled_and_say_so(open_gates: Callable[..., GPSA]) -> None:
-    layer = gpsa(PLAIN, open_gates, gate="sigmoid")
-    x = torch.randn(2, 4, 12, 12)
+def test_long_layers_are_sampled_and_say_so(gpsa: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(gate="sigmoid"), torch.randn(2, 4, 12, 12)
     every, some = head_statistics(layer, x, queries=144), head_statistics(layer, x, queries=40)
     again, other = head_statistics(layer, x, queries=40), head_statistics(layer, x, queries=40, seed=1)
     assert (every[0].queries, some[0].queries) == (144, 40)
     assert some == again != other
-    for one, all_ in zip(some, every, strict=True):
-        assert one.distance == pytest.approx(all_.distance, rel=0.2)
+    assert [one.distance for one in some] == pytest.approx([one.distance for one in every], rel=0.2)
 
 
-def test_batches_and_uneven_ones(open_gates: Callable[..., GPSA]) -> None:
-    layer = gpsa(PLAIN, open_gates)
-    x = torch.randn(5, 4, 5, 5)
-    whole = head_statistics(layer, x)
+def test_batches_and_uneven_ones(gpsa: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(), torch.randn(5, 4, 5, 5)
     parts = head_statistics(layer, [(x[:1], 0), (x[1:], 0)])  # type: ignore[list-item]
-    for one, other in zip(whole, parts, strict=True):
-        assert numbers(one) == pytest.approx(numbers(other), rel=1e-5)
+    for one, other in zip(head_statistics(layer, x), parts, strict=True):
+        assert (one.distance, one.entropy) == pytest.approx((other.distance, other.entropy), rel=1e-5)
         assert other.images == 5
 
 
@@ -203,33 +183,28 @@ class Wrapped(nn.Module):
         return self.model(x - 0.5)
 
 
-def small(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def small() -> Any:
+    torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
 
 
 def test_the_table_with_checkpoints(tmp_path: Path) -> None:
-    x = torch.rand(3, 3, 6, 6)
-    parent = small()
-    recast = recast_(small(), plan(parent, x, where="all"))
-    folder = tmp_path / "checkpoints"
+    x, parent = torch.rand(3, 3, 6, 6), small()
+    recast: Any = recast_(small(), plan(parent, x, where="all")).train()
+    loads: list[Any] = [("recast", -1, small)]  # before its layers were recast
     for epoch in (0, 2):
         with torch.no_grad():
             recast[0].gamma.fill_(0.1 * epoch)
-        save(recast, folder / f"epoch-{epoch:04}.safetensors")
-    loads = [
-        ("recast", epoch, lambda epoch=epoch: Wrapped(load(folder / f"epoch-{epoch:04}.safetensors", parent=parent)))
-        for epoch in (0, 2)
-    ]
-    loads.insert(0, ("recast", -1, small))  # before its layers were recast
+        path = tmp_path / f"epoch-{epoch:04}.safetensors"
+        save(recast, path)
+        loads.append(("recast", epoch, lambda path=path: Wrapped(load(path, parent=parent))))
     table = tabulate_heads({"parent": Wrapped(parent), "recast": Wrapped(recast)}, lambda: [(x, torch.zeros(3))], loads)
-    assert table.columns[:3] == ("model", "epoch", "layer")
-    assert table.columns[-2:] == ("is_convolution", "n")
+    assert all(module.training for module in recast.modules())
+    assert not any(module._forward_pre_hooks for module in recast.modules())
     assert len(table.rows) == 3 * (9 + 4)
-    assert set(table.column("model")) == {"recast"}
-    assert set(table.column("layer")) == {"0", "2"}
+    assert (set(table.column("model")), set(table.column("layer"))) == ({"recast"}, {"0", "2"})
     by_epoch = {epoch: [row for row in table.rows if row[1] == epoch and row[2] == "0"] for epoch in (0, 2, None)}
     gate, stayed = table.columns.index("gate"), table.columns.index("is_convolution")
     assert {(row[gate], row[stayed]) for row in by_epoch[0]} == {(0.0, True)}
@@ -244,11 +219,31 @@ def test_nothing_to_measure_is_said() -> None:
         tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="at least one query"):
         head_statistics(GPSA(2, 2, PLAIN), torch.rand(1, 2, 4, 4), queries=0)
+    with pytest.raises(RecastError, match="no GPSA layer"):
+        write_attention("attention.npz", small(), torch.rand(1, 3, 8, 8), [0], ["a"])
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    network = recast_(small(), plan(small(), torch.rand(1, 3, 6, 6), where="all")).train()
-    head_statistics(network, torch.rand(2, 3, 6, 6))
-    assert network.training
-    assert network[0].training
-    assert not any(module._forward_pre_hooks for module in network.modules())
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_centre_query_at_the_start_is_its_tap(stride: int) -> None:
+    """With closed gates head h looks at one pixel: the query moved by the tap's offset."""
+    geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
+    maps, (row, column) = centre_query(GPSA(2, 2, geometry), torch.randn(2, 2, 7, 9))
+    assert maps.shape == (2, 9, 7, 9)
+    assert (row, column) == ((3, 4) if stride == 1 else (4, 4))
+    for h, (dr, dc) in enumerate(geometry.offsets()):
+        expected = torch.zeros(7, 9)
+        expected[row + dr, column + dc] = 1
+        assert torch.equal(maps[1, h], expected)
+
+
+def test_the_file_for_the_report(tmp_path: Path) -> None:
+    model, pixels = small(), torch.rand(3, 3, 8, 10)
+    recast_(model, plan(model, pixels, where=["0", "2"]))
+    path = write_attention(tmp_path / "attention.npz", model, pixels, [0, 1, 2], list("abcd"), lambda x: 2 * x - 1)
+    with np.load(path, allow_pickle=False) as arrays:
+        assert arrays["layers"].tolist() == ["0", "2"]
+        assert np.abs(arrays["images"] / 255 - pixels.permute(0, 2, 3, 1).numpy()).max() <= 0.5 / 255 + 1e-6
+        assert (arrays["mix_0"].shape, arrays["mix_1"].shape) == ((3, 9, 8, 10), (3, 4, 8, 10))
+        assert arrays["kernel_1"].tolist() == [2, 2]
+        assert np.allclose(arrays["gate_0"], model[0].gamma.detach().numpy())
+        assert arrays["predictions"].tolist() == model(2 * pixels - 1).argmax(1).tolist()
