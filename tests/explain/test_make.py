@@ -28,43 +28,39 @@ from recast.surgery.planning import plan
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 
 
-def network(classes: int = 7) -> nn.Sequential:
+def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 7),
     )  # fmt: skip
 
 
-def child(*names: str) -> nn.Sequential:
+def child(*names: str) -> Any:
     model = network()
-    recast_(model, plan(model, torch.zeros(1, 3, 8, 8), where=["0", "2"]), steps=list(names) or ["0", "2"])
-    return model
+    return recast_(model, plan(model, torch.zeros(1, 3, 8, 8), where=["0", "2"]), steps=list(names) or ["0", "2"])
 
 
-def data_of(path: Path) -> dict[str, Any]:
-    found = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
+def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> dict[str, Any]:
+    """The data of a page."""
+    text = explain(model, image, path / "page.html", **options).read_text(encoding="utf-8")
+    (found,) = re.findall(r'id="data">(.*?)</script>', text, flags=re.DOTALL)
+    data: dict[str, Any] = json.loads(found)
     return data
 
 
 def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:
     model, image = child().train(), torch.rand(3, 8, 8)
     names = [f"class {i}" for i in range(7)]
-    page = explain(
-        model, image, tmp_path / "page.html", classes=names, mean=MEAN, std=STD, against={"parent": network()}
-    )
+    data = page_of(model, image, tmp_path, classes=names, mean=MEAN, std=STD, against={"parent": network()})
     assert all(module.training for module in model.modules())
-    model.eval()
     with torch.no_grad():
         normalised = (image - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-        wanted = model(normalised[None]).softmax(1)[0]
-    data = data_of(page)
+        best = model.eval()(normalised[None]).softmax(1)[0].topk(5)
     ((ranked, parents),) = [(found["recast"], found["parent"]) for found in data["pictures"][0]["predictions"]]
     assert ranked == parents  # the linear gate's start is the parent
-    assert [name for name, _ in ranked] == [names[i] for i in wanted.topk(5).indices.tolist()]
-    assert [p for _, p in ranked] == pytest.approx(wanted.topk(5).values.tolist(), abs=2e-5)
+    assert [name for name, _ in ranked] == [names[i] for i in best.indices.tolist()]
+    assert [p for _, p in ranked] == pytest.approx(best.values.tolist(), abs=2e-5)
     assert list(data["arms"].values()) == ["Parent", "Recast"]
     assert data["order"] == ["0", "2"]
 
@@ -73,15 +69,14 @@ def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8))
     picture.save(tmp_path / "x.png")
     from_file, from_picture = (
-        data_of(explain(child(), source, tmp_path / "page.html", size=(10, 12)))["pictures"][0]
-        for source in (tmp_path / "x.png", picture)
+        page_of(child(), source, tmp_path, size=(10, 12))["pictures"][0] for source in (tmp_path / "x.png", picture)
     )
-    assert from_file["size"] == from_picture["size"] == [10, 12]
-    assert from_file["src"] == from_picture["src"]
-    assert from_file["predictions"] == from_picture["predictions"]
+    assert from_file["size"] == [10, 12]
+    assert [from_file[key] for key in ("size", "src", "predictions")] == [
+        from_picture[key] for key in ("size", "src", "predictions")
+    ]
     assert from_file["predictions"][0]["recast"][0][0] in map(str, range(7))  # numbers where classes have no names
-    half = child().to(torch.bfloat16)
-    assert data_of(explain(half, picture, tmp_path / "page.html", size=8))["order"] == ["0", "2"]
+    assert page_of(child().to(torch.bfloat16), picture, tmp_path, size=8)["order"] == ["0", "2"]
 
     class Dense(nn.Module):
         """One number per pixel and class: nothing that could be ranked."""
@@ -93,27 +88,24 @@ def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"out": self.body(x)}
 
-    dense = data_of(explain(Dense(), picture, tmp_path / "page.html", size=8))
-    assert dense["pictures"][0]["predictions"] == [{}]
-    assert dense["order"] == ["body.0", "body.2"]
+    dense = page_of(Dense(), picture, tmp_path, size=8)
+    assert (dense["pictures"][0]["predictions"], dense["order"]) == ([{}], ["body.0", "body.2"])
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    image, out = torch.rand(3, 8, 8), tmp_path / "page.html"
-    for wrong in (torch.rand(1, 8, 8), torch.rand(1, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)):
-        with pytest.raises(RecastError, match=r"pixels \(3, height, width\) in \[0, 1\], got a tensor"):
-            explain(child(), wrong, out)
-    with pytest.raises(RecastError, match="3 names of classes for a network with 7 outputs"):
-        explain(child(), image, out, classes=["a", "b", "c"])
-    with pytest.raises(RecastError, match=r"the network cannot take an image of 8×8 pixels: "):
-        explain(nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), image, out)
-    broken = child()
+    image, broken = torch.rand(3, 8, 8), child()
     with torch.no_grad():
         broken[2].gamma[3] = torch.nan
-    with pytest.raises(RecastError, match="2 has gates or positions that are not finite"):
-        explain(broken, image, out)
-    with pytest.raises(RecastError, match=r"give it the ending \.html"):
-        explain(child(), image, tmp_path / "page.txt")
+    for model, given, options, match in (
+        (child(), torch.rand(1, 8, 8), {}, "got a tensor"),
+        (child(), torch.rand(1, 3, 8, 8), {}, "got a tensor"),
+        (child(), torch.zeros(3, 8, 8, dtype=torch.uint8), {}, "got a tensor"),
+        (child(), image, {"classes": ["a", "b", "c"]}, "3 names of classes for a network with 7 outputs"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), image, {}, "cannot take an image of 8×8 pixels: "),
+        (broken, image, {}, "2 has gates or positions that are not finite"),
+    ):
+        with pytest.raises(RecastError, match=match):
+            page_of(model, given, tmp_path, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,8 +136,7 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     assert states[100] is None  # the end is weights.safetensors itself
     assert notes == ["Of 101 epochs whose weights were kept, 12 are shown."]
     recipe.epochs = 4
-    states, notes = kept_states(run)
-    assert (list(states), notes) == ([0, 1, 2, 3, 4], [])
+    assert [*map(list, kept_states(run))] == [[0, 1, 2, 3, 4], []]
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -156,20 +147,13 @@ def test_stored_maps_come_back(signed: bool) -> None:
     values[1, 0, 2, 1, 1] = np.nan
     maps = Maps.of(values, (0,), (0, 1, 2), 2, names=("a", "b"), signed=signed)
     kept = np.nan_to_num(values) if signed else np.maximum(np.nan_to_num(values), 0)
-    largest = np.abs(kept).max((-2, -1), keepdims=True)
-    assert np.all(np.abs(maps.values - kept) <= (0.008 if signed else 0.004) * largest)
+    assert np.all(np.abs(maps.values - kept) <= (0.008 if signed else 0.004) * np.abs(kept).max((-2, -1), keepdims=True))
     assert np.array_equal(maps.values[0, 0, 0], np.zeros((4, 5)))
     assert (maps.stored.dtype, maps.stored[0, 0, 0, 0, 0]) == (np.uint8, 128 if signed else 0)
-    by_hand = maps.scale[1, 0, 1]
-    by_hand = by_hand * (
-        np.sign(maps.stored[1, 0, 1] - 128.0) * ((maps.stored[1, 0, 1] - 128.0) / 127) ** 2
-        if signed
-        else (maps.stored[1, 0, 1] / 255.0) ** 2
-    )
-    assert np.allclose(maps.values[1, 0, 1], by_hand)
+    roots = (maps.stored[1, 0, 1] - 128.0) / 127 if signed else maps.stored[1, 0, 1] / 255.0
+    assert np.allclose(maps.values[1, 0, 1], maps.scale[1, 0, 1] * np.sign(roots) * roots**2)
     coarse = maps.coarser_keys()
     assert (coarse.pool, coarse.names, coarse.signed) == (4, ("a", "b"), signed)
     sums = [[maps.values[1, 0, 1, i : i + 2, j : j + 2].sum() for j in (0, 2, 4)] for i in (0, 2)]
     assert np.allclose(coarse.values[1, 0, 1], sums, atol=0.008 * np.abs(sums).max())
-    assert maps.fewer_queries().columns == (0, 2)
-    assert maps.fewer_queries().signed is signed
+    assert (maps.fewer_queries().columns, maps.fewer_queries().signed) == ((0, 2), signed)
