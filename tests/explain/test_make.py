@@ -147,7 +147,8 @@ def test_stored_maps_come_back(signed: bool) -> None:
     values[1, 0, 2, 1, 1] = np.nan
     maps = Maps.of(values, (0,), (0, 1, 2), 2, names=("a", "b"), signed=signed)
     kept = np.nan_to_num(values) if signed else np.maximum(np.nan_to_num(values), 0)
-    assert np.all(np.abs(maps.values - kept) <= (0.008 if signed else 0.004) * np.abs(kept).max((-2, -1), keepdims=True))
+    step = 0.008 if signed else 0.004
+    assert np.all(np.abs(maps.values - kept) <= step * np.abs(kept).max((-2, -1), keepdims=True))
     assert np.array_equal(maps.values[0, 0, 0], np.zeros((4, 5)))
     assert (maps.stored.dtype, maps.stored[0, 0, 0, 0, 0]) == (np.uint8, 128 if signed else 0)
     roots = (maps.stored[1, 0, 1] - 128.0) / 127 if signed else maps.stored[1, 0, 1] / 255.0

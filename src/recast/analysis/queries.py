@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
@@ -73,20 +74,15 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     w = expand_heads(layer.weights(), geometry)
     height, width = x.shape[-2:]
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, height, width)
-    _, output_columns = geometry.output_size(height, width)
+    columns = geometry.output_size(height, width)[1]
     queries_at = positions(geometry, height, width)[0].to(x.device)
-    padded_columns = geometry.padded_size(height, width)[1]
+    padded_rows, padded_columns = geometry.padded_size(height, width)
     content = content_of(layer, x) if bool(w.gates.content.any()) else None
 
     def rows(at: Tensor) -> Tensor:
-        i, j = at // output_columns, at % output_columns
-        gaussian = (row_factors[:, i, :, None] * column_factors[:, j, None, :]).flatten(2).to(x.dtype)
-        mix = w.gates.gaussian[:, None, None] * gaussian
-        if w.gates.shift is not None:
-            index = under_taps(geometry, queries_at[at], padded_columns)[..., None]
-            mix = mix.scatter_add(2, index, w.gates.shift[:, None, None].expand(index.shape).to(mix.dtype))
-        mix = mix[None]
-        return mix if content is None else mix + w.gates.content[:, None, None] * content(at)
+        G = (row_factors[:, at // columns, :, None] * column_factors[:, at % columns, None, :]).flatten(2)
+        S = one_hot(under_taps(geometry, queries_at[at], padded_columns), padded_rows * padded_columns)
+        return w.gates.mix(S[None].to(x.dtype), G[None].to(x.dtype), None if content is None else content(at))
 
     return rows
 

@@ -11,7 +11,7 @@ from recast.cli.help import Command
 from recast.cli.options import JsonOption, Words, parse, parse_size, print_json
 from recast.errors import RecastError
 from recast.run.config import ModelConfig
-from recast.run.fields import Count
+from recast.run.fields import Count, Positive, Probability, Share
 
 if TYPE_CHECKING:
     from recast.explain.write import Explained
@@ -59,11 +59,11 @@ class ExplainOptions(JsonOption):
     """of a model: classes of the head"""
     classes: str | None = None
     """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
-    mean: list[float] | None = None
+    mean: list[Probability] | None = None
     """of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's"""
-    std: list[float] | None = None
+    std: list[Positive] | None = None
     """of a model: as for the mean"""
-    crop_pct: float | None = None
+    crop_pct: Share | None = None
     """of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 for small
     images"""
     device: str = "cpu"

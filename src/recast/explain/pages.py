@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +59,7 @@ def explain_model(
     side that a square crop keeps. Without them the network's own (timm's say so), else 224, ImageNet's and
     `crop_fraction`, and a note says what was assumed. Random weights are drawn with one seed. layer: the one that is
     open first, and that a PNG draws. Raises `RecastError` as `open_model`, `find_inputs`, `read_files`, `make_scene`
-    and `write_pages` do, and for a normalisation or crop that cannot be; nothing is written then.
+    and `write_pages` do, and for a normalisation or crop that does not fit; nothing is written then.
     """
     known = Path(config.name).stem if config.name.endswith(SAVED) else config.name
     _check(Inputs(size, crop_pct, mean, std))
@@ -132,25 +131,15 @@ def _assumed(name: str, known: Inputs) -> list[str]:
 
 
 def _check(given: Inputs) -> None:
-    size, crop_pct, mean, std = given
-    for name, values in (("mean", mean), ("std", std)):
+    for name, values in (("mean", given.mean), ("std", given.std)):
         if values is not None and len(values) != 3:
-            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {_listed(values)}")
-    if mean is not None and not all(0 <= value <= 1 for value in mean):
-        raise RecastError(f"mean is of pixels in [0, 1], got {_listed(mean)}: divide what is of 0 to 255 by 255")
-    if std is not None and not all(0 < value < math.inf for value in std):
-        raise RecastError(f"std must be positive numbers, got {_listed(std)}")
-    if crop_pct is not None and not 0 < crop_pct <= 1:
-        raise RecastError(f"crop_pct must be above 0 and at most 1, got {crop_pct:g}")
-    if crop_pct is not None and size is not None and size[0] != size[1]:
+            listed = " ".join(f"{value:g}" for value in values)
+            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {listed}")
+    if given.crop_pct is not None and given.size is not None and given.size[0] != given.size[1]:
         raise RecastError(
-            f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: leave "
-            "it out"
+            f"crop_pct is of square images, and of {given.size[0]}×{given.size[1]} pixels the largest middle part is "
+            "taken: leave it out"
         )
-
-
-def _listed(values: Sequence[float]) -> str:
-    return " ".join(f"{value:g}" for value in values)
 
 
 def explain_run(
