@@ -121,7 +121,7 @@ def test_mistakes_are_one_line_and_write_nothing(
         ([run, image, "--out", tmp_path / "page.jpg"], "JPEG would blur them"),
         ([run, image, "--layer", "stem"], "no layer 'stem' has maps"),
         ([run, image, "--pretrained"], "is a run folder, which knows its own: leave --pretrained away"),
-        ([run, image, "--crop-pct", "0"], "leave --crop-pct away"),
+        ([run, image, "--crop-pct", "0.5"], "leave --crop-pct away"),
         (["--mean", "0", "0", "0", run, image], "leave --mean away"),
         ([run, image, "--device", "abacus"], "device 'abacus' cannot be used here"),
     ):
