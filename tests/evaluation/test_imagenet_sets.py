@@ -175,7 +175,7 @@ def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Da
     make_set(root, {wnid: 0 for wnid in wnids[:7]})
     for image in (root / wnids[3]).iterdir():
         image.unlink()
-    with pytest.raises(NotMeasured, match=f"class folder without an image: .*{wnids[3]}"):
+    with pytest.raises(NotMeasured, match=f"class folders without an image: {wnids[3]}"):
         sources_of_set(bench, "imagenet-a")
 
 

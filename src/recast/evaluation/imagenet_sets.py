@@ -120,9 +120,13 @@ def class_folders(root: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def image_names(folder: Path) -> list[str]:
-    """Names of the images in a folder, sorted."""
-    return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
+def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
+    """Names FOLDER/IMAGE in `root`, and the place of their folder in `folders`; NotMeasured where one is empty."""
+    by_class = [sorted(e.name for e in os.scandir(root / folder) if is_image_name(e.name)) for folder in folders]
+    if empty := [folder for folder, names in zip(folders, by_class, strict=True) if not names]:
+        raise NotMeasured(f"{root} has class folders without an image: {listed(empty)}. Unpack it again")
+    names = [f"{folder}/{name}" for folder, names in zip(folders, by_class, strict=True) for name in names]
+    return names, torch.arange(len(folders)).repeat_interleave(torch.tensor([len(names) for names in by_class]))
 
 
 def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> None:
@@ -143,13 +147,9 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
     if all(name.isdecimal() for name in found):  # ImageNet-V2: the numbers are ImageNet's labels
         folders = [str(imagenet_wnids().index(wnid)) for wnid in wnids]
     check_folders(found, folders, root)
-    by_class = [[str(root / name / image) for image in image_names(root / name)] for name in folders]
-    if empty := [name for name, paths in zip(folders, by_class, strict=True) if not paths]:
-        raise NotMeasured(f"class folder without an image: {root / empty[0]}. Unpack {suite} again")
-    labels = torch.arange(len(wnids)).repeat_interleave(torch.tensor([len(paths) for paths in by_class]))
+    names, labels = list_images(root, folders)
     val = context.data.val
-    paths = [path for paths in by_class for path in paths]
-    images = ImageFiles(labels, val.img_size, paths, crop_pct=val.crop_pct)
+    images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
     return [Source("", images.subset(sample(labels, context.options.num_samples)), suite, columns)]
 
 
@@ -231,11 +231,8 @@ def sources_imagenet_c(context: Context) -> list[Source]:
     outputs = outputs_of(context, wnids, "imagenet-c")
     folders = _folders(find_set(context, "imagenet-c"), wnids)
     first = folders[KINDS[0], SEVERITIES[0]]
-    by_class = {wnid: image_names(first / wnid) for wnid in wnids}
-    if empty := [wnid for wnid, names in by_class.items() if not names]:
-        raise NotMeasured(f"{first} has class folders without an image: {listed(empty)}. Unpack its tar file again")
-    names = [f"{wnid}/{name}" for wnid in wnids for name in by_class[wnid]]
-    labels = outputs.repeat_interleave(torch.tensor([len(by_class[wnid]) for wnid in wnids]))
+    names, places = list_images(first, wnids)
+    labels = outputs[places]
     with decode_errors(str(first / names[0])), Image.open(first / names[0]) as image:
         side = max(image.size)
     # one list of names for all 75 folders
