@@ -120,15 +120,6 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
 
 
 @needs_package
-@pytest.mark.parametrize("size", [(33, 57), (64, 40)])
-def test_any_size_of_at_least_32(size: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in KINDS:
-        for severity in (1, 5):
-            assert corrupt_bytes(picture(*size), kind, severity).shape == (*size, 3)
-    assert capsys.readouterr().out == ""
-
-
-@needs_package
 @pytest.mark.parametrize("kind", ["shot_noise", "glass_blur", "snow"])
 def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
     images = CorruptedImages(digits32.val, kind, 2)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo, RealLabelsImagenet
+from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from recast.data import Data
 from recast.data.datasets import ImageFiles
 from recast.errors import RecastError
-from recast.evaluation import Options, PixelModel
+from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
 from recast.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
 from recast.evaluation.imagenet_sets import (
@@ -202,15 +202,6 @@ def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score
     found = score("imagenet-real", Decode(), real_data(digits, tmp_path, [*several, none, near, far], shown))
     assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
-
-
-def test_real_agrees_with_timm(tmp_path: Path, digits: Data, score: Score) -> None:
-    data = real_data(digits, tmp_path, list(range(1, 41)), lambda n: n * 7)
-    found = score("imagenet-real", Decode(), data)
-    timm = RealLabelsImagenet(list(real_labels()))
-    timm.add_result(PixelModel(Decode(), data.mean, data.std)(data.val.batch(range(40))[0]))
-    for k in (1, 5):
-        assert 100 * found[f"top{k}"].mean() == pytest.approx(timm.get_accuracy(k))
 
 
 def test_real_needs_imagenets_own_images(tmp_path: Path, digits: Data, score: Score) -> None:

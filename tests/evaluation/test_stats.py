@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recast.evaluation.accuracy import expected_calibration_error
 from recast.evaluation.stats import Resampled, plain_mean, resampled_means
 
 RANDOM = np.random.default_rng(3)
@@ -43,19 +42,6 @@ def test_the_draws_follow_from_the_seed_and_cover_the_binomial() -> None:
     assert np.array_equal(resampled_means(values, 0), resampled_means(values, 0))
     assert not np.array_equal(resampled_means(values, 0), resampled_means(values, 1))
     assert resampled_means(values).std() == pytest.approx(np.sqrt(0.2 * 0.8 / 1000), rel=0.1)
-
-
-def test_a_large_mean_does_not_swallow_the_spread() -> None:
-    low, high = Resampled(columns(1e6 + RANDOM.normal(size=400)), {"x": plain_mean}, seed=0).interval("m0", "x")
-    assert high - low == pytest.approx(2 * 1.96 / 20, rel=0.15)
-
-
-def test_a_statistic_of_several_means() -> None:
-    gaps = np.zeros((4, 15))
-    gaps[:, 3] = [0.5, -0.5, 0.25, 0.25]  # 0.125 on the mean
-    gaps[0, 7] = -0.4  # -0.1
-    found = Resampled({("m", "ece"): gaps}, {"ece": expected_calibration_error}, seed=0)
-    assert found.values["m", "ece"] == pytest.approx(22.5)
 
 
 def test_there_is_no_interval_where_all_images_agree() -> None:

@@ -124,7 +124,6 @@ def evaluate_run(
     _provenance(Path(folder))  # what cannot be added to is found before anything is measured
     run = open_run(folder)
     context = open_context(run.models, run.data, batch_size, device, options, workers)
-    context.store[EPOCHS] = kept_models(run)
     if again:
         for name in suites:
             shutil.rmtree(run.folder / "scores" / name, ignore_errors=True)
@@ -133,7 +132,8 @@ def evaluate_run(
     for together in groups(suites):
         begin = time.time()
         name, cache = run.folder.resolve().name, run.folder / "scores"
-        found = measure(context, together, run=name, cache=cache, progress=progress)
+        fresh = replace(context, store={EPOCHS: kept_models(run)})  # what one group keeps may fill the memory
+        found = measure(fresh, together, run=name, cache=cache, progress=progress)
         write_results(run, found, together, context, command, time.time() - begin)
         results.extend(found)
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
