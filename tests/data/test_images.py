@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from recast.data.datasets import ImageFiles
 from recast.data.images import load_image, open_image, resize_and_crop, to_bytes
 from recast.errors import RecastError
 
@@ -62,11 +61,6 @@ def test_bad_images_are_named(tmp_path: Path) -> None:
         load_image(tmp_path / "gone.png", 32)
     with pytest.raises(RecastError, match="got a folder"):
         load_image(tmp_path, 32)
-
-
-def test_more_than_memory_allows_is_refused_before_decoding() -> None:
-    with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
-        ImageFiles(torch.zeros(1_000_000), 224, [], where="big.zip:").decoded(skip=False)
 
 
 def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:

@@ -4,19 +4,19 @@ import io
 import json
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from recast.data import load_data, loader
-from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
 
 pytest.importorskip("webdataset")
+Epoch = Callable[..., tuple[torch.Tensor, list[int]]]
 
 
 def png(level: int) -> bytes:
@@ -61,22 +61,7 @@ def numbers(images: torch.Tensor) -> list[int]:
     return [int(level) for level in (images[:, 0].amax((1, 2)) * 255).round()]
 
 
-def epoch_of(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[torch.Tensor, list[int]]:
-    """Images and labels of an epoch in its order, put together from the shares of all parts."""
-    sources = [iter(loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
-    images, labels = [], []
-    while shares := [share for source in sources if (share := next(source, None)) is not None]:
-        count = sum(len(share[1]) for share in shares)
-        whole = torch.empty(count, *shares[0][0].shape[1:]), torch.empty(count, dtype=torch.long)
-        for part, share in enumerate(shares):
-            for place, values in zip(whole, share, strict=True):
-                place[part::parts] = values
-        images.append(whole[0])
-        labels += whole[1].tolist()
-    return torch.cat(images), labels
-
-
-def test_shards_are_read_in_order_without_augmentation(tmp_path: Path) -> None:
+def test_shards_are_read_in_order_without_augmentation(tmp_path: Path, epoch_of: Epoch) -> None:
     config = make_shards(tmp_path, {"train": [6, 6, 5], "validation": [4, 3]})
     data = load_data(config)
     assert (data.name, len(data.train), len(data.val), len(data.classes)) == ("set", 17, 7, 5)
@@ -90,7 +75,9 @@ def test_shards_are_read_in_order_without_augmentation(tmp_path: Path) -> None:
     assert load_data(config).classes == list("abcde")
 
 
-def test_an_epoch_is_the_same_for_any_workers_parts_and_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch_of: Epoch
+) -> None:
     monkeypatch.setattr("recast.data.shards.BUFFER", 5)
     config = make_shards(tmp_path, {"train": [6, 6, 5, 6], "validation": [2]})
     train = load_data(config, AugmentConfig(crop="pad", color_jitter=0.3)).train
@@ -111,7 +98,7 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(tmp_path: Path, mo
         assert torch.cat([images for images, _ in rest]).equal(images[4 * start : 20])
 
 
-def test_repeats_show_fewer_images_more_often(tmp_path: Path) -> None:
+def test_repeats_show_fewer_images_more_often(tmp_path: Path, epoch_of: Epoch) -> None:
     train = load_data(make_shards(tmp_path, {"train": [6, 5], "validation": [2]})).train.plain()
     once = numbers(epoch_of(train, 4, shuffle_seed=1)[0])
     assert numbers(epoch_of(train, 4, shuffle_seed=1, repeats=3)[0]) == [n for n in once for _ in range(3)][:11]
@@ -131,7 +118,7 @@ def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_named_replaced_or_left_out(tmp_path: Path, workers: int) -> None:
+def test_unreadable_images_are_named_replaced_or_left_out(tmp_path: Path, workers: int, epoch_of: Epoch) -> None:
     broken = {2: {"png": b"broken"}, 7: {"png": b"broken"}}
     data = load_data(make_shards(tmp_path, {"train": [5, 4], "validation": [9]}, broken))
     with pytest.raises(RecastError, match=r"cannot read image .*validation-0\.tar: validation0002") as caught:
@@ -163,7 +150,7 @@ def test_wrong_labels_are_errors_even_when_images_are_skipped(
         list(loader(data.val, 2, bad_image="skip"))
 
 
-def test_labels_may_lie_in_json(tmp_path: Path) -> None:
+def test_labels_may_lie_in_json(tmp_path: Path, epoch_of: Epoch) -> None:
     config = make_shards(tmp_path, {"validation": [3]}, {i: {"json": b'{"fine": 4}'} for i in range(3)})
     info = json.loads((tmp_path / "_info.json").read_text(encoding="utf-8"))
     info["splits"]["validation"]["alt_label"] = "fine"

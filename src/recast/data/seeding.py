@@ -91,12 +91,10 @@ def choose_balanced(labels: Tensor, count: int, option: str, seed: int = 0) -> T
 
 
 def choose_fraction(labels: Tensor, fraction: float, seed: int = 0) -> Tensor:
-    """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class.
+    """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class, 0 < fraction <= 1.
 
-    The images of a smaller fraction are among those of a larger one. Raises RecastError unless 0 < fraction <= 1.
+    The images of a smaller fraction are among those of a larger one.
     """
-    if not 0 < fraction <= 1:
-        raise RecastError(f"data_fraction must be above 0 and at most 1, got {fraction}")
     _, classes = _shuffled(labels, seed)
     chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
     return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
@@ -106,10 +104,8 @@ def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Te
     """Indices (ascending) of a training and a validation part: `fraction` of every class goes to validation.
 
     A class with two images or more has at least one on each side; a single image goes to training. Raises RecastError
-    unless 0 < fraction < 1, and when no class can spare an image.
+    when no class can spare an image.
     """
-    if not 0 < fraction < 1:
-        raise RecastError(f"val_fraction must be between 0 and 1, got {fraction}")
     generator = torch.Generator().manual_seed(seed)
     train, val = [], []
     for label in labels.unique():

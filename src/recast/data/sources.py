@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ from recast.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
 from recast.run.config import AugmentConfig, DataConfig
+from recast.run.fields import check_fields
 
 DIGITS = (0.313,) * 3, (0.356,) * 3
 """Of the 1,297 training images at 32 x 32."""
@@ -59,27 +59,13 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
     if source is None:
         known = ", ".join([*_SOURCES, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
-    check_config(config)
-    return assemble(config, augment, source(config))
-
-
-def check_config(config: DataConfig) -> None:
-    """Raise RecastError for numbers that no data set can be prepared with."""
-    for name in ("img_size", "test_size"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise RecastError(f"{name} must be at least 1, got {value}")
-    if config.crop_pct is not None and not 0 < config.crop_pct <= 1:
-        raise RecastError(f"crop_pct must be above 0 and at most 1, got {config.crop_pct}")
+    check_fields(config, "data.")  # again: it may have been changed since it was made
     for name, values in (("mean", config.mean), ("std", config.std)):
-        if values is not None and (len(values) != 3 or not all(math.isfinite(value) for value in values)):
-            raise RecastError(f"{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
-    if config.std is not None and min(config.std) <= 0:
-        raise RecastError(f"std must be positive, got {config.std}")
+        if values is not None and len(values) != 3:
+            raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
     if config.num_train is not None and config.data_fraction is not None:
         raise RecastError("num_train and data_fraction both choose training images: give one of them")
-    if not 0 < config.val_fraction < 1:
-        raise RecastError(f"val_fraction must be between 0 and 1, got {config.val_fraction}")
+    return assemble(config, augment, source(config))
 
 
 def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:

@@ -73,9 +73,6 @@ def _other_classes(origin: str, theirs: int, ours: int, config: ModelConfig, of_
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
     classes = num_classes if config.num_classes is None else config.num_classes
-    for name, value in (("num_classes", classes), ("input_size", config.input_size)):
-        if value is not None and value < 1:
-            raise RecastError(f"{name} must be at least 1, got {value}")
     return {key: value for key, value in zip(KWARGS, (classes, config.input_size), strict=True) if value is not None}
 
 

@@ -1,0 +1,227 @@
+"""torch/NAME and hfds/NAME: other libraries' data sets."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recast.data import load_data, loader
+from recast.data.datasets import ImageTensors
+from recast.errors import RecastError
+from recast.run.config import DataConfig
+
+
+def make_mnist(root: Path, name: str = "MNIST") -> np.ndarray:
+    """MNIST's file format: magic number (uint8, dimensions), sizes, bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 28, 28))
+    (root / name / "raw").mkdir(parents=True)
+    for part, chosen in (("train", slice(0, 30)), ("t10k", slice(30, 40))):
+        for kind, values in (("images-idx3", pixels[chosen]), ("labels-idx1", np.arange(40)[chosen] % 10)):
+            header = np.array([0x0800 + values.ndim, *values.shape], dtype=">i4").tobytes()
+            path = root / name / "raw" / f"{part}-{kind}-ubyte"
+            path.write_bytes(header + values.astype(np.uint8).tobytes())
+    return pixels
+
+
+@pytest.mark.parametrize("spelling", ["torch/fashion_mnist", "torch/FashionMNIST"])
+def test_grey_images_in_memory_become_rgb_at_their_own_size(tmp_path: Path, spelling: str) -> None:
+    pixels = make_mnist(tmp_path, "FashionMNIST")
+    data = load_data(DataConfig(spelling, str(tmp_path)))
+    assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 10, 28, "fashion_mnist")
+    assert isinstance(data.train, ImageTensors)
+    assert (data.augment.crop, data.augment.flip, data.mean) == ("pad", True, (0.286, 0.286, 0.286))
+    assert data.classes[:2] == ["T-shirt/top", "Trouser"]
+    image, label = data.val[3]
+    assert label == 3
+    assert (image * 255).round().equal(torch.from_numpy(pixels[33]).float().expand(3, -1, -1))
+
+
+def test_characters_are_not_mirrored_and_subsets_are_balanced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_mnist(tmp_path / "mnist")
+    monkeypatch.setenv("RECAST_DATA", str(tmp_path))
+    data = load_data(DataConfig("torch/mnist", img_size=32, test_size=40, num_val=10, data_fraction=0.5))
+    assert (data.augment.flip, data.img_size, data.test_size) == (False, 32, 40)
+    assert data.train.labels.bincount().tolist() == [2] * 10
+
+
+def held(**names: Any) -> type[SimpleNamespace]:
+    """A data set of torchvision whose labels lie under these names; its items are grey images of files."""
+
+    class Held(SimpleNamespace):
+        def __init__(self, root: Path, split: str) -> None:
+            super().__init__(root=root, split=split, **{name: value[split] for name, value in names.items()})
+
+        def __len__(self) -> int:
+            return len(next(value[self.split] for value in names.values()))
+
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            return Image.open(self.root / f"{self.split}{index}.png"), -1
+
+    return Held
+
+
+def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"train": [0, 1], "val": [1, 2], "test": [2, 0, 1]}
+    for split, found in labels.items():
+        for index, label in enumerate(found):
+            Image.new("L", (30, 20), 50 * label).save(tmp_path / f"{split}{index}.png")
+    monkeypatch.setattr("recast.data.libraries.vision.Flowers102", held(_labels=labels))
+    data = load_data(DataConfig("torch/flowers102", str(tmp_path), img_size=16))
+    assert (data.name, data.classes, data.augment.crop) == ("Flowers102", ["0", "1", "2"], "random")
+    assert data.train.labels.tolist() == [0, 1, 1, 2]  # train and val
+    assert data.val.labels.tolist() == [2, 0, 1]
+    images, found = data.train.plain().batch([3, 0])
+    assert (images[:, :, 0, 0] * 255).round().tolist() == [[100.0] * 3, [0.0] * 3]
+    assert found.tolist() == [2, 0]
+    (tmp_path / "test1.png").write_bytes(b"broken")
+    with pytest.raises(RecastError, match="cannot read image torch/Flowers102 validation 1: not an image") as caught:
+        data.val.batch([0, 1])
+    assert "\n" not in str(caught.value)
+    source = loader(data.val, 3, bad_image="skip", workers=1)
+    assert [labels.tolist() for _, labels in source] == [[2, 1]]
+    assert source.bad_images == ["torch/Flowers102 validation 1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "kept"),
+    [
+        ("torch/qmnist", "targets", torch.tensor([[3, 9], [4, 9]])),
+        ("torch/stanford_cars", "_samples", [("a.jpg", 3), ("b.jpg", 4)]),
+        ("torch/inaturalist", "index", [(3, "a.jpg"), (4, "b.jpg")]),
+    ],
+)
+def test_labels_are_found_without_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, attribute: str, kept: Any
+) -> None:
+    made = held(**{attribute: dict.fromkeys(("train", "test", "validation"), kept)})
+    monkeypatch.setattr("recast.data.libraries.vision.StanfordCars", made)
+    monkeypatch.setattr("recast.data.libraries.create_dataset", lambda _, root, split, download: made(root, split))
+    assert load_data(DataConfig(name, str(tmp_path))).train.labels.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch/mnist", r"mnist is not in .* files of torchvision \(Dataset not found.*MNIST\(.*download=True"),
+        ("torch/DTD", r"DTD is not in .* DTD\('.*', split='train', download=True\)"),
+        ("torch/cifar10", r"torchvision or train\.zip and test\.zip"),
+        ("torch/emnist", "unknown data set torch/emnist: expected one of cifar10, .*Flowers102.* Did you mean mnist"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_line(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message) as caught:
+        load_data(DataConfig(name, str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+# --- Hugging Face ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    return datasets
+
+
+@pytest.fixture
+def make_hub(hugging_face: Any, tmp_path: Path) -> Any:
+    """A local folder as `load_dataset` takes it: a parquet file a split; image i has grey level i."""
+
+    def png(level: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("L", (20, 20), level).save(file, "PNG")
+        return file.getvalue()
+
+    def make(
+        splits: dict[str, Sequence[int | None]],
+        names: Sequence[str] | None = ("red", "green"),
+        label: str = "label",
+        broken: int = -1,
+    ) -> DataConfig:
+        feature = hugging_face.ClassLabel(names=list(names)) if names else hugging_face.Value("int64")
+        features = hugging_face.Features({"img": hugging_face.Image(), label: feature})
+        for split, labels in splits.items():
+            images = [{"bytes": b"broken" if i == broken else png(i), "path": None} for i in range(len(labels))]
+            path = tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = {"img": images, label: list(labels)}
+            hugging_face.Dataset.from_dict(rows, features=features).to_parquet(path)
+        return DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16)
+
+    return make
+
+
+def test_a_local_folder_is_read(make_hub: Any) -> None:
+    data = load_data(make_hub({"train": [0, 1, 0, 1, 1], "test": [1, 0]}, label="fine_label"))
+    assert data.classes == ["red", "green"]
+    assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([0, 1, 0, 1, 1], [1, 0])
+    images, labels = data.train.plain().batch([4, 2])
+    assert (images[:, :, 0, 0] * 255).round().tolist() == [[4.0] * 3, [2.0] * 3]
+    assert labels.tolist() == [1, 0]
+    alone, helped = (list(loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
+    assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_one_split_is_divided_and_subsets_are_taken(make_hub: Any) -> None:
+    config = make_hub({"train": [0] * 10 + [1] * 20}, names=None)
+    config.val_fraction, config.num_train, config.test_size = 0.2, 6, 24
+    data: Any = load_data(config)
+    assert data.classes == ["0", "1"]
+    assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([2, 4], [3, 3])
+    assert data.val[0][0].shape == (3, 24, 24)
+    assert not set(data.train.items) & set(data.val.items)
+
+
+def test_only_a_validation_split_can_be_evaluated_on(make_hub: Any) -> None:
+    data = load_data(make_hub({"validation": [0, 1]}))
+    assert (len(data.train), len(data.val)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": [0, 1], "test": [1, -1]}, r"1 validation .*test 1 has -1"),
+        ({"train": [0, 1, None], "test": [1]}, r"train 2 has no label"),
+        ({"extra": [0, 1]}, r"has the splits extra: expected train or one of validation"),
+    ],
+)
+def test_bad_splits_and_labels_are_named(make_hub: Any, splits: dict[str, list[int | None]], message: str) -> None:
+    with pytest.raises(RecastError, match=message) as caught:
+        load_data(make_hub(splits, names=None))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_holds_no_labelled_images_is_refused(hugging_face: Any, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    hugging_face.Dataset.from_dict({"text": ["a"], "label": ["b"]}).to_parquet(tmp_path / "set" / "train.parquet")
+    with pytest.raises(RecastError, match=r"has the columns text, label: expected one of images"):
+        load_data(DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache")))
+    with pytest.raises(RecastError, match=r"cannot load hfds/.*nothing"):
+        load_data(DataConfig(f"hfds/{tmp_path / 'nothing'}", str(tmp_path / "cache")))
+
+
+def test_broken_images_are_named_and_can_be_skipped(make_hub: Any) -> None:
+    val = load_data(make_hub({"test": [0, 1, 0]}, broken=1)).val
+    with pytest.raises(RecastError, match=r"cannot read image hfds/.* test 1: not an image") as caught:
+        val.batch([0, 1])
+    assert "\n" not in str(caught.value)
+    source = loader(val, 3, bad_image="skip")
+    assert [labels.tolist() for _, labels in source] == [[0, 0]]
+    assert source.bad_images == [val.image_name(1)]
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RecastError, match=r'pip install "recast-vision\[data\]"'):
+        load_data(DataConfig("hfds/some/name"))
