@@ -64,7 +64,7 @@ def without_ring(layer: CMHSA, x: Tensor) -> Tensor:
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     outside = torch.ones(geometry.padded_size(height, width), dtype=torch.bool)
     outside[geometry.pixels(height, width)] = False
-    logits = biased_maps(x, layer.weights(height, width), geometry).mix.log()
+    logits = biased_maps(x, layer.weights(height, width)).mix.log()
     maps = logits.masked_fill(outside.flatten(), -math.inf).softmax(-1)
     values = geometry.pad(x).flatten(2)
     y = torch.einsum("bhnm,bcm,och->bon", maps, values, layer.weight.flatten(2)).unflatten(-1, (height, width))

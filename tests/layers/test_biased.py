@@ -105,7 +105,7 @@ CASES: list[dict[str, Any]] = [
 def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict[str, Any]) -> None:
     conv, x = nn.Conv2d(4, 4, 3, **options).double(), torch.randn(1, 4, 5, 6, dtype=torch.float64)
     layer = layer_for(conv, x, bias_init=2.0)
-    y = function(x, layer.weights(5, 6), layer.geometry, layer.groups)[0].detach().numpy()
+    y = function(x, layer.weights(5, 6))[0].detach().numpy()
     expected = numpy_cmhsa(x[0].numpy(), conv, layer, options["padding"])
     assert y.shape == expected.shape
     assert float(np.abs(y - expected).max()) < 1e-12
@@ -119,7 +119,7 @@ def forms(case: Any) -> Iterator[tuple[Tensor, list[Tensor]]]:
     layer = layer_for(case.conv, case.x, bias_init=3.0)
     for function in (biased_reference, biased):
         x = case.x.clone().requires_grad_()
-        y = function(x, layer.weights(*x.shape[-2:]), layer.geometry, layer.groups)
+        y = function(x, layer.weights(*x.shape[-2:]))
         parameters = [p for p in layer.parameters() if p.numel()]
         torch.manual_seed(1)
         yield y, list(torch.autograd.grad((y * torch.randn(y.shape, dtype=y.dtype)).sum(), [x, *parameters]))
@@ -174,7 +174,7 @@ def test_maps_are_what_the_layer_does(error_of: Any) -> None:
     conv, x = nn.Conv2d(3, 2, 3, padding=1).double(), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     layer = layer_for(conv, x, bias_init=2.0)
     w: BiasedWeights = layer.weights(4, 5)
-    maps = biased_maps(x, w, layer.geometry)
+    maps = biased_maps(x, w)
     assert [len(m) for m in maps] == [1, 2, 2]
     for m in maps:
         assert m.shape[1:] == (9, 20, 42)

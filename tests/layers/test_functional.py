@@ -49,7 +49,7 @@ def fill(shape: tuple[int, ...], a: float, b: float) -> Tensor:
     return (0.3 * torch.sin(a * torch.arange(math.prod(shape), dtype=torch.float64) + b)).reshape(shape)
 
 
-def golden_layer(gate: str, stride: int) -> tuple[Tensor, Weights, Geometry]:
+def golden_layer(gate: str, stride: int) -> tuple[Tensor, Weights]:
     geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
     head = torch.arange(9, dtype=torch.float64)
     if gate == "sigmoid":
@@ -65,8 +65,9 @@ def golden_layer(gate: str, stride: int) -> tuple[Tensor, Weights, Geometry]:
         center=torch.tensor(geometry.offsets(), dtype=torch.float64) + 0.5 * fill((9, 2), 0.5, 0.7),
         alpha=1 + 0.5 * torch.sin(head),
         gates=gates,
+        geometry=geometry,
     )
-    return 3 * fill((1, 4, 5, 6), 0.7, 0.1), weights, geometry
+    return 3 * fill((1, 4, 5, 6), 0.7, 0.1), weights
 
 
 GOLDEN = [
@@ -82,8 +83,8 @@ GOLDEN = [
 def test_golden_values(
     name: str, gate: str, stride: int, shape: tuple[int, ...], total: float, first: float, last: float, norm: float
 ) -> None:
-    x, weights, geometry = golden_layer(gate, stride)
-    y = FUNCTIONS[name](x, weights, geometry)[0]
+    x, weights = golden_layer(gate, stride)
+    y = FUNCTIONS[name](x, weights)[0]
     assert y.shape == shape
     measured = [float(v) for v in (y.sum(), y[0, 0, 0], y[2, -1, -1], y.norm())]
     assert measured == pytest.approx([total, first, last, norm], rel=0, abs=1e-10)
@@ -91,8 +92,8 @@ def test_golden_values(
 
 def test_golden_attention() -> None:
     """Sigmoid, stride 1, head 4, first query, first three keys: the top row of the padding ring."""
-    x, weights, geometry = golden_layer("sigmoid", 1)
-    mix = functional.attention_maps(x, weights, geometry).mix
+    x, weights = golden_layer("sigmoid", 1)
+    mix = functional.attention_maps(x, weights).mix
     assert mix.shape == (1, 9, 30, 56)
     assert mix[0, 4, 0, :3].tolist() == pytest.approx(
         [0.051853327892, 0.081881376719, 0.037297508517], rel=0, abs=1e-10
@@ -124,7 +125,7 @@ def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Ten
 def size_of_terms(layer: GPSA, x: Tensor) -> float:
     """Largest Σ|terms| of an output pixel: what rounding errors are relative to where the terms cancel."""
     w, geometry = layer.weights(), layer.geometry
-    mix = functional.attention_maps(x, w, geometry, layer.config.attend_padding).mix.abs()
+    mix = functional.attention_maps(x, w).mix.abs()
     values = geometry.pad(operands.project_values(x, w.value, layer.groups)).abs().flatten(2)
     gathered = torch.einsum("bcm,zhnm->bchn", values, mix[:1]) if len(mix) == 1 else values @ mix.flatten(1, 2).mT
     gathered = gathered.reshape(len(x), layer.in_channels, layer.num_heads, 1, -1)
@@ -185,14 +186,14 @@ def test_some_heads_only(start: int, random_case: Any, open_gates: Any, error_of
         with torch.no_grad():
             for h in set(range(layer.num_heads)) - set(opened):
                 layer.gamma[h] = layer.spread[h] = 0
-            w, g = layer.weights(), layer.geometry
-            everything = split(x, w, g, conv.groups)
-            some = split(x, select_heads(w, opened, opened), g, conv.groups)
+            w = layer.weights()
+            everything = split(x, w)
+            some = split(x, select_heads(w, opened, opened))
             assert error_of(some, everything) <= 1e-10, text
-            assert error_of(some, reference(x, w, g, conv.groups)) <= 1e-10, text
+            assert error_of(some, reference(x, w)) <= 1e-10, text
             if opened:
                 fewer = select_heads(w, opened[1:], opened[1:])
-                assert error_of(split(x, fewer, g, conv.groups), everything) > 1e-8, text
+                assert error_of(split(x, fewer), everything) > 1e-8, text
 
 
 # --- the facts that the fast paths rest on --------------------------------------------------------------------------
@@ -221,13 +222,13 @@ def test_padding_is_masked_out_of_content_alone(mode: Any, open_gates: Any) -> N
     ring = torch.ones(6, 7, dtype=torch.bool)
     ring[1:5, 1:6] = False
     w = layer.weights()
-    shift, gaussian, content, mix = functional.attention_maps(x, w, geometry)
+    shift, gaussian, content, mix = functional.attention_maps(x, w)
     for rows in (shift, gaussian, content, mix):
         torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows.sum(-1)))
     assert not content[..., ring.flatten()].any()
     assert shift[..., ring.flatten()].any()
     assert bool((gaussian[..., ring.flatten()] > 0).any())
-    seen = functional.attention_maps(x, w, geometry, attend_padding=True).content
+    seen = functional.attention_maps(x, w._replace(attend_padding=True)).content
     assert bool((seen[..., ring.flatten()] > 0).all())
     # every head of the shift is one-hot
     assert shift.unique().tolist() == [0, 1]

@@ -64,7 +64,7 @@ def test_it_is_the_least_squares_solution_of_a_layer() -> None:
     layer = gpsa_layers(child)["0"]
     calibrate_(child, parent, images.split(10), ridge=1e-14)
     with torch.no_grad():
-        gathered = gather(images, layer.weights(), layer.geometry).flatten(3).flatten(1, 2)
+        gathered = gather(images, layer.weights()).flatten(3).flatten(1, 2)
         features = gathered.transpose(1, 2).flatten(0, 1)
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
         targets = parent(images).flatten(2).transpose(1, 2).flatten(0, 1)

@@ -187,7 +187,7 @@ class _Sums:
         gates: list[float | None] = [None] * layer.num_heads
         spans = gates
         if isinstance(layer, GPSA):
-            gates = expand_heads(layer.weights(), geometry).gates.content.tolist()
+            gates = expand_heads(layer.weights()).gates.content.tolist()
             spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
         means = (self._sums / (self.images * self._queries)).T.tolist()
         return [

@@ -71,7 +71,7 @@ def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
 def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     """A = shift · S + gaussian · G + content · C, as `recast.layers.functional.attention_maps` writes it out."""
     geometry = layer.geometry
-    w = expand_heads(layer.weights(), geometry)
+    w = expand_heads(layer.weights())
     height, width = x.shape[-2:]
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, height, width)
     columns = geometry.output_size(height, width)[1]
@@ -90,7 +90,7 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
 def content_of(layer: GPSA, x: Tensor) -> Rows:
     """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
-    w = expand_heads(layer.weights(), geometry)
+    w = expand_heads(layer.weights())
     q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
     hidden = torch.zeros(k.shape[2], dtype=x.dtype, device=x.device)
     if not layer.config.attend_padding:
@@ -158,7 +158,7 @@ def write_attention(
         mix, query = drawn[name]
         arrays[f"mix_{i}"] = mix.float().cpu().numpy()
         arrays[f"query_{i}"] = np.asarray(query)
-        gates = expand_heads(layers[name].weights(), layers[name].geometry).gates
+        gates = expand_heads(layers[name].weights()).gates
         arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
         arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
     path = Path(path)

@@ -99,7 +99,7 @@ def describe(name: str, layer: RecastLayer, height: int, width: int) -> Layer:
     }
     if not isinstance(layer, GPSA):
         return Layer(kind="maps", description=f"{geometry}, C-MHSA", **grid)
-    w, gates = expand_heads(layer.weights(), geometry), layer.gates()
+    w, gates = expand_heads(layer.weights()), layer.gates()
     numbers = {**w.gates._asdict(), "center": w.center, "alpha": w.alpha}
     if not all(bool(values.isfinite().all()) for values in numbers.values() if values is not None):
         raise RecastError(f"{name} has gates or positions that are not finite: there is nothing to draw")

@@ -95,7 +95,9 @@ class CMHSA(AttentionConv2d):
             largest, here = (offset_ranges(self.geometry, *size) for size in (self.size, (height, width)))
             (_, rows), (_, columns) = (_shared(ours, all_) for ours, all_ in zip(here, largest, strict=True))
             table = table[:, rows, columns]
-        return BiasedWeights(self.weight, self.bias, self.value, self.query, self.key, table)
+        return BiasedWeights(
+            self.weight, self.bias, self.value, self.query, self.key, table, self.geometry, self.groups
+        )
 
     def chosen_backend(self) -> str:
         """Which code runs: there is one."""
@@ -103,7 +105,7 @@ class CMHSA(AttentionConv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        return biased(input, self.weights(*input.shape[-2:]), self.geometry, self.groups)
+        return biased(input, self.weights(*input.shape[-2:]))
 
     def attention(self, x: Tensor) -> Tensor:
         """Attention maps for an input (B, C, height, width): (B, H, queries, padded keys)."""
@@ -112,7 +114,7 @@ class CMHSA(AttentionConv2d):
     def maps(self, x: Tensor) -> BiasedMaps:
         """The maps, and those of the bias and of the content alone, each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
-        return biased_maps(x, self.weights(*x.shape[-2:]), self.geometry)
+        return biased_maps(x, self.weights(*x.shape[-2:]))
 
     def extra_repr(self) -> str:
         size = "none yet" if self.size is None else f"up to {self.size[0]}×{self.size[1]}"

@@ -203,7 +203,8 @@ class GPSA(AttentionConv2d):
         """The tensors as the pure functions take them."""
         return Weights(
             self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
-            self.gaussian_heads, self.content_heads,
+            self.geometry, self.groups, self.config.attend_padding, self.config.content, self.gaussian_heads,
+            self.content_heads,
         )  # fmt: skip
 
     def chosen_backend(self) -> str:
@@ -221,14 +222,13 @@ class GPSA(AttentionConv2d):
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = select_heads(w, *maps)
-        backend = getattr(functional, self.chosen_backend())
-        return backend(input, w, self.geometry, self.groups, self.config.attend_padding, self.config.content)
+        output: Tensor = getattr(functional, self.chosen_backend())(input, w)
+        return output
 
     def attention(self, x: Tensor) -> AttentionMaps:
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
-        config = self.config
-        return functional.attention_maps(x, self.weights(), self.geometry, config.attend_padding, config.content)
+        return functional.attention_maps(x, self.weights())
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 

@@ -133,8 +133,7 @@ def _features_and_targets(
 ) -> tuple[Tensor, Tensor]:
     """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
     x, target = _seen_by(child, layer, batch), _seen_by(parent, convolution, batch, output=True)
-    attends = layer.config.attend_padding, layer.config.content
-    gathered = functional.gather(x, layer.weights(), layer.geometry, layer.groups, *attends)
+    gathered = functional.gather(x, layer.weights())
     if gathered.shape[-2:] != target.shape[-2:]:
         raise RecastError(
             f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "
@@ -148,7 +147,7 @@ def _features_and_targets(
 def _set_solution(layer: GPSA, problem: _Normal, ridge: float, shrink_to_kernel: bool) -> None:
     shape = layer.weight.shape
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
-    gates = functional.expand_heads(layer.weights(), layer.geometry).gates
+    gates = functional.expand_heads(layer.weights()).gates
     share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
     prior = kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
     weights, bias = problem.solve(ridge, prior if shrink_to_kernel else torch.zeros_like(kernel))

@@ -152,7 +152,7 @@ def test_against_loops_in_numpy(
         layer = open_gates(layer_of(module, RecastConfig(gate=gate, attend_padding=attend_padding)), seed)
         expected = np.stack([attention_loops(image, module, layer, attend_padding) for image in x.numpy()])
         for name, function in FUNCTIONS.items():
-            y = function(x, layer.weights(), layer.geometry, module.groups, attend_padding).detach().numpy()
+            y = function(x, layer.weights()).detach().numpy()
             assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"
 
 

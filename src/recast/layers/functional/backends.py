@@ -35,47 +35,38 @@ def choose_backend(geometry: Geometry, groups: int, opened: int, has_shift: bool
     return "merged" if PRODUCT * heads < heads + PRODUCT * opened else "split"
 
 
-def split(
-    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
-) -> Tensor:
+def split(x: Tensor, w: Weights) -> Tensor:
     """The shift part is the convolution itself with a scaled kernel; the Gaussian and content parts are added to it.
 
     With closed gates the scaled kernel has the kernel's own bits and the rest is exactly 0, so the output is bitwise
     the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
     """
-    values = project_values(x, w.value, groups)
+    values = project_values(x, w.value, w.groups)
     if w.gates.shift is None:
-        streamed = _streamed(x, values, w, geometry, groups, attend_padding, content, None, w.bias)
-        return _in_format_of(x, w.weight, streamed)
+        return _in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
     kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
-    output = geometry.convolve(values, kernel, w.bias, groups)
+    output = w.geometry.convolve(values, kernel, w.bias, w.groups)
     if not w.with_gaussian() and not w.with_content():
         return output
-    return output + _streamed(x, values, w, geometry, groups, attend_padding, content, None, None)
+    return output + _streamed(x, values, w, None, None)
 
 
-def merged(
-    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
-) -> Tensor:
+def merged(x: Tensor, w: Weights) -> Tensor:
     """All three parts of a head are gathered together and meet W_out once: cheapest when most heads are open.
 
     A transposed convolution, whose kernel's positions fall between the pixels, is split.
     """
-    if geometry.is_transposed:
-        return split(x, w, geometry, groups, attend_padding, content)
+    if w.geometry.is_transposed:
+        return split(x, w)
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
-    values = project_values(tokens, w.value, groups)
-    y = _streamed(tokens, values, w, geometry, groups, attend_padding, content, w.gates.shift, w.bias)
-    return _in_format_of(x, w.weight, y)
+    values = project_values(tokens, w.value, w.groups)
+    return _in_format_of(x, w.weight, _streamed(tokens, values, w, w.gates.shift, w.bias))
 
 
-def _streamed(
-    x: Tensor, values: Tensor, w: Weights, geometry: Geometry, groups: int, attend_padding: bool, content: str,
-    shift: Tensor | None, bias: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
     """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
-    height, width = x.shape[-2:]
+    geometry, (height, width) = w.geometry, x.shape[-2:]
     size = geometry.output_size(height, width)
     heads, with_gaussian, with_content = tuple(range(w.num_heads)), w.with_gaussian(), w.with_content()
     kernel = w.weight.flatten(2)
@@ -85,14 +76,14 @@ def _streamed(
             kernel = kernel[..., list(heads)]
 
     # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
-    padded = geometry.padding_mode != "zeros" or attend_padding
+    padded = geometry.padding_mode != "zeros" or w.attend_padding
     pixels = _as_tokens(geometry.pad(values) if padded else values)
     window = (0, 0, pixels.shape[1], pixels.shape[2])
     rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
     if not padded:
         at_rows, at_columns = geometry.pixels(height, width)
         rows, columns = rows[..., at_rows], columns[..., at_columns]
-    elif not attend_padding:
+    elif not w.attend_padding:
         top, _, left, _ = geometry.padding_at(height, width)
         window = (top, left, height, width)
     rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
@@ -102,15 +93,15 @@ def _streamed(
     if with_content:
         tokens = x.contiguous(memory_format=torch.channels_last)
         query = _project_tokens(query_tokens(tokens, geometry), w.query)
-        key = _project_tokens(geometry.pad(tokens) if attend_padding else tokens, w.key)
+        key = _project_tokens(geometry.pad(tokens) if w.attend_padding else tokens, w.key)
         dtype = query.dtype
-    if content == "linear" and with_content:
+    if w.content == "linear" and with_content:
         # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
         top, left, rows_seen, columns_seen = window
         visible = pixels[:, top : top + rows_seen, left : left + columns_seen].flatten(1, 2).to(dtype)
         query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
         key = torch.softmax(key, -2).transpose(1, 2) @ visible
-    keeps = content == "softmax" and torch.is_grad_enabled()
+    keeps = w.content == "softmax" and torch.is_grad_enabled()
     streamed, _ = attend(
         *(t.to(dtype) for t in (pixels, query, key, rows, columns)),
         shift,
@@ -123,20 +114,20 @@ def _streamed(
         [] if shift is None else shift_spans(geometry, height, width, padded),
         geometry.stride,
         window,
-        groups,
-        content == "linear",
-        keeps and keeps_gathered(size[0] * size[1], len(with_content), w, groups),
+        w.groups,
+        w.content == "linear",
+        keeps and keeps_gathered(size[0] * size[1], len(with_content), w),
     )
     return streamed.permute(0, 3, 1, 2)
 
 
-def keeps_gathered(queries: int, content_heads: int, w: Weights, groups: int) -> bool:
+def keeps_gathered(queries: int, content_heads: int, w: Weights) -> bool:
     """Whether the backward pass gets what the heads gathered (H·C numbers a query) or computes it again.
 
     Again where it costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers, whose kernels are
     small: there the memory would outweigh the layer many times.
     """
-    if groups > 1 or content_heads == 0:
+    if w.groups > 1 or content_heads == 0:
         return False
     channels, width = w.weight.shape[1], w.head_dim
     again = content_heads * queries * (channels + width)

@@ -6,7 +6,6 @@ of the maps and have derivatives of any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.operands import (
+    BiasedWeights,
     Weights,
     block_diagonal,
     expand_heads,
@@ -109,91 +109,66 @@ def keys(x: Tensor, key: Tensor, num_heads: int) -> Tensor:
     return F.linear(x.flatten(2).transpose(1, 2), key).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def content_map(
-    x: Tensor, query: Tensor, key: Tensor, num_heads: int, geometry: Geometry, attend_padding: bool = False
-) -> Tensor:
-    """C = softmax(Q Kᵀ / √D), (B, H, N, M), over the padded grid; padding gets exactly 0 unless `attend_padding`."""
+def content_map(x: Tensor, w: Weights) -> Tensor:
+    """C over the padded grid, (B, H, N, M); padding gets exactly 0 unless `attend_padding`.
+
+    softmax: C = softmax(Q Kᵀ / √D). linear: C = softmax_D(Q) · softmax_tokens(K)ᵀ, positive, rows sum to one, and of
+    rank D (Shen et al. 2021, Efficient Attention).
+    """
+    q, k = queries(x, w.query, w.num_heads, w.geometry), keys(w.geometry.pad(x), w.key, w.num_heads)
     height, width = x.shape[-2:]
-    q, k = queries(x, query, num_heads, geometry), keys(geometry.pad(x), key, num_heads)
+    hidden = ~real_keys(w.geometry, height, width, x.device) & (not w.attend_padding)
+    if w.content == "linear":
+        k = k.masked_fill(hidden[:, None], float("-inf"))
+        return torch.softmax(q, dim=-1) @ torch.softmax(k, dim=-2).transpose(-1, -2)
     logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if not attend_padding:
-        logits = logits.masked_fill(~real_keys(geometry, height, width, x.device), float("-inf"))
-    return torch.softmax(logits, dim=-1)
+    return torch.softmax(logits.masked_fill(hidden, float("-inf")), dim=-1)
 
 
-def linear_content_map(
-    x: Tensor, query: Tensor, key: Tensor, num_heads: int, geometry: Geometry, attend_padding: bool = False
-) -> Tensor:
-    """C = softmax_D(Q) · softmax_tokens(K)ᵀ, (B, H, N, M): positive, rows sum to one, and of rank D (Shen et al. 2021,
-    Efficient Attention). Padding gets exactly 0 unless `attend_padding`."""
-    height, width = x.shape[-2:]
-    q, k = queries(x, query, num_heads, geometry), keys(geometry.pad(x), key, num_heads)
-    if not attend_padding:
-        k = k.masked_fill(~real_keys(geometry, height, width, x.device)[:, None], float("-inf"))
-    return torch.softmax(q, dim=-1) @ torch.softmax(k, dim=-2).transpose(-1, -2)
-
-
-CONTENT_MAPS: dict[str, Callable[..., Tensor]] = {"softmax": content_map, "linear": linear_content_map}
-
-
-def attention_maps(
-    x: Tensor, w: Weights, geometry: Geometry, attend_padding: bool = False, content: str = "softmax"
-) -> AttentionMaps:
+def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
     """S, G, C and their gated mix over the padded key grid; G as an outer product of its two factors."""
-    w = expand_heads(w, geometry)
+    w = expand_heads(w)
     height, width = x.shape[-2:]
-    rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
+    rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, height, width)
     G = torch.einsum("hiy,hjx->hijyx", rows, columns).flatten(1, 2).flatten(2)[None].to(x.dtype)
-    C = CONTENT_MAPS[content](x, w.query, w.key, w.num_heads, geometry, attend_padding)
-    S = shift_map(geometry, height, width, x)[None]
+    C, S = content_map(x, w), shift_map(w.geometry, height, width, x)[None]
     return AttentionMaps(S, G, C, w.gates.mix(S, G, C))
 
 
 # --- the layer with its maps written out ------------------------------------------------------------------------------
 
 
-def reference(
-    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
-) -> Tensor:
+def reference(x: Tensor, w: Weights) -> Tensor:
     """y = b + Σ_h A_h X W_val W_out^h, (B, C, height, width) → (B, O, I, J)."""
-    w = expand_heads(w, geometry)
+    w = expand_heads(w)
     height, width = x.shape[-2:]
-    S = shift_map(geometry, height, width, x)
-    G = gaussian_map(w.center, w.alpha, geometry, height, width).to(x.dtype)
-    C = CONTENT_MAPS[content](x, w.query, w.key, w.num_heads, geometry, attend_padding)
-    return apply_maps(x, w.gates.mix(S, G, C), w.weight, w.bias, w.value, geometry, groups)
+    S = shift_map(w.geometry, height, width, x)
+    G = gaussian_map(w.center, w.alpha, w.geometry, height, width).to(x.dtype)
+    return apply_maps(x, w.gates.mix(S, G, content_map(x, w)), w)
 
 
-def apply_maps(
-    x: Tensor, A: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor | None, geometry: Geometry, groups: int
-) -> Tensor:
+def apply_maps(x: Tensor, A: Tensor, w: Weights | BiasedWeights) -> Tensor:
     """y = b + Σ_h A_h X W_val W_out^h for maps A (B, H, N, M), head by head: (B, C, height, width) → (B, O, I, J)."""
-    tokens = geometry.pad(x).flatten(2).transpose(1, 2)
-    values = tokens if value is None else tokens @ block_diagonal(value, groups).T
+    tokens = w.geometry.pad(x).flatten(2).transpose(1, 2)
+    values = tokens if w.value is None else tokens @ block_diagonal(w.value, w.groups).T
     output = torch.zeros((), dtype=x.dtype, device=x.device)
-    for h, W_out in enumerate(weight.flatten(2).unbind(-1)):
-        output = output + A[:, h] @ values @ block_diagonal(W_out, groups).T
-    if bias is not None:
-        output = output + bias
-    return output.transpose(1, 2).unflatten(-1, geometry.output_size(*x.shape[-2:]))
+    for h, W_out in enumerate(w.weight.flatten(2).unbind(-1)):
+        output = output + A[:, h] @ values @ block_diagonal(W_out, w.groups).T
+    if w.bias is not None:
+        output = output + w.bias
+    return output.transpose(1, 2).unflatten(-1, w.geometry.output_size(*x.shape[-2:]))
 
 
-def gather(
-    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
-) -> Tensor:
+def gather(x: Tensor, w: Weights) -> Tensor:
     """What every head gathers from the shared values, A_h X W_val: (B, C, H, I, J).
 
     A convolution gathers the pixel under each position of its kernel (im2col); here the gather is a mix of maps.
     """
-    mix = attention_maps(x, w, geometry, attend_padding, content).mix
-    values = geometry.pad(project_values(x, w.value, groups)).flatten(2)
-    gathered = values @ mix.to(values.dtype).flatten(1, 2).transpose(-1, -2)
-    return gathered.unflatten(-1, (w.num_heads, *geometry.output_size(*x.shape[-2:])))
+    values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2)
+    gathered = values @ attention_maps(x, w).mix.to(values.dtype).flatten(1, 2).transpose(-1, -2)
+    return gathered.unflatten(-1, (w.num_heads, *w.geometry.output_size(*x.shape[-2:])))
 
 
-def dense(
-    x: Tensor, w: Weights, geometry: Geometry, groups: int = 1, attend_padding: bool = False, content: str = "softmax"
-) -> Tensor:
+def dense(x: Tensor, w: Weights) -> Tensor:
     """One product of the mixed maps with the shared values, one with W_out: a 1×1 convolution of what was gathered."""
-    gathered = gather(x, w, geometry, groups, attend_padding, content)
-    return project_out(gathered, w.weight.flatten(2), w.bias, groups)
+    return project_out(gather(x, w), w.weight.flatten(2), w.bias, w.groups)

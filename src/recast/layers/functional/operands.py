@@ -36,7 +36,7 @@ class Gates(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """All tensors of a layer. W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
+    """All that a layer is. W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
 
     Every head has a position of the kernel; H_g of them have a Gaussian (`gaussian_heads`) and H_c a content map
     (`content_heads`), all by default. A map that is missing has the coefficient zero.
@@ -57,6 +57,12 @@ class Weights(NamedTuple):
     alpha: Tensor
     """Locality strength α > 0, (H_g,), in 1/pixel²."""
     gates: Gates
+    geometry: Geometry
+    groups: int = 1
+    attend_padding: bool = False
+    """Whether content attention sees the padding tokens."""
+    content: str = "softmax"
+    """Its kind, softmax or linear (`maps.content_map`)."""
     gaussian_heads: tuple[int, ...] | None = None
     """Heads with a Gaussian map, in order; None: all."""
     content_heads: tuple[int, ...] | None = None
@@ -79,6 +85,25 @@ class Weights(NamedTuple):
     def with_content(self) -> tuple[int, ...]:
         """Heads with a content map."""
         return tuple(range(self.num_heads)) if self.content_heads is None else self.content_heads
+
+
+class BiasedWeights(NamedTuple):
+    """All that a C-MHSA layer is: as `Weights`, with the same width of all heads."""
+
+    weight: Tensor
+    bias: Tensor | None
+    value: Tensor | None
+    query: Tensor
+    key: Tensor
+    relative_bias: Tensor
+    """(H, R, S): a logit for every offset of the input, in the order of `relative_bias.offset_ranges`."""
+    geometry: Geometry
+    groups: int = 1
+
+    @property
+    def num_heads(self) -> int:
+        """One head per position of `weight`."""
+        return self.weight.shape[2] * self.weight.shape[3]
 
 
 # --- gates and positions from what is trained -------------------------------------------------------------------------
@@ -171,13 +196,13 @@ def take_heads(values: Tensor, heads: tuple[int, ...]) -> Tensor:
     return values if len(heads) == len(values) else values[list(heads)]
 
 
-def expand_heads(w: Weights, geometry: Geometry) -> Weights:
+def expand_heads(w: Weights) -> Weights:
     """The same layer with all maps present: those that were missing get the coefficient zero."""
     num_heads, gaussian, content = w.num_heads, w.with_gaussian(), w.with_content()
     if len(gaussian) == len(content) == num_heads:
         return w
     absent = torch.tensor([float(h not in gaussian) for h in range(num_heads)], device=w.alpha.device)
-    offsets = torch.tensor(geometry.offsets(), dtype=w.center.dtype, device=w.center.device)
+    offsets = torch.tensor(w.geometry.offsets(), dtype=w.center.dtype, device=w.center.device)
 
     def projection(matrix: Tensor) -> Tensor:
         if not content:
@@ -189,9 +214,15 @@ def expand_heads(w: Weights, geometry: Geometry) -> Weights:
         scatter_heads(w.gates.gaussian, gaussian, num_heads),
         scatter_heads(w.gates.content, content, num_heads),
     )
-    center = scatter_heads(w.center, gaussian, num_heads) + absent[:, None].to(w.center.dtype) * offsets
-    alpha = scatter_heads(w.alpha, gaussian, num_heads) + absent.to(w.alpha.dtype)
-    return Weights(w.weight, w.bias, w.value, projection(w.query), projection(w.key), center, alpha, gates)
+    return w._replace(
+        query=projection(w.query),
+        key=projection(w.key),
+        center=scatter_heads(w.center, gaussian, num_heads) + absent[:, None].to(w.center.dtype) * offsets,
+        alpha=scatter_heads(w.alpha, gaussian, num_heads) + absent.to(w.alpha.dtype),
+        gates=gates,
+        gaussian_heads=None,
+        content_heads=None,
+    )
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:

@@ -23,25 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import apply_maps, keys, queries
-from recast.layers.functional.operands import project_out, project_values
+from recast.layers.functional.operands import BiasedWeights, project_out, project_values
 from recast.layers.geometry import Geometry
-
-
-class BiasedWeights(NamedTuple):
-    """All tensors of a layer, the first five laid out as in `Weights`. The heads share the values X W_val."""
-
-    weight: Tensor
-    bias: Tensor | None
-    value: Tensor | None
-    query: Tensor
-    key: Tensor
-    relative_bias: Tensor
-    """(H, R, S): a logit for every offset of the input, in the order of `offset_ranges`."""
-
-    @property
-    def num_heads(self) -> int:
-        """One head per position of `weight`."""
-        return self.weight.shape[2] * self.weight.shape[3]
 
 
 class BiasedMaps(NamedTuple):
@@ -69,30 +52,19 @@ def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int)
     return windows.flip(1, 2).flatten(1, 2).flatten(2)
 
 
-def biased_reference(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:
+def biased_reference(x: Tensor, w: BiasedWeights) -> Tensor:
     """y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h, head by head: (B, C, height, width) → (B, O, I, J)."""
-    height, width = x.shape[-2:]
-    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
-    rows, columns = offset_ranges(geometry, height, width)
-    padded_rows, padded_columns = geometry.padded_size(height, width)
-    rows_at, columns_at = geometry.query_positions(height, width)
-    queries_at = torch.tensor([(i, j) for i in rows_at for j in columns_at])
-    keys_at = torch.tensor([(y, x) for y in range(padded_rows) for x in range(padded_columns)])
-    delta = keys_at[None] - queries_at[:, None]
-    B = w.relative_bias[:, delta[..., 0] - rows.start, delta[..., 1] - columns.start]
-    A = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + B, dim=-1)
-    return apply_maps(x, A, w.weight, w.bias, w.value, geometry, groups)
+    return apply_maps(x, biased_maps(x, w).mix, w)
 
 
-def biased(x: Tensor, w: BiasedWeights, geometry: Geometry, groups: int = 1) -> Tensor:
+def biased(x: Tensor, w: BiasedWeights) -> Tensor:
     """The same in three products: all heads' logits, what they gather from the values they share, and W_out."""
-    height, width = x.shape[-2:]
-    q, k, bias = _attends(x, w, geometry)
-    values = geometry.pad(project_values(x, w.value, groups)).flatten(2).transpose(1, 2)
+    q, k, bias = _attends(x, w)
+    values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2).transpose(1, 2)
     by_hand = x.device.type in ("cpu", "meta")  # torch's kernels for the CPU would copy the values for every head
     gathered = (shared_values_attention if by_hand else fused_attention)(q, k, values, bias)
-    images = gathered.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
-    return project_out(images, w.weight.flatten(2), w.bias, groups)
+    images = gathered.permute(0, 3, 1, 2).unflatten(-1, w.geometry.output_size(*x.shape[-2:]))
+    return project_out(images, w.weight.flatten(2), w.bias, w.groups)
 
 
 def shared_values_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
@@ -107,14 +79,14 @@ def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tenso
     return F.scaled_dot_product_attention(q, k.to(q.dtype), shared.to(q.dtype), attn_mask=bias[None].to(q.dtype))
 
 
-def biased_maps(x: Tensor, w: BiasedWeights, geometry: Geometry) -> BiasedMaps:
+def biased_maps(x: Tensor, w: BiasedWeights) -> BiasedMaps:
     """The attention maps written out over the padded key grid."""
-    q, k, bias = _attends(x, w, geometry)
+    q, k, bias = _attends(x, w)
     content = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     return BiasedMaps(*(torch.softmax(logits, dim=-1) for logits in (bias[None], content, content + bias)))
 
 
-def _attends(x: Tensor, w: BiasedWeights, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+def _attends(x: Tensor, w: BiasedWeights) -> tuple[Tensor, Tensor, Tensor]:
     """Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
-    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
-    return q, k, bias_map(w.relative_bias, geometry, *x.shape[-2:])
+    q, k = queries(x, w.query, w.num_heads, w.geometry), keys(w.geometry.pad(x), w.key, w.num_heads)
+    return q, k, bias_map(w.relative_bias, w.geometry, *x.shape[-2:])

@@ -57,7 +57,7 @@ def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
     g_h is the head's Gaussian over these positions alone, its sum one. What lies outside is lost, and near the border,
     where the layer's Gaussian keeps to the tokens there are, the convolution looks at zeros.
     """
-    w = expand_heads(layer.weights(), layer.geometry)
+    w = expand_heads(layer.weights())
     kernel = fold_value(weight, w.value, layer.groups).flatten(2)
     positions = torch.tensor(wider.offsets(), device=kernel.device)
     distance = (positions - w.center[:, None].to(w.alpha.dtype)).square().sum(-1)

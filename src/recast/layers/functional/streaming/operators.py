@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,28 +11,28 @@ from torch.utils.flop_counter import register_flop_formula
 from recast.layers.functional.streaming.backward import Gradients, project_backward, weight_gradient
 from recast.layers.functional.streaming.stream import Stream, project
 
+TENSORS = (
+    "Tensor values, Tensor query, Tensor key, Tensor rows, Tensor columns, Tensor? shift, Tensor content, Tensor weight"
+)
+NUMBERS = (
+    "SymInt[] size, SymInt[] content_heads, SymInt[] gaussian_heads, SymInt[] spans, SymInt[] stride, SymInt[] window, "
+    "SymInt groups, bool linear"
+)
+"""What both operators take; `Stream` says what each is."""
 
-@torch.library.custom_op("recast::attend", mutates_args=())
-def attend(
-    values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None, content: Tensor,
-    weight: Tensor, bias: Tensor | None, size: Sequence[int], content_heads: Sequence[int],
-    gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int,
-    linear: bool, keep: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+
+@torch.library.custom_op(
+    "recast::attend", mutates_args=(), schema=f"({TENSORS}, Tensor? bias, {NUMBERS}, bool keep) -> (Tensor, Tensor)"
+)
+def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
 
-    `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
-    multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g); `bias` (O,). All of one
-    dtype but `content` and `shift`. `size` I, J of the queries; `content_heads` and `gaussian_heads` among the h;
-    `spans` where their shifts are (`Stream.shift_views`), empty without; `window` first row, first column, rows and
-    columns of the values that content sees. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is
-    softmax_tokens(K)ᵀ V. `keep` saves the backward pass one product a head.
+    `bias` (O,). `keep` saves the backward pass one product a head.
     """
+    tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
+    values, weight = tensors[0], tensors[7]
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(
-            values, query, key, rows, columns, shift, content, weight, size, content_heads, gaussian_heads, spans,
-            stride, window, groups, linear,
-        )  # fmt: skip
+        s = Stream(*tensors, *numbers)
         y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
         if bias is not None:
             y += bias
@@ -44,45 +43,43 @@ def attend(
                 gathered = kept[h][at] if keep else s.buffer("gathered", *shape)
                 s.gather(h, chunk, s.maps(h, chunk), gathered)
                 tokens = chunk.n * chunk.r * s.J
-                project(gathered.view(tokens, -1), weight[h], groups, y[at].view(tokens, -1))
+                project(gathered.view(tokens, -1), weight[h], s.groups, y[at].view(tokens, -1))
     return y.to(values.dtype), kept
 
 
 @attend.register_fake
-def _(values, query, key, rows, columns, shift, content, weight, bias, size, *rest):  # type: ignore[no-untyped-def]
-    keep = rest[-1]
+def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+    values, weight, size, keep = inputs[0], inputs[7], inputs[9], inputs[-1]
     batch, channels = values.shape[0], values.shape[3]
     kept = values.new_empty(weight.shape[0] if keep else 0, batch, size[0], size[1], channels)
     return values.new_empty(batch, size[0], size[1], weight.shape[1]), kept
 
 
-@torch.library.custom_op("recast::attend_backward", mutates_args=())
-def attend_backward(
-    dy: Tensor, values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None,
-    content: Tensor, weight: Tensor, kept: Tensor, size: Sequence[int], content_heads: Sequence[int],
-    gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int,
-    linear: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+@torch.library.custom_op(
+    "recast::attend_backward",
+    mutates_args=(),
+    schema=f"(Tensor dy, {TENSORS}, Tensor kept, {NUMBERS}) -> ({', '.join(['Tensor'] * 8)})",
+)
+def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
-    with torch.autocast(values.device.type, enabled=False):
-        s = Stream(
-            values, query, key, rows, columns, shift, content, weight, size, content_heads, gaussian_heads, spans,
-            stride, window, groups, linear,
-        )  # fmt: skip
+    tensors, kept, numbers = inputs[:8], inputs[8], inputs[9:]
+    weight = tensors[7]
+    with torch.autocast(dy.device.type, enabled=False):
+        s = Stream(*tensors, *numbers)
         g = Gradients(s, weight)
         for h in range(s.heads):
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
                 dy_part = dy[at].reshape(chunk.n * chunk.r * s.J, weight.shape[1])
                 d_gathered = s.buffer("d_gathered", *shape)
-                project_backward(dy_part, weight[h], groups, d_gathered.view(len(dy_part), -1))
+                project_backward(dy_part, weight[h], s.groups, d_gathered.view(len(dy_part), -1))
                 maps = s.maps(h, chunk)
                 if len(kept):
                     gathered = kept[h][at]
                 else:
                     gathered = s.buffer("gathered", *shape)
                     s.gather(h, chunk, maps, gathered)
-                weight_gradient(dy_part, gathered.view(len(dy_part), -1), groups, g.weight[h])
+                weight_gradient(dy_part, gathered.view(len(dy_part), -1), s.groups, g.weight[h])
                 g.add(h, chunk, maps, d_gathered)
             if s.is_merged(h):
                 g.finish(h)
@@ -90,9 +87,8 @@ def attend_backward(
 
 
 @attend_backward.register_fake
-def _(dy, values, query, key, rows, columns, shift, content, weight, *rest):  # type: ignore[no-untyped-def]
-    like = (values, query, key, rows, columns, shift, content, weight)
-    return tuple(content.new_empty(0) if t is None else torch.empty_like(t) for t in like)
+def _(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(dy.new_empty(0, dtype=inputs[6].dtype) if t is None else torch.empty_like(t) for t in inputs[:8])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -119,8 +115,8 @@ attend.register_autograd(_backward, setup_context=_save)
 # --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
 
 
-def _gather_flops(values: Any, query: Any, key: Any, rows: Any, columns: Any, linear: bool) -> tuple[int, int, int]:
-    """Twice the multiply-accumulates of the logits, of what the content maps gather, and of the Gaussians' products."""
+def _gather_flops(linear: bool, values: Any, query: Any, key: Any, rows: Any, columns: Any) -> tuple[int, int, int]:
+    """Twice the multiply-accumulates of the logits, of what a content map gathers, and of the Gaussians' products."""
     batch, Y, X, channels = values
     _, queries, width = query
     gaussian = rows[0] * rows[1] * X * channels * (Y + columns[1])
@@ -130,23 +126,20 @@ def _gather_flops(values: Any, query: Any, key: Any, rows: Any, columns: Any, li
 
 
 @register_flop_formula(torch.ops.recast.attend)
-def _attend_flops(  # type: ignore[no-untyped-def]
-    values, query, key, rows, columns, shift, content, weight, bias, size, *rest, out_shape=None, **_
-) -> int:
-    linear = rest[-2]
-    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
+def _attend_flops(*shapes: Any, **_: Any) -> int:
+    values, content, weight, size, linear = shapes[0], shapes[6], shapes[7], shapes[9], shapes[-2]
+    logits, mixed, gaussian = _gather_flops(linear, *shapes[:5])
     queries = values[0] * size[0] * size[1]
     heads = 1 if linear else content[0]
-    return logits + heads * mixed + gaussian + 2 * queries * weight[0] * weight[1] * weight[2]
+    return int(logits + heads * mixed + gaussian + 2 * queries * weight[0] * weight[1] * weight[2])
 
 
 @register_flop_formula(torch.ops.recast.attend_backward)
-def _attend_backward_flops(  # type: ignore[no-untyped-def]
-    dy, values, query, key, rows, columns, shift, content, weight, kept, size, *rest, out_shape=None, **_
-) -> int:
-    linear = rest[-1]
-    logits, mixed, gaussian = _gather_flops(values, query, key, rows, columns, linear)
+def _attend_backward_flops(_dy: Any, *shapes: Any, **_: Any) -> int:
+    values, content, weight, kept, size, linear = shapes[0], shapes[6], shapes[7], shapes[8], shapes[9], shapes[-1]
+    logits, mixed, gaussian = _gather_flops(linear, *shapes[:5])
     queries = values[0] * size[0] * size[1]
     mixed *= 1 if linear else content[0]
     again = 0 if kept[0] else mixed + gaussian // 2
-    return 3 * logits + 2 * mixed + 5 * gaussian // 2 + again + 4 * queries * weight[0] * weight[1] * weight[2]
+    projections = 4 * queries * weight[0] * weight[1] * weight[2]
+    return int(3 * logits + 2 * mixed + 5 * gaussian // 2 + again + projections)

@@ -32,9 +32,13 @@ class Chunk(NamedTuple):
 
 
 class Stream:
-    """The tensors and numbers of a call (`operators.attend`), and the steps that both passes share.
+    """The tensors and numbers of a call, and the steps that both passes share. Buffers hold one chunk.
 
-    Buffers hold one chunk.
+    `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
+    multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g). All of one dtype but
+    `content` and `shift`. `size` I, J of the queries; `content_heads` and `gaussian_heads` among the h; `spans` where
+    their shifts are (`shift_views`), empty without; `window` first row, first column, rows and columns of the values
+    that content sees. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is softmax_tokens(K)ᵀ V.
     """
 
     def __init__(
