@@ -81,19 +81,17 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def test_warm_up_brings_a_soft_start_to_its_parent(parent: nn.Module, student: nn.Module) -> None:
-    """30 updates: all errors, the logits' too, to less than a third, and every prediction back."""
+    """30 updates: all errors, the logits' too, to less than a third; nothing but the recast layers moves or decays."""
     test, _ = stripes(96, seed=999)
     with torch.no_grad(), in_eval(parent):
         wanted = parent(test)
 
-    def logits_error() -> tuple[float, float]:
+    def logits_error() -> float:
         with torch.no_grad(), in_eval(student):
-            logits = student(test)
-        spread = (wanted - wanted.mean(0)).norm()
-        return float((logits - wanted).norm() / spread), float((logits.argmax(1) == wanted.argmax(1)).float().mean())
+            return float((student(test) - wanted).norm() / (wanted - wanted.mean(0)).norm())
 
-    before, start, agreed = copy.deepcopy(student.state_dict()), *logits_error()
-    recast = {n for layer in gpsa_layers(student) for n in before if n.startswith(f"{layer}.")}
+    before, start = copy.deepcopy(student.state_dict()), logits_error()
+    recast = tuple(f"{layer}." for layer in gpsa_layers(student))
     optimizer = torch.optim.AdamW(param_groups(student, lr=2e-2, weight_decay=0.1))
     errors: list[dict[str, float]] = []
     with FeatureDistillation(student, parent) as features:
@@ -107,23 +105,21 @@ def test_warm_up_brings_a_soft_start_to_its_parent(parent: nn.Module, student: n
     assert list(errors[0]) == RECAST
     assert min(errors[0].values()) > 0.4
     assert all(errors[-1][name] < errors[0][name] / 3 for name in RECAST)
-    end, agrees = logits_error()
     assert start > 0.6
-    assert end < start / 3
-    assert agreed < 0.9
-    assert agrees == 1
-    # nothing but the recast layers was moved or decayed; BatchNorm's statistics move as in any training
+    assert logits_error() < start / 3
     for name, value in student.state_dict().items():
-        moves = name in recast or "running" in name or "num_batches" in name
+        moves = name.startswith(recast) or "running" in name or "num_" in name
         assert torch.equal(value, before[name]) != moves, name
-    assert not student._forward_hooks
-    assert not any(layer._forward_hooks for layer in gpsa_layers(student).values())
+    assert not any(module._forward_hooks for module in student.modules())
 
 
 def test_the_linear_gate_starts_at_zero_also_while_batch_norm_and_dropout_train(parent: nn.Module) -> None:
     student, (images, labels) = recast_copy(parent, gate="linear"), stripes(8, 1)
     with FeatureDistillation(student, parent) as features:
         assert features(student.eval()(images), images, labels).item() < 1e-12
+        for module in student.modules():
+            module.training = not isinstance(module, nn.BatchNorm2d)  # frozen: for both
+        assert features(student(images), images, labels).item() < 1e-12
         assert features(student.train()(images), images, labels).item() < 1e-12
 
 
@@ -163,15 +159,6 @@ def test_watching_changes_neither_the_student_nor_the_parent(parent: nn.Module, 
     assert all(p.requires_grad and p.grad is None for p in parent.parameters())
 
 
-def test_frozen_batch_norm_is_frozen_for_both(parent: nn.Module) -> None:
-    student, (images, labels) = recast_copy(parent, gate="linear"), stripes(8, 1)
-    for module in student.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-    with FeatureDistillation(student, parent) as features:
-        assert features(student(images), images, labels).item() < 1e-12
-
-
 def test_gradients_of_parts_add_up_and_others_are_forgotten(parent: nn.Module, student: nn.Module) -> None:
     recast = {id(p) for layer in gpsa_layers(student).values() for p in layer.parameters()}
     student.eval()  # BatchNorm would see another batch
@@ -203,15 +190,14 @@ def test_only_passes_with_gradients_count_and_each_only_once(parent: nn.Module, 
             features(student(images), images, labels)
         with features:
             with torch.no_grad():
-                outputs = student(images)
+                student(images)
             with pytest.raises(RecastError, match="no forward pass"):
-                features(outputs, images, labels)
-            first = features(outputs := student(images), images, labels)
+                features(None, images, labels)
+            first = features(student(images), images, labels)
             with pytest.raises(RecastError, match="no forward pass"):
-                features(outputs, images, labels)
+                features(None, images, labels)
             student(stripes(8, 2)[0])  # without a loss, say after an error
             torch.testing.assert_close(features(student(images), images, labels), first)
-            assert set(features.errors) == set(RECAST)
 
 
 @pytest.fixture
@@ -316,19 +302,6 @@ def test_a_layer_used_twice_is_compared_twice() -> None:
     assert errors[0] != pytest.approx(errors[1], rel=0.01)
 
 
-def test_a_dead_convolution_has_no_error() -> None:
-    parent = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Flatten(), nn.LazyLinear(2))
-    images, labels = stripes(8, 1)
-    parent(images)
-    nn.init.zeros_(parent[0].weight)
-    student = recast_(copy.deepcopy(parent), plan(parent, images[:1], RecastConfig(gate="sigmoid"), where=["0"]))
-    with FeatureDistillation(student.train(), parent) as features:
-        loss = features(student(images), images, labels)
-        loss.backward()
-    assert loss.item() == 0
-    assert all(bool(p.grad.isfinite().all()) for p in student.parameters() if p.grad is not None)
-
-
 def test_layers_that_cannot_be_compared_are_refused(
     parent: nn.Module, student: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,13 +310,16 @@ def test_layers_that_cannot_be_compared_are_refused(
         FeatureDistillation(parent, parent)
     with pytest.raises(RecastError, match="the parent has no convolution at '4'"):
         FeatureDistillation(student, student)
-    with pytest.raises(RecastError, match="the parent has no convolution at '4'"):
-        FeatureDistillation(student, nn.Linear(2, 2))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", lambda function, **_: function)  # the real one takes seconds to import
         (compiled := copy.deepcopy(student)).compile()
     with pytest.raises(RecastError, match=r"torch\.compile leaves out"):
         FeatureDistillation(compiled, parent)
+    example = torch.zeros(1, 3, 16, 16)
+    strided = CifarResNet((1, 1, 1), widths=(2, 2, 4), num_classes=3)
+    removed = plan(strided, example, RecastConfig(stride="remove"), where="last_stage")
+    with pytest.raises(RecastError, match="stride='remove' changes it"):
+        FeatureDistillation(recast_(copy.deepcopy(strided), removed), strided)
     halved = copy.deepcopy(parent)
     halved.get_submodule("6").stride = (2, 2)  # type: ignore[assignment]
     with FeatureDistillation(student, halved) as features:
@@ -355,13 +331,4 @@ def test_layers_that_cannot_be_compared_are_refused(
     steps = tuple(replace(step, fold=fold) if step.name == "6" else step for step in folded.steps)  # type: ignore[union-attr]
     student.recast_plan = replace(folded, steps=steps)  # type: ignore[assignment, type-var]
     with pytest.raises(RecastError, match=r"6 holds its BatchNorm \(folded\)"):
-        FeatureDistillation(student, parent)
-
-
-def test_a_removed_stride_is_refused() -> None:
-    parent = CifarResNet((1, 1, 1), widths=(2, 2, 4), num_classes=3)
-    example = torch.zeros(1, 3, 16, 16)
-    planned = plan(parent, example, RecastConfig(stride="remove"), where="last_stage")
-    student = recast_(copy.deepcopy(parent), planned)
-    with pytest.raises(RecastError, match=r"stride='remove' changes it; set distill\.feature_epochs=0"):
         FeatureDistillation(student, parent)
