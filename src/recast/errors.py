@@ -16,6 +16,11 @@ class RecastError(ValueError):
     """True where another process of the same run prints it."""
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in one line; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

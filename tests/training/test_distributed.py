@@ -172,6 +172,7 @@ def test_batches_that_cannot_be_shared(
         check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
 
 
-def test_synchronised_batch_norm_needs_gpus() -> None:
+def test_synchronised_batch_norm_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match="sync_bn needs GPUs, got cpu"):
         distributed.synchronise_batch_norm(nn.BatchNorm2d(2), torch.device("cpu"))

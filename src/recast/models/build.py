@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import timm
 from torch import nn
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, first_line, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
@@ -177,7 +177,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
             f"{name} takes images of any size: leave model.input_size out, data.img_size is the size of the images"
         ) from None
     except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
-        raise RecastError(f"{name} cannot be built for model.input_size={size} ({_first_line(error)})") from None
+        raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
     cfg["input_size"] = (cfg["input_size"][0], size, size)
     return model
@@ -210,13 +210,9 @@ def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
         return create()
     except Exception as error:  # each hub and proxy fails in its own class
         raise RecastError(
-            f"could not fetch the pretrained weights of {name} ({type(error).__name__}: {_first_line(error)}); "
+            f"could not fetch the pretrained weights of {name} ({type(error).__name__}: {first_line(error)}); "
             "pass a checkpoint, or leave pretrained off"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:

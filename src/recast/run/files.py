@@ -129,7 +129,7 @@ def _as(hint: Any, value: Any, where: str, field: str) -> Any:
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    if origin in (list, tuple) and isinstance(value, list):
+    if origin in (list, tuple) and isinstance(value, list | tuple):
         return origin(_as(args[0], item, where, f"one of {field}") for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _as(args[1], item, where, f"{key} in {field}") for key, item in value.items()}

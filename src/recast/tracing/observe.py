@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.tracing.cost import SavedBytes
 from recast.tracing.hooks import hooked, in_eval, named
 
@@ -118,13 +118,13 @@ def observe(
         return seen
     except Exception as error:  # whatever a model does that fake tensors cannot follow
         reason = error
-    seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {_first_line(reason)}")
+    seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {first_line(reason)}")
     try:
         with _all_trained(model):
             _run(copy_with(model, Tensor.clone) if edit else model, example, names, seen, edit)
     except Exception as error:
         raise RecastError(
-            f"{type(model).__name__} cannot run on the example {describe(example)}: {_first_line(error)}"
+            f"{type(model).__name__} cannot run on the example {describe(example)}: {first_line(error)}"
         ) from error
     return seen
 
@@ -169,8 +169,3 @@ def _run(
 def describe(example: Example) -> str:
     """The shapes of an example, for messages."""
     return str(tree_map_only(Tensor, lambda t: tuple(t.shape), example))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

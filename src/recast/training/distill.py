@@ -17,7 +17,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.models.build import build, input_defaults
 from recast.run.config import DistillConfig, ModelConfig
 
@@ -135,10 +135,8 @@ def _check_answers(teacher: Teacher, name: str, classes: int, img_size: int, dev
     try:
         logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
     except Exception as error:  # every network has its own way to refuse a size
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RecastError(
-            f"the teacher {name} cannot take images of side {side} ({reason}): set distill.teacher_size to its own"
-        ) from error
+        reason = f"the teacher {name} cannot take images of side {side} ({first_line(error)})"
+        raise RecastError(f"{reason}: set distill.teacher_size to its own") from error
     if logits.shape != (1, classes):
         got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
         raise RecastError(f"the teacher {name} has {got}, the data have {classes} classes: choose one trained on them")

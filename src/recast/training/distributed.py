@@ -114,6 +114,8 @@ def check_shares(recipe: Recipe) -> None:
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """BatchNorm statistics over all processes. Raises RecastError on a CPU, where torch has no such layer."""
+    if process_count() == 1:
+        return model
     if device.type != "cuda":
         raise RecastError(f"sync_bn needs GPUs, got {device.type}: set sync_bn=false, or regularization.freeze_bn=true")
     synced: nn.Module = convert_sync_batchnorm(model)

@@ -37,29 +37,21 @@ from recast.training.switches import Switches, probe_halves
 
 
 def fit(
-    model: nn.Module,
-    data: Data,
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    progress: bool = True,
-    name: str | None = None,
-    parent: nn.Module | None = None,
-    plan: Plan | None = None,
+    model: nn.Module, data: Data, recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True,
+    name: str | None = None, parent: nn.Module | None = None, plan: Plan | None = None,
     on_step: Callable[[int, int, float], object] = lambda epoch, step, loss: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
 
     Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
-    `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with
-    the weights that were saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that
-    is finished is left alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent`
-    (it is not changed). `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before
-    (on resume too), its layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it.
-    `on_step(epoch, step, loss)` is called for every finished update, in every process, with the
-    mean loss of its whole batch. Started by torchrun, the processes share every batch.
+    `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with the weights that were
+    saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that is finished is left
+    alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent` (it is not changed).
+    `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before (on resume too), its
+    layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it. `on_step(epoch,
+    step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch. Started
+    by torchrun, the processes share every batch.
 
     Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
     finite (epoch and step named, and the newest state, which is from before it); Interrupted after Ctrl-C or SIGTERM.
@@ -67,8 +59,10 @@ def fit(
     out = Path(out)
     check_trainable(recipe)
     with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
-        if rows := on_first(lambda: _finished(out, resume)):
-            weights = out / "weights.safetensors"
+        weights = out / "weights.safetensors"
+        if not resume and on_first(lambda: bool(states(out)) or weights.exists() or (out / "metrics.jsonl").exists()):
+            raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
+        if rows := on_first(lambda: read_metrics(out / "metrics.jsonl") if weights.exists() else []):  # written last
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 ended = Plan.from_json(saved)  # its pool is in the model that was given
                 recast_(model, ended, steps=[step.name for step in ended.steps])
@@ -76,14 +70,6 @@ def fit(
             refresh_gates_(model.eval())
             return rows
         return _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step).run(resume)
-
-
-def _finished(out: Path, resume: bool) -> list[dict[str, Any]]:
-    """The rows of a training that is finished, none of one that is not; raises where there should be nothing."""
-    log, weights = out / "metrics.jsonl", out / "weights.safetensors"
-    if not resume and (log.exists() or states(out) or weights.exists()):
-        raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
-    return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
 
 class _Loop:
@@ -103,9 +89,7 @@ class _Loop:
         self.journal = Journal(recipe, out, name, self.batches, progress)
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
-        if recipe.sync_bn and process_count() > 1:
-            model = distributed.synchronise_batch_norm(model, device)
-        self.model = model
+        self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
         self.rates = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
         self.state = new_state(model, recipe, device, switches)
         self.objective = Objective(recipe, data, model, parent, self.batches, device)
@@ -218,12 +202,7 @@ class _Loop:
         """Validation loss and top-1 of the weights that count."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
-        return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self._may_stop)
-
-    def _may_stop(self) -> None:
-        """Break a validation off; one that several processes share is not."""
-        if self.stop.is_set() and process_count() == 1:
-            raise Stopped
+        return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
 
     def _decide(self, train_loss: float | None) -> None:
         """Let a learned schedule look at the epoch that is over."""

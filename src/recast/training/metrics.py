@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from threading import Event
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch
 from recast.surgery.apply import gpsa_layers
 from recast.training.checkpoint import Position
-from recast.training.distributed import is_first, process_count, process_number, sum_over_processes_
+from recast.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 
 MUCH_WAITING = 0.2
 """Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
@@ -46,14 +47,14 @@ Tracker = Callable[[int, dict[str, float]], object]
 @torch.no_grad()
 def measure(
     model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
-    between: Callable[[], object] = lambda: None,
+    stop: Event | None = None,
 ) -> tuple[float, float]:  # fmt: skip
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
 
     `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
     names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
-    `between` is called before every batch: what it raises ends the measurement.
-    Raises RecastError if the model does not give one number per class, or there is nothing to measure on.
+    Raises RecastError if the model does not give one number per class, or there is nothing to measure on; Stopped where
+    `stop` is set, but for a validation that several processes share.
     """
     model.eval()
     config, classes = recipe.data, len(data.classes)
@@ -63,7 +64,8 @@ def measure(
         bad_image=config.bad_image,
     )  # fmt: skip
     for pixels, labels in source:
-        between()
+        if stop is not None and stop.is_set() and process_count() == 1:
+            raise Stopped
         logits = model(normalize(pixels.to(device), list(data.mean), list(data.std)))
         check_logits(logits, len(labels), classes, data.name)
         loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from recast.device import choose_device
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, first_line, suggest
 from recast.run.checks import check_recipe
 from recast.run.config import OptimConfig, Recipe
 from recast.surgery.apply import gpsa_layers
@@ -102,8 +102,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
     try:
         return timm.optim.create_optimizer_v2(groups, config.opt, lr, config.weight_decay, **options)
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:  # apex's and bitsandbytes' too
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RecastError(f"optimiser {config.opt} cannot be used here ({reason}): choose another optim.opt") from error
+        reason = f"optimiser {config.opt} cannot be used here ({first_line(error)})"
+        raise RecastError(f"{reason}: choose another optim.opt") from error
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 from recast.data import Data, load_data, loader
 from recast.data.seeding import mix_seed, seeded
 from recast.device import choose_device
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.models.build import build, input_defaults
 from recast.run.config import Recipe
 from recast.run.recipe import MAY_CHANGE, changes, load_recipe
@@ -35,11 +35,8 @@ class Prepared:
     parent: nn.Module
     is_new: bool
     """The parent's weights are found nowhere else: random ones, or a new head."""
-
-    @property
-    def example(self) -> torch.Tensor:
-        """(1, 3, S, S) zeros of the training size."""
-        return torch.zeros(1, 3, self.data.img_size, self.data.img_size)
+    example: torch.Tensor
+    """(1, 3, S, S) zeros of the training size S, which the parent was tried on."""
 
 
 def refuse_used(out: Path) -> None:
@@ -110,31 +107,24 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
             "distill.name=parent: the parent's classifier is a new one, which knows nothing of these classes. Train it "
             "on them first (--where none), then give its weights as --checkpoint"
         )
-    recipe = replace(
-        recipe,
-        model=replace(config, num_classes=config.num_classes or len(data.classes)),
-        data=replace(recipe.data, mean=data.mean, std=data.std),
-    )
-    prepared = Prepared(recipe, data, parent, is_new)
-    _check_output(prepared)
+    size, example = data.img_size, torch.zeros(1, 3, data.img_size, data.img_size)
+    try:
+        with torch.no_grad(), in_eval(parent):
+            logits = parent(example)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise RecastError(
+            f"{config.name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
+            f"model.input_size={size} for a network built for one size"
+        ) from None
+    check_logits(logits, 1, len(data.classes), data.name)
     if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
         raise RecastError(
             f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
             "pool.kind=single"
         )
-    return prepared
-
-
-def _check_output(prepared: Prepared) -> None:
-    """The parent takes images of this size and gives one number per class."""
-    data, size = prepared.data, prepared.data.img_size
-    try:
-        with torch.no_grad(), in_eval(prepared.parent):
-            logits = prepared.parent(prepared.example)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RecastError(
-            f"{prepared.recipe.model.name} cannot take images of {size}x{size} ({reason}): "
-            f"set data.img_size, or model.input_size={size} for a network built for one size"
-        ) from None
-    check_logits(logits, 1, len(data.classes), data.name)
+    recipe = replace(
+        recipe,
+        model=replace(config, num_classes=config.num_classes or len(data.classes)),
+        data=replace(recipe.data, mean=data.mean, std=data.std),
+    )
+    return Prepared(recipe, data, parent, is_new, example)

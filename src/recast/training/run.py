@@ -61,14 +61,9 @@ PARENT_WEIGHTS = "parent.safetensors"
 
 
 def train(
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    progress: bool = True,
-    command: str = "",
+    recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True, command: str = "",
     say: Callable[[str], object] = lambda text: None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
     With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention

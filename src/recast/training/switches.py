@@ -70,14 +70,13 @@ class Switches:
 
         Raises RecastError for a schedule without a plan, a plan without a schedule, and dates outside of the training.
         """
-        if recipe.schedule.name == "before":
-            if plan is not None:
-                raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
-            return None
+        name = recipe.schedule.name
         if plan is None:
-            raise RecastError(f"schedule={recipe.schedule.name} recasts during training: pass fit(plan=plan(model, …))")
-        schedule = Schedule.of(recipe.schedule, plan, recipe.epochs)
-        assert schedule is not None
+            if name != "before":
+                raise RecastError(f"schedule={name} recasts during training: pass fit(plan=plan(model, …))")
+            return None
+        if (schedule := Schedule.of(recipe.schedule, plan, recipe.epochs)) is None:
+            raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
         return cls(plan, schedule, recipe.epochs)
 
     def due(self, epoch: int) -> tuple[str, ...]:
@@ -111,13 +110,11 @@ class Switches:
 
     def to_dict(self) -> dict[str, Any]:
         """schedule.json: the schedule, and every switch and measurement so far."""
-        record = Switching(
-            version=VERSION, **self.schedule.to_dict(), epochs=self.epochs, switches=self.done, probes=self.probes
+        return asdict(
+            Switching(
+                version=VERSION, **self.schedule.to_dict(), epochs=self.epochs, switches=self.done, probes=self.probes
+            )
         )
-        found = asdict(record)
-        for switch in found["switches"]:
-            switch["layers"] = list(switch["layers"])
-        return found
 
     def to_be_decided(self, epoch: int) -> bool:
         """Whether a learned schedule has something to measure after `epoch`."""
