@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from timm.optim import create_optimizer_v2
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
@@ -18,23 +18,15 @@ from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.apply import gpsa_layers, param_groups, recast_, refresh_gates_
 from recast.surgery.folding.model import fold_
-from recast.surgery.plan import Fold, Plan, applied_plan
+from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_, attention_pools
-from recast.surgery.rules import registry
 
 X = torch.zeros(2, 3, 16, 16)
 
 
 def small(widths: tuple[int, int, int] = (8, 8, 16)) -> CifarResNet:
     return CifarResNet((1, 1, 1), widths, shortcut="option_a")
-
-
-def open_(layer: GPSA, seed: int = 1) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 # --- recast_ --------------------------------------------------------------------------------------------------------
@@ -188,39 +180,6 @@ def test_an_error_leaves_nothing_half_done(spoil: Callable[[CifarResNet], None],
     before.check(model)
 
 
-def test_a_rule_that_fails_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small()
-    p = plan(model, X, RecastConfig(stride="remove"))
-    original, built = registry._RULES[nn.Conv2d], []
-
-    def failing(conv: nn.Module, config: RecastConfig) -> GPSA:
-        built.append(conv)
-        if len(built) == 2:
-            raise MemoryError
-        return original(conv, config)
-
-    monkeypatch.setitem(registry._RULES, nn.Conv2d, failing)
-    before = Snapshot(model)
-    with pytest.raises(MemoryError):
-        recast_(model, p)
-    before.check(model)
-    monkeypatch.undo()
-    recast_(model, p)
-    assert len(gpsa_layers(model)) == 2
-
-
-def test_a_plan_for_another_model() -> None:
-    with pytest.raises(RecastError, match="the plan is for another model: Sequential has no layer"):
-        recast_(nn.Sequential(nn.Conv2d(3, 3, 3)), plan(small(), X))
-    with pytest.raises(RecastError, match=r"the plan is for another model: layer3\.0\.conv1 is 8 → 32"):
-        recast_(small((8, 8, 32)), plan(small(), X))
-
-
-def test_a_model_that_was_never_recast_has_no_plan() -> None:
-    with pytest.raises(RecastError, match="CifarResNet was not recast by this library"):
-        applied_plan(small())
-
-
 def test_recast_survives_a_deep_copy() -> None:
     model = recast_(small(), plan(small(), X)).eval()
     clone = copy.deepcopy(model)
@@ -231,78 +190,6 @@ def test_recast_survives_a_deep_copy() -> None:
 
 
 # --- gates and folding ----------------------------------------------------------------------------------------------
-
-
-def test_refresh_looks_at_every_layer() -> None:
-    model = small()
-    recast_(model, plan(model, X))
-    model.eval()
-    with torch.no_grad():
-        model.layer3[0].conv1.gamma[3] = 0.5
-        model.layer3[0].conv2.spread[0] = 0.01
-    assert refresh_gates_(model) is model
-    assert [layer.open_heads for layer in gpsa_layers(model).values()] == [(3,), (0,)]
-
-
-def test_fold_turns_closed_layers_into_convolutions(error_of: Callable[[Tensor, Tensor], float]) -> None:
-    model = small()
-    recast_(model, plan(model, X)).eval()
-    closed, opened = model.layer3[0].conv1, model.layer3[0].conv2
-    with torch.no_grad():
-        closed.value.add_(0.1 * torch.randn(closed.value.shape))
-        opened.gamma[2] = 0.3
-        opened.key.normal_()
-    x = torch.randn(X.shape)
-    expected = model(x).detach()
-    report = fold_(model)
-    assert [(f.name, f.closed, f.heads, f.convolution, f.change) for f in report] == [
-        ("layer3.0.conv1", 9, 9, True, 0.0),
-        ("layer3.0.conv2", 8, 9, False, 0.0),
-    ]
-    assert type(model.layer3[0].conv1) is nn.Conv2d
-    assert model.layer3[0].conv2 is opened
-    with torch.no_grad():
-        assert error_of(model(x), expected) < 1e-5
-    steps = applied_plan(model).steps
-    assert [step.fold is not None and step.fold.convolution for step in steps] == [True, False]
-    assert steps[1].fold == Fold(False, (3, 3), (), (2,), False)
-    replayed = recast_(small(), Plan.from_json(applied_plan(model).to_json())).eval()
-    replayed.load_state_dict(model.state_dict())
-    assert error_of(replayed(x).detach(), expected) < 1e-5
-    with pytest.raises(RecastError, match="applied once"):
-        recast_(model, applied_plan(model))
-
-
-def test_fold_with_a_tolerance_says_what_it_drops() -> None:
-    model = small()
-    recast_(model, plan(model, X)).eval()
-    with torch.no_grad():
-        model.layer3[0].conv1.gamma[3], model.layer3[0].conv1.spread[4] = -0.02, 0.05
-        model.layer3[0].conv2.gamma[0] = 0.5
-    first, second = fold_(model, tol=0.1)
-    assert (first.convolution, first.closed) == (True, 9)
-    assert first.change == pytest.approx(0.05)
-    assert (second.convolution, second.closed, second.change) == (False, 8, 0.0)
-    assert fold_(small()) == []
-
-
-def test_heads_that_a_fold_closes_are_closed_for_good() -> None:
-    """What eval computes after a fold with a tolerance is what the file holds."""
-    model = small()
-    recast_(model, plan(model, X)).eval()
-    layer = model.layer3[0].conv1
-    with torch.no_grad():
-        layer.gamma.copy_(torch.linspace(-0.1, 0.7, 9))
-        layer.key.normal_()
-    (first, _) = fold_(model, tol=0.15)
-    assert (first.convolution, first.closed) == (False, 3)
-    assert first.change == pytest.approx(0.1)
-    assert layer.gates()["gamma"][:3].tolist() == [0.0, 0.0, 0.0]
-    assert layer.open_heads == (3, 4, 5, 6, 7, 8)
-    with torch.no_grad():
-        skipped = model(X)
-        layer.train().eval()  # forgets what was closed
-        assert torch.allclose(model(X), skipped, atol=1e-6)
 
 
 def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
@@ -318,30 +205,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
 # --- parameter groups -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_every_trained_parameter_is_in_exactly_one_group(gate: Any) -> None:
-    model = small()
-    recast_(model, plan(model, X, RecastConfig(gate=gate)))
-    model.conv1.requires_grad_(False)
-    groups = param_groups(model, lr=1e-3, weight_decay=0.1)
-    ids = [id(p) for group in groups for p in group["params"]]
-    assert len(ids) == len(set(ids))
-    assert set(ids) == {id(p) for p in model.parameters() if p.requires_grad}
-    names = {id(p): name for name, p in model.named_parameters()}
-    decayed = {names[id(p)].rpartition(".")[2] for g in groups if g["weight_decay"] for p in g["params"]}
-    assert decayed == {"weight", "query", "key"}
-    never = {names[id(p)].rpartition(".")[2] for g in groups if not g["weight_decay"] for p in g["params"]}
-    assert never >= {"value", "center", "raw_alpha", "bias"}
-    gates = next(g for g in groups if "gates" in g["name"])
-    assert {names[id(p)].rpartition(".")[2] for p in gates["params"]} == (
-        {"gamma", "spread"} if gate == "linear" else {"lam"}
-    )
-    assert gates["lr"] == pytest.approx(1e-2 if gate == "linear" else 0.1)
-    assert {g["lr"] for g in groups if g is not gates} == {1e-3}
-    asked = next(g for g in param_groups(model, lr=1e-3, gate_lr=0.5) if "gates" in g["name"])
-    assert asked["lr"] == 0.5
-
-
 def test_groups_work_for_the_control_arm_and_for_any_optimiser() -> None:
     parent = small()
     assert {g["name"] for g in param_groups(parent)} == {"decay", "no_decay"}
@@ -351,10 +214,6 @@ def test_groups_work_for_the_control_arm_and_for_any_optimiser() -> None:
         before = parent.layer3[0].conv1.gamma.detach().clone()
         optimizer.step()
         assert not torch.equal(parent.layer3[0].conv1.gamma, before)
-
-
-def test_frozen_models_have_no_groups() -> None:
-    assert all(not group["params"] for group in param_groups(small().requires_grad_(False)))
 
 
 # --- attention pooling ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
-from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50
+from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 
 from recast.run.config import RecastConfig
 from recast.surgery.apply import gpsa_layers, recast_
@@ -221,13 +221,6 @@ def test_a_whole_detection_model() -> None:
         assert verify(before, child, example).max_relative_error > 100 * TOLERANCE
 
 
-def test_planning_a_detection_model_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Its anchors are tensors in a list: torch would log a traceback if they became fake within the copy."""
-    planned = plan(mask_rcnn((96, 160)), ([torch.rand(3, 96, 160)],), where="backbone.body.layer4.*.conv2")
-    assert "DynamicOutputShape" in planned.note
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(("backend", "dtype"), [("split", torch.float32), ("auto", torch.float64)])
 def test_losses_of_a_recast_detection_model(backend: Any, dtype: torch.dtype) -> None:
     """Losses of a training step are the parent's, and every gate gets a gradient.
@@ -266,15 +259,6 @@ def test_a_whole_detection_model_in_double_precision() -> None:
     assert verify(model, child, example, backend="dense").max_relative_error <= 1e-10
 
 
-def test_two_images_of_different_size() -> None:
-    model, one, two = mask_rcnn((96, 160)), torch.rand(3, 96, 160), torch.rand(3, 90, 120)
-    planned = plan(model, ([one, two],), where="backbone.body.layer4.*.conv2")
-    first = planned.steps[0]
-    assert first.before.macs == 512 * 512 * 9 * (3 * 5)  # per image, both padded to the larger
-    child = recast_(copy.deepcopy(model), planned)
-    assert verify(model, child, ([one, two],)).bitwise
-
-
 def test_an_image_without_detections() -> None:
     size = (96, 160)
     model, example = mask_rcnn(size, box_score_thresh=1.1), ([torch.rand(3, *size)],)
@@ -284,19 +268,6 @@ def test_an_image_without_detections() -> None:
     exactness = verify(model, recast_(copy.deepcopy(model), planned), example)
     assert exactness.bitwise
     assert exactness.ok()
-
-
-def test_the_default_selection_of_a_whole_detection_model() -> None:
-    planned = plan(mask_rcnn(SIZE), ([torch.rand(3, *SIZE)],))
-    assert names_of(planned) == [f"backbone.{name}" for name in (*LAYER4, "fpn.layer_blocks.3.0")]
-
-
-def test_boxes_are_no_images() -> None:
-    model, example = mask_rcnn((96, 160)), ([torch.rand(3, 96, 160)],)
-    child = recast_(copy.deepcopy(model), plan(model, example, where="backbone.body.layer4.*.conv2"))
-    exactness = verify(model, child, example)
-    assert exactness.images == 1
-    assert "same prediction" not in str(exactness)
 
 
 # --- DeepLabV3 --------------------------------------------------------------------------------------------------------
@@ -315,72 +286,19 @@ def test_the_default_selection_of_a_dilated_network() -> None:
     check(parent, x, planned)
 
 
-def test_atrous_pooling_within_a_larger_budget() -> None:
-    size = (160, 224)
-    parent, x = deeplab_mobilenet(size), torch.randn(1, 3, *size)
-    planned = plan(parent, x, where="re:classifier.*", budget="tokens=8000")
-    assert [step.geometry.dilation[0] for step in planned.steps] == [12, 24, 36, 1]
-    check(parent, x, planned)
-
-
-@pytest.mark.parametrize(("where", "budget"), [("all", 1024), ("stage:-1", 1500), (r"re:^backbone\.(8|9|1\d)\.", 1024)])
-def test_selections_of_a_dilated_network(where: str, budget: int) -> None:
-    size = (160, 224)
-    parent, x = deeplab_mobilenet(size), torch.randn(1, 3, *size)
-    planned = plan(parent, x, where=where, budget=budget)
-    assert max(step.keys for step in planned.steps) <= budget
-    sizes = {step.output[1:] for step in planned.steps}
-    assert sizes == ({(10, 14)} if where != "all" else {(20, 28), (10, 14)})
-    if where.startswith("re:"):
-        assert names_of(planned) == [f"backbone.{i}.block.1.0" for i in range(8, 16)]
-    check(parent, x, planned)
-
-
-@pytest.mark.parametrize(
-    ("size", "where", "budget", "dense"),
-    [
-        ((96, 160), None, None, True),
-        pytest.param((240, 320), "all", 8000, True, marks=[slow, pytest.mark.timeout(1200)]),
-        pytest.param((480, 640), "last_stage", 6000, False, marks=[slow, pytest.mark.timeout(1200)]),
-    ],
-)
-def test_deeplab_on_a_resnet(size: Size, where: str | None, budget: int | None, dense: bool) -> None:
-    parent = randomize_scales_(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)).eval()
-    x = torch.randn(1, 3, *size)
-    planned = plan(parent, x, where=where, budget=budget)
-    assert {"backbone.layer3.5.conv2", *(f"backbone.{name[5:]}" for name in LAYER4)} <= set(names_of(planned))
-    check(parent, x, planned, dense=dense)
-
-
 # --- U-Net ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", at_full_size((480, 640)))
-def test_u_net(size: Size) -> None:
+@pytest.mark.parametrize(
+    ("size", "budget"), [((112, 160), 400), pytest.param((480, 640), 5500, marks=[slow, pytest.mark.timeout(1200)])]
+)
+def test_u_net(size: Size, budget: int) -> None:
     parent, x = u_net(), torch.randn(1, 3, *size)
-    planned = plan(parent, x, where="all", budget=1400 if size == SIZE else 5500)
+    planned = plan(parent, x, where="all", budget=budget)
     names = names_of(planned)
     assert {"down.4.0", "down.4.3", "up.0", "merge.0.0", "merge.0.3"} <= set(names)
     step = planned.steps[names.index("up.0")]
     assert step.geometry.is_transposed
     assert step.geometry.num_heads == 4
     assert step.output == (128, size[0] // 8, size[1] // 8)
-    check(parent, x, planned)
-
-
-@pytest.mark.parametrize("up_kernel", [2, 4])
-def test_every_transposed_convolution_of_a_u_net(up_kernel: int) -> None:
-    parent, x = u_net(width=8, up_kernel=up_kernel), torch.randn(1, 3, 32, 48)
-    planned = plan(parent, x, where=["up.*"], budget=2000)
-    assert names_of(planned) == ["up.0", "up.1", "up.2", "up.3"]
-    assert {step.geometry.num_heads for step in planned.steps} == {up_kernel**2}
-    check(parent, x, planned)
-
-
-def test_stages_of_a_u_net_are_sizes_of_its_maps() -> None:
-    """The decoder's layers belong to the stage of the encoder's with maps of that size."""
-    parent, x = u_net(width=8), torch.randn(1, 3, 96, 160)
-    assert names_of(plan(parent, x)) == names_of(plan(parent, x, where="stage:-1")) == ["down.4.0", "down.4.3"]
-    planned = plan(parent, x, where="stage:3")
-    assert names_of(planned) == ["down.3.0", "down.3.3", "up.0", "merge.0.0", "merge.0.3"]
     check(parent, x, planned)

@@ -82,15 +82,6 @@ def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
     assert own[id(model.layer2[0].conv2.gamma)]["lr"] < own[id(model.layer4[0].conv2.gamma)]["lr"]
 
 
-def test_a_rate_for_gates_is_that_of_the_head_too() -> None:
-    model = timm.create_model("test_resnet", num_classes=3)
-    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(gate="sigmoid"), where=["layer4.0.conv2"]))
-    (gates,) = (g for g in param_groups(model, gate_lr=0.2, layer_decay=0.5) if g["name"].startswith("sigmoid_gates/"))
-    distance = max(layer_numbers(model).values()) - int(gates["name"].partition("/")[2])
-    assert distance > 0
-    assert gates["lr"] == pytest.approx(0.2 * 0.5**distance)
-
-
 def test_without_layers_there_is_no_layer_decay() -> None:
     with pytest.raises(RecastError, match="Sequential does not: leave layer_decay out"):
         param_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)

@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
-from recast.layers.geometry import Geometry
 from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
@@ -82,18 +81,6 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     assert plan(small().requires_grad_(False), X[:1]) == expected
     with torch.no_grad():
         assert plan(small(), X[:1]) == expected
-
-
-def test_a_step_tells_what_happens_to_its_layer() -> None:
-    p = plan(small(), X)
-    first, second = p.steps
-    assert (first.name, first.rule, first.exact, first.calls) == ("layer3.0.conv1", "Conv2d", True, 1)
-    assert first.geometry == first.parent_geometry == Geometry((3, 3), (2, 2), (1, 1, 1, 1))
-    assert (first.input, first.output, first.queries, first.keys) == ((8, 8, 8), (16, 4, 4), 16, 100)
-    assert second.before.macs == 16 * 16 * 16 * 9
-    assert second.before.parameters == 16 * 16 * 9
-    assert p.model == "CifarResNet"
-    assert p.note == ""
 
 
 @pytest.mark.parametrize(
@@ -167,13 +154,6 @@ def test_a_shape_only_pass_that_fails_is_said() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_layer_is_recast_once() -> None:
-    model = small()
-    recast_(model, plan(model, X))
-    with pytest.raises(RecastError, match=r"layer3\.0\.conv1 is already GPSA"):
-        plan(model, X)
-
-
 def test_refused_layers_are_left_with_a_reason_or_named() -> None:
     model = small()
     model.layer3[0].conv2.register_forward_hook(lambda *_: None)
@@ -231,112 +211,27 @@ def test_json_round_trip(config: RecastConfig) -> None:
     assert str(again) == str(p)
 
 
-def test_json_holds_what_a_report_reads() -> None:
-    document = json.loads(plan(small(), X).to_json())
-    assert document["version"] == 5
-    step = document["steps"][0]
-    assert step["kernel"] == [3, 3]
-    assert step["fold"] is None
-    assert step["padding"] == [1, 1, 1, 1]
-    assert (step["heads"], step["queries"], step["keys"]) == (9, 16, 100)
-    for cost in (step["before"], step["after"], document["totals"]["before"], document["totals"]["after"]):
-        assert cost.keys() == {"parameters", "macs", "activation_bytes", "fixed_bytes"}
-    assert {item["name"] for item in document["left"]} >= {"conv1", "layer1.0.conv1"}
-
-
-def broken(change: Callable[[dict[str, Any]], Any]) -> str:
-    document = json.loads(plan(small(), X).to_json())
-    replaced = change(document)
-    return json.dumps(document if replaced is None else replaced)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: [],
-        lambda d: {},
-        lambda d: d.pop("steps") and None,
-        lambda d: d.update(config="x"),
-        lambda d: d.update(steps=3),
+        lambda d: d.pop("left"),
         lambda d: d.update(steps=["x"]),
-        lambda d: d.update(version=1),
-        lambda d: d["config"].update(gate="lineer"),
         lambda d: d["config"].update(alpha=-1),
-        lambda d: d["config"].update(unknown=1),
         lambda d: d["steps"][0].update(kernel=[0, 3]),
         lambda d: d["totals"].update(before={}),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    document = json.loads(plan(small(), X).to_json())
+    change(document)
     with pytest.raises(RecastError):
-        Plan.from_json(broken(change))
-
-
-@pytest.mark.parametrize("text", ["", "{", "weights"])
-def test_text_that_is_no_json_is_refused(text: str) -> None:
-    with pytest.raises(RecastError, match="not a plan"):
-        Plan.from_json(text)
-
-
-def test_some_steps_of_a_plan() -> None:
-    p = plan(small(), X)
-    assert [step.name for step in p.only(["layer3.0.conv2"]).steps] == ["layer3.0.conv2"]
-    with pytest.raises(RecastError, match=r"no step 'layer3\.0\.conv9'; its steps are layer3\.0\.conv[12]"):
-        p.only(["layer3.0.conv9"])
-
-
-def test_the_table_has_a_line_for_every_convolution() -> None:
-    model = small()
-    text = str(plan(model, X, RecastConfig(gate="sigmoid")))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            assert name in text
-    for part in (
-        "2 of 7 convolutions recast",
-        "3×3 stride 2 pad 1",
-        "8×8×8 → 16×4×4",
-        "16 × 100",
-        "no, gate",
-        "whole model",
-    ):
-        assert part in text
-    assert "yes" in str(plan(model, X))
-    assert "(the model)" in str(plan(nn.Conv2d(3, 4, 3), X))
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "base", "text"),
-    [(0, "", 1000, "0"), (999, "", 1000, "999"), (2_359_296, "", 1000, "2.36 M"), (1_803_550, "B", 1024, "1.72 MiB")],
-)
-def test_quantities(value: float, unit: str, base: int, text: str) -> None:
-    assert quantity(value, unit, base) == text
+        Plan.from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize("value", [999.6, 999_999, 1023.9 * 1024])
 def test_quantities_do_not_round_up_to_four_digits(value: float) -> None:
     assert "e+" not in quantity(value)
     assert "e+" not in quantity(value, "B", 1024)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gate": "lineer"},
-        {"backend": "spilt"},
-        {"stride": "drop"},
-        {"head_dim": 0},
-        {"gamma_init": float("nan")},
-        {"gate": "sigmoid", "gamma_init": 0.1},
-        {"gate": "sigmoid", "gate_range": (0, 1)},
-        {"lambda_init": 2.0},
-        {"gate_range": (1.0, 0.0)},
-        {"gate_range": (0.1, 1.0)},
-        {"gate_range": (float("nan"), 1.0)},
-    ],
-)
-def test_contradictory_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecastError):
-        RecastConfig(**options)
 
 
 # --- edited plans -----------------------------------------------------------------------------------------------------
@@ -377,24 +272,6 @@ def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str
         replan(small(), X, edited(change))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: d["steps"].append(dict(d["steps"][0])), "twice"),
-        (lambda d: d["steps"].append("layer1"), "needs the name of its layer"),
-        (lambda d: d["config"].update(head_dims=3), "unknown key config.head_dims.*head_dim"),
-        (lambda d: d["config"].update(alpha=-1), "alpha must be a positive number"),
-        (lambda d: d.update(version=1), "version 1, expected"),
-        (lambda d: d.update(steps=3), "not a plan"),
-        (lambda d: d.update(pool={"kinds": "single"}), "unknown key pool.kinds.*kind"),
-        (lambda d: d.update(pool={"kind": "two"}), "pool.kind must be one of"),
-    ],
-)
-def test_an_edit_that_cannot_be_read_is_refused(change: Any, message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        edited(change)
-
-
 # --- attention pooling ------------------------------------------------------------------------------------------------
 
 
@@ -431,16 +308,6 @@ def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None
     assert replan(model, X, Plan.read_edited(found.to_json())).after == found.after
 
 
-def test_the_stride_that_goes_is_counted_in_the_pool() -> None:
-    keep, remove = (
-        plan(sized(), X, RecastConfig(stride=stride), pool=PoolConfig("single")) for stride in ("keep", "remove")
-    )
-    assert keep.pool_cost is not None
-    assert remove.pool_cost is not None
-    assert remove.pool_cost.macs > 2 * keep.pool_cost.macs
-    assert remove.pool_cost.parameters == keep.pool_cost.parameters
-
-
 def test_a_budget_counts_the_pool() -> None:
     limit = f"params={plan(sized(), X).after.parameters}"
     plan(sized(), X, budget=limit)
@@ -455,21 +322,3 @@ def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
     with pytest.raises(RecastError, match="pools") as raised:
         plan(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), X, where="none", pool=PoolConfig("single"))
     assert "cannot run on the example" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "perclass"}, "pool.kind must be one of none, single, per_class, got 'perclass'. Did you mean"),
-        ({"start": "mean"}, "pool.start must be one of average, paper"),
-        ({"num_heads": 0}, "num_heads must be 1 or more, got 0"),
-        ({"mlp_ratio": 0.0}, "pool.mlp_ratio must be a positive number"),
-        ({"mlp_ratio": float("inf")}, "pool.mlp_ratio"),
-        ({"init_values": float("nan")}, "init_values must be a finite number"),
-        ({"cls_in_keys": True}, r"1/\(n\+1\) of the weight"),
-    ],
-)
-def test_settings_of_a_pool_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        PoolConfig(**options)
-    PoolConfig("single", start="paper", cls_in_keys=True, init_values=0.0)

@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from rich.table import Table
 
 from recast.run.config import RecastConfig
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.table import plan_table, quantity, render
+from recast.surgery.table import plan_table, quantity
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +47,3 @@ def test_a_terminal_decides_and_a_pipe_takes_all(planned: Plan, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert str(planned) == plan_table(planned, 100) != plan_table(planned, 1000)
-
-
-def test_what_stays_is_counted_by_reason(planned: Plan) -> None:
-    text = plan_table(planned, 1000)
-    assert "16 left as they are\n" in text
-    assert "1×1: one tap" in text
-    assert "conv1" in text
-    assert text.count("1×1: one tap") == 1
-
-
-def test_render_has_no_spaces_at_the_ends_of_lines() -> None:
-    table = Table("a", "b", box=None)
-    table.add_row("1", "2")
-    assert all(line == line.rstrip() for line in render(table).splitlines())

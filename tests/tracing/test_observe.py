@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.tracing.cost import Cost, SavedBytes, count_parameters, layer_cost
+from recast.tracing.cost import Cost, SavedBytes, layer_cost
 from recast.tracing.hooks import hooked, in_eval, named
-from recast.tracing.observe import Call, batch_of, describe, observe, run_example
+from recast.tracing.observe import Call, observe
 
 
 class Twice(nn.Module):
@@ -70,34 +69,6 @@ def test_calls_in_the_order_of_their_first_use() -> None:
     assert list(seen.calls) == ["stem", "shared"]
     assert seen.calls["stem"] == [Call((2, 3, 8, 8), (2, 4, 8, 8))]
     assert seen.calls["shared"] == [Call((2, 4, 8, 8), (2, 4, 6, 6)), Call((2, 4, 4, 4), (2, 4, 2, 2))]
-
-
-@pytest.mark.parametrize("kind", ["tensor", "tuple", "mapping"])
-def test_examples_of_every_kind(kind: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, image: Tensor, scale: float = 1.0, *, mask: Tensor | None = None) -> Tensor:
-            return self.conv(image) * scale
-
-    x = torch.zeros(2, 3, 8, 8)
-    example: Any = {"tensor": x, "tuple": (x, 2.0), "mapping": {"image": x, "mask": torch.ones(2, 8, 8)}}[kind]
-    assert batch_of(example) == 2
-    assert run_example(Model(), example).shape == (2, 4, 6, 6)
-    assert observe(Model(), example, {"conv"}).calls["conv"] == [Call((2, 3, 8, 8), (2, 4, 6, 6))]
-    assert "(2, 3, 8, 8)" in describe(example)
-
-
-def test_an_example_without_a_tensor_is_refused() -> None:
-    with pytest.raises(RecastError, match="holds no tensor"):
-        batch_of((1, "x"))
-
-
-def test_an_example_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(RecastError, match=r"Twice cannot run on the example \(1, 4, 8, 8\): .*4 channels"):
-        observe(Twice(), torch.zeros(1, 4, 8, 8), set())
 
 
 def test_data_dependent_models_get_one_real_pass_and_it_is_said() -> None:
@@ -205,12 +176,3 @@ def test_counting_keeps_no_tensor_alive() -> None:
     del y
     assert saved.total == 16
     assert alive() is None
-
-
-def test_costs_add_up() -> None:
-    a, b = Cost(1, 2, 3), Cost(10, 20, 30)
-    assert a + b == Cost(11, 22, 33)
-    assert b - a == Cost(9, 18, 27)
-    assert Cost(**a.to_dict()) == a
-    shared = nn.Linear(2, 2)
-    assert count_parameters(nn.Sequential(shared, shared)) == 6

@@ -50,13 +50,16 @@ def plan_table(plan: Plan, width: int | None = None) -> str:
     text = title + ("\n" if plan.pool is None else ", attention pooling\n")
     if plan.before.parameters:  # else nobody counted
         table = _wide(plan)
-        text += render(table if _natural_width(table) <= width else _narrow(plan), width) + "\n"
-        text += textwrap.fill(_fixed(plan), width) + "\n"
+        fits = Console(width=WIDTH).measure(table).maximum <= width
+        text += render(table if fits else _narrow(plan), width) + "\n"
+        before, after = (quantity(cost.fixed_bytes, "B", 1024) for cost in (plan.before, plan.after))
+        whatever = f"a training step also keeps {before} → {after} whatever the batch"
+        text += textwrap.fill(f"MACs and activations are for one image; {whatever}", width) + "\n"
     if plan.pool is not None:
         text += "\n" + textwrap.fill(_pool(plan, plan.pool), width) + "\n"
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    return text + _left(plan, width) + (f"\nnote: {plan.note}\n" if plan.note else "")
+    return text + (_left(plan, width) if plan.left else "") + (f"\nnote: {plan.note}\n" if plan.note else "")
 
 
 def _wide(plan: Plan) -> Table:
@@ -99,8 +102,6 @@ def _narrow(plan: Plan) -> Table:
 
 def _left(plan: Plan, width: int) -> str:
     """The convolutions that stay, by reason."""
-    if not plan.left:
-        return ""
     reasons: dict[str, list[str]] = {}
     for item in plan.left:
         reasons.setdefault(item.reason, []).append(item.name)
@@ -118,12 +119,6 @@ def _costs(before: Cost, after: Cost, arrow: str = " → ") -> list[str]:
         return f"{quantity(getattr(before, name), unit, base)}{arrow}{quantity(getattr(after, name), unit, base)}"
 
     return [pair("parameters"), pair("macs"), pair("activation_bytes", "B", 1024)]
-
-
-def _fixed(plan: Plan) -> str:
-    """What a training step keeps whatever the batch."""
-    before, after = (quantity(cost.fixed_bytes, "B", 1024) for cost in (plan.before, plan.after))
-    return f"MACs and activations are for one image; a training step also keeps {before} → {after} whatever the batch"
 
 
 def _pool(plan: Plan, config: PoolConfig) -> str:
@@ -148,10 +143,6 @@ def _shape(shape: tuple[int, int, int]) -> str:
 
 def _why_inexact(step: Step) -> str:
     return "stride" if step.geometry != step.parent_geometry else "gate"
-
-
-def _natural_width(table: Table) -> int:
-    return Console(width=WIDTH).measure(table).maximum
 
 
 def render(table: Table, width: int = WIDTH) -> str:
