@@ -83,8 +83,8 @@ def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("recipe.yaml", "a: [1", "not readable YAML"),
-        ("recipe.yaml", "- 1", "must hold a mapping, got list"),
+        ("recipe.yaml", "a: [1", r"cannot read recipe .*recipe\.yaml"),
+        ("recipe.yaml", "- 1", "must hold a mapping of keys"),
         ("metrics.jsonl", "\n", "is empty"),
         ("metrics.jsonl", '{"epoch": 0}\n', "line 1 lacks val_loss, val_top1"),
         ("plan.json", '{"steps": []}', "lacks left"),

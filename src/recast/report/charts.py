@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import matplotlib as mpl
@@ -131,17 +132,17 @@ def joined(name: str, title: str, charts: Sequence[Chart], columns: int = 3) -> 
     """Several charts of one kind as the panels of one figure, each under its own title."""
     across = min(columns, len(charts))
     down = math.ceil(len(charts) / across)
-    width, height, title_room = 3.1, 2.2, 0.2
 
     def layout(palette: Palette) -> Drawing:
-        figure = new_figure((width * across, (height + title_room) * down))
-        for place, chart in enumerate(charts):
-            row, column = divmod(place, across)
-            left, bottom = (column + 0.14) / across, 1 - (row + 1) / down + 0.48 / (height + title_room) / down
-            tall = (height - 0.62) / (height + title_room) / down
-            axes = figure.add_axes((left, bottom, 0.8 / across, tall))
-            chart.panel(axes, palette)
-            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
+        figure = new_figure((3.1 * across, 2.4 * down))
+        grid = figure.subplots(down, across, squeeze=False)
+        figure.subplots_adjust(0.14 / across, 0.2 / down, 1 - 0.06 / across, 1 - 0.12 / down, wspace=0.25, hspace=0.55)
+        for axes, chart in zip_longest(grid.flat, charts):
+            if chart is None:
+                axes.remove()
+            else:
+                chart.panel(axes, palette)
+                axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
         return figure, ()
 
     rows = [(chart.title, *row) for chart in charts for row in chart.rows]

@@ -155,8 +155,7 @@ def resolution(run: Run) -> list[Chart]:
     series = measured(run, {size[0]: key for size, key in sizes.items() if size[0] == size[-1]}, " pixels")
     if not series:
         return []
-    trained = mapping(run.recipe.get("data")).get("img_size")
-    note = f"Trained at {trained} pixels." if trained else ""
+    note = f"Trained at {run.recipe.data.img_size} pixels." if run.recipe.data.img_size else ""
     for size, key in sizes.items():
         if size[0] != size[-1]:
             found = {name: run.value(arm, *key) for arm, name in words(run).arms.items()}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from recast.report import formats
 from recast.report.charts import Cells, Chart, Hit, Palette, Panel, Role
@@ -200,20 +201,13 @@ def _name_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Ascending positions, moved as little as can be (least squares) so that neighbours are `gap` apart, within 0..1.
-
-    Less `gap` per place, that is isotonic regression: neighbours in the wrong order are pooled and take their mean.
-    """
-    pools: list[tuple[float, int]] = []
-    for place, position in enumerate(positions):
-        mean, size = position - place * gap, 1
-        while pools and pools[-1][0] > mean:
-            other, members = pools.pop()
-            mean, size = (mean * size + other * members) / (size + members), size + members
-        pools.append((mean, size))
-    high = max(1.0 - gap * (len(positions) - 1), 0.0)
-    flat = [min(max(mean, 0.0), high) for mean, size in pools for _ in range(size)]
-    return [position + place * gap for place, position in enumerate(flat)]
+    """Ascending positions, moved as little as can be (least squares) so that neighbours are `gap` apart, within 0..1:
+    isotonic regression of what is left of them less `gap` per place."""
+    if not positions:
+        return []
+    flat = isotonic_regression([position - place * gap for place, position in enumerate(positions)]).x
+    highest = max(1.0 - gap * (len(positions) - 1), 0.0)
+    return [float(min(max(value, 0.0), highest)) + place * gap for place, value in enumerate(flat)]
 
 
 def heat_map(values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str) -> Panel:
@@ -222,15 +216,14 @@ def heat_map(values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a:
     def draw(axes: Axes, palette: Palette) -> list[Hit]:
         # Colours of its own: a map is read by its scale, which goes with it, on light and dark pages alike.
         image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
-        axes.set_position((0.25, 0.25, 0.6, 0.667))
+        axes.set_position((0.25, 0.25, 0.62, 0.68))
         for set_ticks, names, turn in ((axes.set_xticks, columns, 90), (axes.set_yticks, rows, 0)):
             shown = range(0, len(names), math.ceil(len(names) / MOST_NAMED))
             set_ticks(shown, [shortened(names[place], 18) for place in shown], fontsize=6.6, rotation=turn)
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.set(xlabel=a, ylabel=b)
-        figure = axes.figure
-        bar = figure.colorbar(image, cax=figure.add_axes((0.875, 0.25, 0.025, 0.667)))
+        bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=7)
         return [

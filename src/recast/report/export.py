@@ -133,7 +133,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
         tables = [arms_table(run), swept_table(run)]
         heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
         groups = [group for table in tables for group in table.groups]
-        found.append((f"{run.name}: {run.model} on {run.dataset}", groups, heads))
+        found.append((f"{run.name}: {run.recipe.model.name} on {run.recipe.data.name}", groups, heads))
     texts = {
         "tables.md": [*(f"## {title}\n\n{markdown(groups, heads)}" for title, groups, heads in found), NOTE],
         "tables.tex": [*(f"% {title}\n{latex(groups, heads)}" for title, groups, heads in found), f"% {NOTE}"],

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from recast.report.charts import Key
 from recast.report.formats import NBSP
 from recast.report.load import ARMS, Run
-from recast.run.files import mapping
 from recast.run.suites import METRICS, SUITES, base, of_kind
 
 
@@ -72,10 +71,9 @@ def words(*runs: Run) -> Words:
 
 def learns_from_start(run: Run) -> bool:
     """The run is recast during the training that it starts with: its parent holds nobody's weights but its own."""
-    model = mapping(run.recipe.get("model"))
-    checkpoint = model.get("checkpoint")
-    own = checkpoint is None or (run.path / str(checkpoint)).resolve() == (run.path / "parent.safetensors").resolve()
-    return run.is_scheduled and own and not model.get("pretrained")
+    model, own = run.recipe.model, (run.path / "parent.safetensors").resolve()
+    is_own = model.checkpoint is None or (run.path / model.checkpoint).resolve() == own
+    return run.is_scheduled and is_own and not model.pretrained
 
 
 def arm_keys(run: Run, arms: Sequence[object] = ARMS) -> list[Key]:

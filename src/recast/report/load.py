@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 
 from recast.errors import RecastError
-from recast.run.files import as_record, mapping, read_json, read_names, read_text, require
+from recast.run.config import Recipe
+from recast.run.files import as_record, read_json, read_names, read_text, require
+from recast.run.recipe import load_recipe
 from recast.run.records import (
     Difference,
     Epoch,
@@ -35,7 +36,6 @@ from recast.run.records import (
     Row,
     SimilarityLine,
     Switching,
-    Table,
     read_records,
     read_table,
 )
@@ -76,7 +76,7 @@ class Run:
     """Everything a report says about one run."""
 
     path: Path
-    recipe: dict[str, Any]
+    recipe: Recipe
     recipe_text: str
     plan: dict[str, Any]
     metrics: list[Epoch]
@@ -106,50 +106,23 @@ class Run:
         return self.path.resolve().name
 
     @property
-    def model(self) -> str:
-        return str(mapping(self.recipe.get("model")).get("name") or self.plan.get("model") or "model")
-
-    @property
-    def dataset(self) -> str:
-        return str(mapping(self.recipe.get("data")).get("name") or "data")
-
-    @property
-    def gate(self) -> str:
-        return str(mapping(self.recipe.get("recast")).get("gate") or "linear")
-
-    @property
-    def layer_kind(self) -> str:
-        """What the recast layers are, in a few words."""
-        if self.is_plain:
-            return "nothing recast"
-        if not self.has_layers:
-            return "attention pooling"
-        return "C-MHSA" if self.gate == "bias" else f"{self.gate} gate"
+    def title(self) -> str:
+        """The network, its data, and what the recast layers are, in a few words."""
+        recipe = self.recipe
+        kind = "C-MHSA" if recipe.recast.gate == "bias" else f"{recipe.recast.gate} gate"
+        if not recipe.has_layers:
+            kind = "nothing recast" if recipe.is_plain else "attention pooling"
+        return f"{recipe.model.name} on {recipe.data.name}, {kind}"
 
     @property
     def is_plain(self) -> bool:
         """Nothing is recast: the one arm is a network that was trained, in rows.csv as `finetuned`."""
-        return not self.has_layers and self.pool_kind == "none"
-
-    @property
-    def pool_kind(self) -> str:
-        """What the network's pooling became: single, per_class, or none."""
-        return str(mapping(self.recipe.get("pool")).get("kind") or "none")
-
-    @property
-    def has_layers(self) -> bool:
-        """Convolutions became attention, not the pooling alone."""
-        return bool(self.recipe.get("where") != ["none"])
+        return self.recipe.is_plain
 
     @property
     def is_scheduled(self) -> bool:
         """Layers become attention during training, not before it."""
-        return self.schedule is not None or self.schedule_name != "before"
-
-    @property
-    def schedule_name(self) -> str:
-        written = mapping(self.recipe.get("schedule")).get("name")
-        return self.schedule.name if self.schedule is not None else str(written or "before")
+        return self.schedule is not None or self.recipe.schedule.name != "before"
 
     @property
     def epochs(self) -> int:
@@ -159,9 +132,9 @@ class Run:
     @property
     def data_key(self) -> tuple[str, ...]:
         """Runs with the same key were measured on the same images: folders are told apart by name and classes."""
-        data = mapping(self.recipe.get("data"))
-        folder = Path(str(data.get("data_dir") or "")).name if self.dataset in {"folder", "zip"} else ""
-        return self.dataset, folder, *self.classes
+        data = self.recipe.data
+        folder = Path(data.data_dir or "").name if data.name in {"folder", "zip"} else ""
+        return data.name, folder, *self.classes
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """One line of rows.csv, None where it was not measured."""
@@ -197,21 +170,13 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
-    recipe_text = read_text(path / "recipe.yaml")
-    try:
-        recipe = yaml.safe_load(recipe_text)
-    except yaml.YAMLError as error:
-        raise RecastError(f"{path / 'recipe.yaml'} is not readable YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(recipe, dict):
-        raise RecastError(f"{path / 'recipe.yaml'} must hold a mapping, got {type(recipe).__name__}")
-    pooled = mapping(recipe.get("pool")).get("kind") not in (None, "none")
-    is_plain = recipe.get("where") == ["none"] and not pooled
+    recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml")
     tables = path / "analysis"
     return Run(
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan={"steps": [], "left": []} if is_plain else _plan(path / "plan.json"),
+        plan={"steps": [], "left": []} if recipe.is_plain else _plan(path / "plan.json"),
         metrics=_metrics(path / "metrics.jsonl"),
         control=_optional(path / "finetuned" / "metrics.jsonl", _metrics) or [],
         verify=_optional(path / "verify.json", _verify),
@@ -278,7 +243,7 @@ def _metrics(path: Path) -> list[Epoch]:
 
 
 def _agreement(path: Path) -> list[dict[str, str]]:
-    table: Table = read_table(path)
+    table = read_table(path)
     if missing := {"index", "image", "label"} - set(table.columns):
         raise RecastError(f"{path} lacks the column {', '.join(sorted(missing))}: write it again with recast evaluate")
     return [dict(zip(table.columns, map(str, row), strict=True)) for row in table.rows]

@@ -179,29 +179,26 @@ def map_charts(attention: Attention, symbol: str) -> list[Chart]:
 
 
 def _drawn(layers: Sequence[Maps], image: np.ndarray, index: int, symbol: str, palette: Palette) -> Drawing:
-    gap, line, side = 0.22, 0.15, 1.3
-    down = [math.ceil(len(maps.labels) / maps.columns) for maps in layers]
-    width = side + gap + sum(maps.columns * CELL + gap for maps in layers)
-    height = max([rows * (CELL + line) for rows in down] + [side + 0.1]) + 0.25
-    figure = new_figure((width, height))
-    picture = figure.add_axes((0, 1 - (0.2 + side) / height, side / width, side / height))
+    columns = [maps.columns for maps in layers]
+    down = max(math.ceil(len(maps.labels) / maps.columns) for maps in layers)
+    figure = new_figure((1.6 + sum(columns) * CELL + 0.22 * len(layers), max(down * (CELL + 0.15), 1.4) + 0.25))
+    widths = [1.6, *(count * CELL + 0.22 for count in columns)]
+    parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    picture = parts[0].add_axes((0, 0, 0.85, 0.9), anchor="NW")
     picture.imshow(image)
     picture.set_axis_off()
-    left = side + gap
-    for maps in layers:
-        figure.text(left / width, 1 - 0.12 / height, maps.layer.name, fontsize=8, va="center", color=palette.ink)
-        for head in range(len(maps.labels)):
-            row, column = divmod(head, maps.columns)
-            bottom = height - 0.2 - (row + 1) * CELL - row * line
-            place = (left + column * CELL) / width, bottom / height, 0.94 * CELL / width, 0.94 * CELL / height
-            axes = figure.add_axes(place)
-            low, colors = (-maps.limit, SIGNED) if maps.signed else (0, POSITIVE)
-            axes.imshow(maps.layer.mix[index, head], cmap=colors, vmin=low, vmax=maps.limit, interpolation="none")
-            y, x = maps.layer.query
-            for edge, thick in (("white", 1.6), ("black", 0.7)):
-                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=edge, linewidth=thick))
+    for part, maps in zip(parts[1:], layers, strict=True):
+        part.text(0, 0.97, maps.layer.name, fontsize=8, va="center", color=palette.ink)
+        grid = part.subplots(down, maps.columns, squeeze=False)
+        part.subplots_adjust(0, 0.05, 0.95, 0.92, wspace=0.06, hspace=0.25)
+        low, colors = (-maps.limit, SIGNED) if maps.signed else (0, POSITIVE)
+        for head, axes in enumerate(grid.flat):
             axes.set_axis_off()
-            under = maps.under(head, symbol)
-            axes.text(0.5, -0.03, under, transform=axes.transAxes, ha="center", va="top", fontsize=6.5)
-        left += maps.columns * CELL + gap
+            if head < len(maps.labels):
+                axes.imshow(maps.layer.mix[index, head], cmap=colors, vmin=low, vmax=maps.limit, interpolation="none")
+                y, x = maps.layer.query
+                for edge, thick in (("white", 1.6), ("black", 0.7)):
+                    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=edge, linewidth=thick))
+                under = maps.under(head, symbol)
+                axes.text(0.5, -0.03, under, transform=axes.transAxes, ha="center", va="top", fontsize=6.5)
     return figure, ()

@@ -32,7 +32,7 @@ Part = dict[str, Any]
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """One of `count` runs of a page; what was not measured is empty."""
-    symbol = {"linear": "γ", "sigmoid": "1−σ(λ)"}.get(run.gate, "")
+    symbol = {"linear": "γ", "sigmoid": "1−σ(λ)"}.get(run.recipe.recast.gate, "")
     maps = image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
     head_layers, hidden = layers.head_charts(run, HEAD_BYTES // count)
     absent, command = summary.missing(run)
@@ -131,7 +131,7 @@ def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
     script = _source("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template("page.html.j2").render(
-        title=f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.model} on {first.dataset}",
+        title=f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.title.partition(',')[0]}",
         style=Markup(_source("page.css")),
         script=Markup(script),
         script_digest=digest,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from recast.report.load import Run
-from recast.run.recipe import HOW_IT_RUNS, PATHS
+from recast.run.config import Recipe
+from recast.run.recipe import HOW_IT_RUNS, PATHS, flat
 
 MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
 LISTED = 4
@@ -28,29 +29,22 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         found = " and ".join(f"{count:,}" for count in counts)
         return f"No mean is given: these runs were measured on different numbers of images ({found})."
     recipes = [_comparable(run.recipe) for run in runs]
-    keys = {key for recipe in recipes for key in recipe}
-    differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
+    differ = sorted(key for key in recipes[0] if any(recipe[key] != recipes[0][key] for recipe in recipes))
     if differ:
         more = f" and {len(differ) - LISTED} more" if len(differ) > LISTED else ""
         return f"No mean is given: these runs differ in more than the seed ({', '.join(differ[:LISTED])}{more})."
     if len({run.epochs for run in runs}) > 1:
         return "No mean is given: these runs have not been trained for the same number of epochs."
-    seeds = [run.recipe.get("seed") for run in runs]
-    if not all(isinstance(seed, int) for seed in seeds):
-        return "No mean is given: not every run has a seed."
+    seeds = [run.recipe.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         return "No mean is given: some of these runs have the same seed, so a mean would count one result twice."
     return ""
 
 
-def _comparable(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _comparable(recipe: Recipe) -> dict[str, Any]:
     """Every field with its full name, without those that may differ; a path by its last name."""
-    paths = {f"{section}.{field}" for section, field in PATHS}
-    found: dict[str, Any] = {}
-    for key, value in recipe.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= _comparable(value, f"{name}.")
-        elif name not in MAY_DIFFER:
-            found[name] = PurePath(value).name if name in paths and value is not None else value
+    found = {key: value for key, value in flat(recipe).items() if key not in MAY_DIFFER}
+    for section, field in PATHS:
+        path = found[f"{section}.{field}"]
+        found[f"{section}.{field}"] = path and PurePath(path).name
     return found

@@ -44,10 +44,10 @@ def tiles(run: Run) -> list[dict[str, str]]:
     totals = mapping(run.plan.get("totals"))
     before, after = (number(mapping(totals.get(when)).get("macs")) for when in ("before", "after"))
     if before > 0 and math.isfinite(after):
-        how = "as attention" if run.gate == "bias" else "with every head open"
+        how = "as attention" if run.recipe.recast.gate == "bias" else "with every head open"
         found.append(
             {
-                "label": f"Compute {how if run.has_layers else 'with attention pooling'}",
+                "label": f"Compute {how if run.recipe.has_layers else 'with attention pooling'}",
                 "value": formats.share(after, before),
                 "detail": f"{formats.compact(before)} → {formats.compact(after)} MACs per image",
             }
@@ -111,14 +111,14 @@ def plan_part(run: Run) -> dict[str, Any]:
 
 def _plan_lead(run: Run) -> str:
     planned, left = len(run.plan["steps"]), len(run.plan["left"])
-    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.pool_kind)
+    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.recipe.pool.kind)
     pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
-    if not run.has_layers:
+    if not run.recipe.has_layers:
         return f"{pooling}No convolution was recast. Costs are per image, before → after."
     done = len(run.schedule.switched) if run.schedule else planned
     who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
     what, how = "gated positional self-attention", " with every head open, as in training"
-    if run.gate == "bias":
+    if run.recipe.recast.gate == "bias":
         what, how = "self-attention with a positional bias (C-MHSA)", ""
     return f"{pooling}{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
 
@@ -135,7 +135,7 @@ def facts(run: Run) -> dict[str, str]:
     found = {
         "Command": " ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
         "Run folder": run.name,
-        "Seed": str(run.recipe.get("seed", "")),
+        "Seed": str(run.recipe.seed),
         "Versions": ", ".join(versions),
         "Machine": ", ".join(machine),
         "Date": str(environment.get("date") or ""),
@@ -189,7 +189,7 @@ def missing(run: Run) -> tuple[list[str], str]:
         have.add("basic")
     if run.is_plain:
         have |= {"cka", "agreement"}  # there is nothing to compare
-    if not run.has_layers:
+    if not run.recipe.has_layers:
         have.add("heads")
     absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
     command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])

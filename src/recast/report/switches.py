@@ -98,8 +98,8 @@ def _timeline(run: Run, schedule: Switching) -> Chart:
     """
     curves = {title: found for title, quantity in QUANTITIES.items() if (found := arm_curves(run, quantity))}
     rows = bars(schedule)
-    row = ROW if len(rows) <= MANY_ROWS else CLOSE_ROW
-    height = TOP + len(curves) * (PANEL + GAP) + row * len(rows) + AXIS
+    heights = [*(PANEL for _ in curves), (ROW if len(rows) <= MANY_ROWS else CLOSE_ROW) * len(rows)]
+    height = sum(heights) + GAP * len(curves) + TOP + AXIS
     span = max(schedule.epochs, 1)
     settings: dict[str, Any] = {
         "xlim": (-0.015 * span, 1.015 * span), "whole_x": True, "yticks": 4,
@@ -111,23 +111,18 @@ def _timeline(run: Run, schedule: Switching) -> Chart:
 
     def layout(palette: Palette) -> Drawing:
         figure = new_figure((WIDTH, height))
-
-        def axes_at(top: float, tall: float, series: Sequence[Series]) -> Axes:
-            axes = figure.add_axes((left, 1 - (top + tall) / height, 0.84 - left, tall / height))
-            axes.patch.set_visible(False)
+        grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        apart = GAP * len(heights) / sum(heights)
+        figure.subplots_adjust(left, AXIS / height, 0.84, 1 - TOP / height, hspace=apart)
+        for axes, (title, series) in zip(grid, [*curves.items(), ("Layers, input at the top", [])], strict=True):
             panel(series, **settings)(axes, palette)
-            return axes
-
-        for index, (title, series) in enumerate(curves.items()):
-            axes = axes_at(TOP + index * (PANEL + GAP), PANEL, series)
-            axes.set_title(title, loc="left", fontsize=8.5, color=palette.ink)
-            axes.tick_params(labelbottom=False)
-        axes = axes_at(height - AXIS - row * len(rows), row * len(rows), ())
-        below = -left / (0.84 - left) + 0.01
-        axes.set_title("Layers, input at the top", loc="left", fontsize=8.5, color=palette.ink, x=below)
-        draw_bars(axes, rows, schedule.epochs, run.epochs, undated, palette)
-        axes.set_yticks(range(len(rows)), labels, fontsize=7.4)
-        axes.set_xlabel("epoch")
+            axes.patch.set_visible(False)
+            indent = 0 if series else 0.01 - left / (0.84 - left)
+            axes.set_title(title, loc="left", fontsize=8.5, color=palette.ink, x=indent)
+            axes.tick_params(labelbottom=not series)
+        draw_bars(grid[-1], rows, schedule.epochs, run.epochs, undated, palette)
+        grid[-1].set_yticks(range(len(rows)), labels, fontsize=7.4)
+        grid[-1].set_xlabel("epoch")
         return figure, ()
 
     dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)

@@ -150,13 +150,12 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
     gaps = ("parent", "finetuned") if "recast" in names else ()
     rows = []
     for run, anchor in zip(runs, anchors, strict=True):
-        seed = run.recipe.get("seed", formats.MISSING)
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
         how = "" if run.is_plain else f"{start} {'recast' if run.is_scheduled else 'start'}, "
-        what = f"{run.model} on {run.dataset}, {run.layer_kind}"
-        row = [Cell(run.name, (what, f"{how}{run.epochs} epochs, seed {seed}"), link=f"#{anchor}")]
+        how += f"{run.epochs} epochs, seed {run.recipe.seed}"
+        row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
         if scheduled:
-            row.append(Cell(run.schedule_name.replace("_", " "), _switched(run), kind="text"))
+            row.append(Cell((run.schedule or run.recipe.schedule).name.replace("_", " "), _switched(run), kind="text"))
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names]
         for arm in gaps:
             paired = run.difference(arm, "clean", "top1")

@@ -102,8 +102,8 @@ def _end(run: Run, subject: str) -> str:
     if run.epochs == 0:
         standing = f"; as it stands it reaches {formats.percent(recast)}" if math.isfinite(recast) else ""
         return f"{subject}has not been trained{standing}"
-    planned = number(run.recipe.get("epochs"))
-    count = f"{run.epochs} of {planned:.0f} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
+    planned = run.recipe.epochs
+    count = f"{run.epochs} of {planned} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
     if not math.isfinite(recast):
         return f"{subject}was trained for {count}, but its accuracy was not measured"
     reached = f"after {count} {subject}reaches {formats.percent(recast)}"

@@ -80,15 +80,16 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
 
 def changes(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[str]:
     """The fields in which two recipes differ, "optim.lr (0.1, now 0.2)" each, without those named in `ignore`."""
-    a, b = _flat(recipe_to_dict(one)), _flat(recipe_to_dict(other))
+    a, b = flat(one), flat(other)
     return [f"{key} ({a[key]}, now {b[key]})" for key in a if a[key] != b[key] and key not in ignore]
 
 
-def _flat(found: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in found.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """Every field by its dotted name; all sections are one deep."""
+    found: dict[str, Any] = {}
+    for key, value in recipe_to_dict(recipe).items():
+        found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
+    return found
 
 
 def _plain(value: Any) -> Any:
