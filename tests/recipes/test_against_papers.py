@@ -1,0 +1,22 @@
+"""Where a recipe once differed from its paper, or where papers and published code differ: what is taken, and said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recast.recipes import RECIPES, make_recipe
+from recast.training.distill import soft_loss
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_soft_distillation_is_the_paper_s_equation(size: str) -> None:
+    """τ²·KL of each image, the mean over the batch: here one image, by hand."""
+    config = make_recipe(f"deit_{size}_soft").distill
+    student, teacher = torch.tensor([[0.0, 3.0]]), torch.tensor([[3.0, 0.0]])
+    p = torch.tensor([1.0, 2.718281828459045])  # softmax of (0, 3)/3 and, turned round, of (3, 0)/3
+    p = p / p.sum()
+    kl = (p * (p / p.flip(0)).log()).sum()
+    assert (config.teacher_weight, config.temperature) == (0.1, 3.0)
+    assert torch.allclose(soft_loss(student, teacher, config.temperature, config.reduction), 9 * kl)
+    assert "--reduction numel" in RECIPES[f"deit_{size}_soft"].inferred
