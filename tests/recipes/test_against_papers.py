@@ -20,3 +20,9 @@ def test_soft_distillation_is_the_paper_s_equation(size: str) -> None:
     assert (config.teacher_weight, config.temperature) == (0.1, 3.0)
     assert torch.allclose(soft_loss(student, teacher, config.temperature, config.reduction), 9 * kl)
     assert "--reduction numel" in RECIPES[f"deit_{size}_soft"].inferred
+
+
+def test_deit_is_fine_tuned_for_the_paper_s_25_epochs() -> None:
+    for name in ("deit_base_384", "deit_base_distilled_384"):
+        assert make_recipe(name).epochs == 25
+        assert "the code's command: 30" in RECIPES[name].inferred
