@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 import torch
 
@@ -26,3 +28,22 @@ def test_deit_is_fine_tuned_for_the_paper_s_25_epochs() -> None:
     for name in ("deit_base_384", "deit_base_distilled_384"):
         assert make_recipe(name).epochs == 25
         assert "the code's command: 30" in RECIPES[name].inferred
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "said"),
+    [
+        ("deit3_base_384", "augment.erasing", 0.0, "no erasing, as in the commands"),
+        ("resmlp_24", "data.batch_size", 2048, "batches of 2048 (the author"),
+        ("resmlp_big_24", "regularization.layer_scale", 1e-6, "by the paper's rule 1e-5"),
+        ("cait_xxs36", "regularization.layer_scale", 1e-5, "the paper's table: 1e-6"),
+        ("rsb_a2", "augment.mixup", 0.1, "the table of DeiT III prints 0.2"),
+    ],
+)
+def test_where_sources_differ_the_recipe_says_which_it_follows(name: str, field: str, value: float, said: str) -> None:
+    assert attrgetter(field)(make_recipe(name)) == value
+    assert said in RECIPES[name].inferred
+
+
+def test_a_number_that_is_in_no_paper_says_where_it_is_from() -> None:
+    assert "of the published weights; in no paper" in RECIPES["patchconvnet_s60_multi_finetune"].expected
