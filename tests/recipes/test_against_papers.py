@@ -5,8 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 
 import pytest
+import timm
 import torch
 
+import recast.models.patchconvnet  # noqa: F401  registers the networks with timm
 from recast.recipes import RECIPES, make_recipe
 from recast.training.distill import soft_loss
 
@@ -47,3 +49,11 @@ def test_where_sources_differ_the_recipe_says_which_it_follows(name: str, field:
 
 def test_a_number_that_is_in_no_paper_says_where_it_is_from() -> None:
     assert "of the published weights; in no paper" in RECIPES["patchconvnet_s60_multi_finetune"].expected
+
+
+def test_patchconvnet_has_one_test_crop() -> None:
+    """That of the registered networks, whether a released one is evaluated or a recipe trains one."""
+    for name in RECIPES:
+        if name.startswith("patchconvnet"):
+            model = make_recipe(name).model.name
+            assert make_recipe(name).data.crop_pct == timm.get_pretrained_cfg(model).crop_pct, name
