@@ -9,7 +9,7 @@ import timm
 import torch
 
 import recast.models.patchconvnet  # noqa: F401  registers the networks with timm
-from recast.recipes import RECIPES, make_recipe
+from recast.recipes import AFTER, RECIPES, make_recipe
 from recast.training.distill import soft_loss
 
 
@@ -57,3 +57,10 @@ def test_patchconvnet_has_one_test_crop() -> None:
         if name.startswith("patchconvnet"):
             model = make_recipe(name).model.name
             assert make_recipe(name).data.crop_pct == timm.get_pretrained_cfg(model).crop_pct, name
+
+
+def test_no_recipe_is_there_twice() -> None:
+    first: dict[str, str] = {}
+    for name in RECIPES:
+        twin = first.setdefault(repr(make_recipe(name)), name)
+        assert twin == name or AFTER.get(twin) != AFTER.get(name), f"{name} = {twin}"
