@@ -64,3 +64,7 @@ def test_no_recipe_is_there_twice() -> None:
     for name in RECIPES:
         twin = first.setdefault(repr(make_recipe(name)), name)
         assert twin == name or AFTER.get(twin) != AFTER.get(name), f"{name} = {twin}"
+
+
+def test_no_network_is_trained_that_is_in_no_paper() -> None:
+    assert [name for name in RECIPES if "medium" in name] == [], "ViT-M: weights were published, no settings"
