@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import timm
@@ -68,3 +70,10 @@ def test_no_recipe_is_there_twice() -> None:
 
 def test_no_network_is_trained_that_is_in_no_paper() -> None:
     assert [name for name in RECIPES if "medium" in name] == [], "ViT-M: weights were published, no settings"
+
+
+def test_the_quickstart_expects_what_it_gives() -> None:
+    frozen = Path(__file__).parents[1] / "frozen" / "quickstart"
+    for arm, file in (("parent trained on", "finetuned__metrics.jsonl"), ("recast", "metrics.jsonl")):
+        last = json.loads((frozen / file).read_text(encoding="utf-8").splitlines()[-1])
+        assert f"{last['top1']:.1f} %" in RECIPES["digits"].expected.partition(arm)[2]
