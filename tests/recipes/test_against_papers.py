@@ -76,4 +76,4 @@ def test_the_quickstart_expects_what_it_gives() -> None:
     frozen = Path(__file__).parents[1] / "frozen" / "quickstart"
     for arm, file in (("parent trained on", "finetuned__metrics.jsonl"), ("recast", "metrics.jsonl")):
         last = json.loads((frozen / file).read_text(encoding="utf-8").splitlines()[-1])
-        assert f"{last['top1']:.1f} %" in RECIPES["digits"].expected.partition(arm)[2]
+        assert f"{last['val_top1']:.1f} %" in RECIPES["digits"].expected.partition(arm)[2]

@@ -165,7 +165,7 @@ class Distillation:
 
     L_teacher is `soft_loss` or `hard_loss`. z_cls and z_dist are the two heads of a network with a distillation token
     (`train_token_`), for any other both are its logits. `images` are what the student saw, mixed and erased. The terms
-    are computed in float32 at least. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3, and what its code adds, reduction numel.
+    are computed in float32 at least. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3.
 
     Raises RecastError for a teacher with another number of classes.
     """
