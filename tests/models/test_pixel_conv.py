@@ -66,17 +66,6 @@ def test_the_kernel_of_tokens_is_the_same_convolution(
         assert error_of(y[..., m:-m, m:-m], expected[..., m:-m, m:-m]) < 1e-10
 
 
-def test_entries_of_the_kernel_of_tokens() -> None:
-    conv, size, r = pixel_conv(5, 2), 2, 2
-    T, m = conv.token_kernel(conv.weight), conv.reach
-    for c_out, c_in, u, v in [(1, 2, -1, 0), (0, 0, 0, 0), (1, 1, 1, -1), (0, 2, 0, 1)]:
-        for p_out, q_out, p, q in torch.cartesian_prod(*[torch.arange(size)] * 4).tolist():
-            a, b = u * size + p - p_out + r, v * size + q - q_out + r
-            inside = 0 <= a < 5 and 0 <= b < 5
-            entry = T[(c_out * size + p_out) * size + q_out, (c_in * size + p) * size + q, u + m, v + m]
-            assert entry.item() == (conv.weight[c_out, c_in, a, b].item() if inside else 0.0)
-
-
 def test_the_kernel_of_tokens_lays_out_any_tensor() -> None:
     conv = pixel_conv(3, 4)
     numbers = 1 + torch.arange(conv.weight.numel()).view(conv.weight.shape)

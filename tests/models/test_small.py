@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from PIL import Image
+from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
@@ -71,29 +71,12 @@ def test_features_and_classifier_follow_timm() -> None:
 
 
 def test_normalisation_differs_by_tag() -> None:
-    ten = input_defaults(timm.create_model("cifar_resnet20.cifar10"))
-    hundred = input_defaults(timm.create_model("cifar_resnet20"))
-    assert ten is not None
-    assert hundred is not None
-    assert ten.mean == (0.4914, 0.4822, 0.4465)
-    assert hundred.mean == (0.5071, 0.4867, 0.4408)
-    assert timm.create_model("cifar_resnet20.cifar10").num_classes == 10
-    assert timm.create_model("cifar_resnet20").num_classes == 100
-
-
-def test_digits_resnet_learns() -> None:
-    torch.manual_seed(0)
-    model = timm.create_model("digits_resnet", num_classes=4)
-    x = torch.randn(32, 3, 16, 16)
-    y = torch.arange(32) % 4
-    x += y.float()[:, None, None, None]  # brightness tells the class
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(15):
-        loss = F.cross_entropy(model(x), y)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert loss < 0.5  # log 4 = 1.39 before
+    for name, classes, mean in (
+        ("cifar_resnet20.cifar10", 10, (0.4914, 0.4822, 0.4465)),
+        ("cifar_resnet20", 100, (0.5071, 0.4867, 0.4408)),
+    ):
+        model = timm.create_model(name)
+        assert (model.num_classes, input_defaults(model).mean) == (classes, mean)  # type: ignore[union-attr]
 
 
 slow = pytest.mark.skipif(
@@ -106,14 +89,14 @@ def accuracy(model: torch.nn.Module, archive: Path, classes: list[str]) -> float
     """Top-1 in percent on a zip of CLASS/NUMBER.png, normalised as the model says."""
     defaults = input_defaults(model)
     assert defaults is not None
-    mean, std = (torch.tensor(v)[:, None, None] for v in (defaults.mean, defaults.std))
     correct = 0
     with zipfile.ZipFile(archive) as files:
         names = [name for name in files.namelist() if name.endswith(".png")]
         assert len(names) == 5000
         for i in range(0, len(names), 250):
             pixels = np.stack([np.asarray(Image.open(io.BytesIO(files.read(n)))) for n in names[i : i + 250]])
-            x = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - mean) / std
+            x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+            x = normalize(x, list(defaults.mean), list(defaults.std))
             labels = torch.tensor([classes.index(n.split("/")[0]) for n in names[i : i + 250]])
             with torch.inference_mode():
                 correct += int((model(x).argmax(1) == labels).sum())
@@ -136,10 +119,3 @@ def test_published_weights_reach_their_accuracy(name: str, data: str, weights: s
     model = build(ModelConfig(name, checkpoint=str(folder / "weights" / f"{weights}.safetensors"))).eval()
     classes = (folder / data / "classes.txt").read_text(encoding="utf-8").split()
     assert accuracy(model, folder / data / "test.zip", classes) == pytest.approx(top1, abs=0.005)
-
-
-@slow
-def test_squeezenet_loads_strictly() -> None:
-    checkpoint = Path(os.environ["RECAST_DATA"]) / "weights" / "imagenet_squeezenet1_1.safetensors"
-    model = build(ModelConfig("torchvision:squeezenet1_1", checkpoint=str(checkpoint)))
-    assert model.features[0].weight.abs().sum() > 0
