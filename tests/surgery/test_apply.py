@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from timm.optim import create_optimizer_v2
 from torch import nn
 
 from recast.errors import RecastError
@@ -203,17 +202,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
 
 
 # --- parameter groups -----------------------------------------------------------------------------------------------
-
-
-def test_groups_work_for_the_control_arm_and_for_any_optimiser() -> None:
-    parent = small()
-    assert {g["name"] for g in param_groups(parent)} == {"decay", "no_decay"}
-    recast_(parent, plan(parent, X))
-    for optimizer in (torch.optim.SGD(param_groups(parent)), create_optimizer_v2(param_groups(parent), opt="lamb")):
-        parent(torch.randn(X.shape)).sum().backward()
-        before = parent.layer3[0].conv1.gamma.detach().clone()
-        optimizer.step()
-        assert not torch.equal(parent.layer3[0].conv1.gamma, before)
 
 
 # --- attention pooling ----------------------------------------------------------------------------------------------
