@@ -98,17 +98,6 @@ def test_hard_targets_are_the_teachers_class_unsmoothed() -> None:
     torch.testing.assert_close(both, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * hard_loss(Z_CLS, TAUGHT))
 
 
-@pytest.mark.parametrize("targets", ["soft", "hard"])
-def test_each_head_has_its_own_term(targets: Any) -> None:
-    z_cls, z_dist = Z_CLS.clone().requires_grad_(), Z_DIST.clone().requires_grad_()
-    distillation(targets=targets, teacher_weight=0.3)((z_cls, z_dist), IMAGES, LABELS).backward()
-    assert z_cls.grad is not None
-    assert z_dist.grad is not None
-    torch.testing.assert_close(z_cls.grad, 0.7 * torch.func.grad(lambda z: CE(z, LABELS))(Z_CLS))
-    term = hard_loss if targets == "hard" else lambda z, t: soft_loss(z, t, 3.0)
-    torch.testing.assert_close(z_dist.grad, 0.3 * torch.func.grad(lambda z: term(z, TAUGHT))(Z_DIST))
-
-
 def test_mixed_targets_go_to_the_label_term() -> None:
     mixed = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
     torch.testing.assert_close(distillation(teacher_weight=0.0)(Z_CLS, IMAGES, mixed), CE(Z_CLS, mixed))
@@ -133,11 +122,6 @@ def test_timms_token_task_gives_the_same(two_heads: nn.Module, targets: Any) -> 
     ours = Distillation(config, Teacher(teacher, student=normalisations[0], own=normalisations[1]), CE)
     outputs = theirs.trainable_module(images)
     torch.testing.assert_close(ours(outputs, images, LABELS), theirs(images, LABELS)["loss"])
-
-
-def test_a_teacher_of_other_classes_is_refused() -> None:
-    with pytest.raises(RecastError, match=r"teacher gives \(2, 5\) .* the student \(2, 4\)"):
-        distillation(torch.zeros(2, 5))(Z_CLS, IMAGES, LABELS)
 
 
 # the teacher
@@ -212,11 +196,6 @@ def test_a_teacher_runs_in_the_students_precision(network: nn.Module) -> None:
     assert not torch.equal(narrow, Teacher(network, student=PLAIN)(images))
 
 
-def test_a_teacher_of_other_channels_is_refused() -> None:
-    with pytest.raises(RecastError, match="takes 1 channels, the student's images have 3"):
-        Teacher(nn.Identity(), student=PLAIN, own=((0.5,), (0.5,)))
-
-
 # teachers by name
 
 
@@ -244,8 +223,6 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
     larger = named(name="digits_resnet", teacher_checkpoint=file, teacher_size=12)
     assert not torch.allclose(larger(pixels), teacher(pixels))
-    with pytest.raises(RecastError, match="the teacher digits_resnet: "):
-        named(name="digits_resnet", teacher_checkpoint=file, num_classes=5)
     with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
         named(name="digits_resnet", teacher_checkpoint=str(tmp_path / "missing.safetensors"))
 
@@ -276,9 +253,7 @@ def test_fetched_weights_keep_their_own_head(
 
 
 def test_a_teacher_built_for_one_size_needs_teacher_size(two_heads: nn.Module) -> None:
-    with pytest.raises(
-        RecastError, match=r"the teacher parent cannot take images of side 8 .*set distill.teacher_size"
-    ):
+    with pytest.raises(RecastError, match=r"images of side 8 .*set distill.teacher_size"):
         named(two_heads, name="parent")
     assert named(two_heads, name="parent", teacher_size=16)(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
 
@@ -298,7 +273,11 @@ def test_teachers_that_do_not_exist_are_refused(fields: dict[str, Any], message:
         named(**fields)
 
 
-def test_a_teacher_without_logits_is_refused() -> None:
+def test_teachers_of_other_shapes_are_refused() -> None:
+    with pytest.raises(RecastError, match=r"teacher gives \(2, 5\) .* the student \(2, 4\)"):
+        distillation(torch.zeros(2, 5))(Z_CLS, IMAGES, LABELS)
+    with pytest.raises(RecastError, match="takes 1 channels, the student's images have 3"):
+        Teacher(nn.Identity(), student=PLAIN, own=((0.5,), (0.5,)))
     with pytest.raises(RecastError, match=r"outputs of shape \(3, 8, 8\)"):
         named(nn.Identity(), name="parent")
 

@@ -1,20 +1,51 @@
-"""Losses of short runs, held in git: to the last bit where they were written, to 1e-4 on other machines."""
+"""Losses of short runs, held in git: to the last bit where they were written, to 1e-4 on other machines.
+
+A change that should not alter results must reproduce them. `python tests/training/test_golden.py` writes them anew.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from golden_losses import FILE, RUNS, losses, platform
+from small import small_child, small_data, small_recipe
+
+from recast.run.config import AugmentConfig, RegularizationConfig
+from recast.training.loop import fit
+
+FILE = Path(__file__).with_name("golden_losses.json")
+
+RUNS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "mixed": {
+        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25, repeats=2),
+        "regularization": RegularizationConfig(loss="bce", ema_decay=0.9),
+        "optim": {"opt": "lamb", "clip_grad": 1.0, "gate_l1": 0.1},
+        "accumulate": 2,
+    },
+    "sigmoid": {"regularization": RegularizationConfig(label_smoothing=0.1)},
+}
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def losses(name: str) -> list[float]:
+    """The loss of every update of a run, then every epoch's validation loss."""
+    found: list[float] = []
+    child = small_child(gate="sigmoid" if name == "sigmoid" else "linear")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = fit(
+            child, small_data(), small_recipe(**RUNS[name]), folder, progress=False,
+            on_step=lambda _epoch, _step, loss: found.append(loss),
+        )  # fmt: skip
+    return found + [row["val_loss"] for row in rows]
+
+
+def platform() -> dict[str, str]:
+    """What decides the last digits of a float32 sum."""
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -25,3 +56,9 @@ def test_the_losses_are_those_in_git(name: str) -> None:
         assert found == expected
     else:
         assert found == pytest.approx(expected, rel=1e-4)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # as the tests do
+    runs = ",\n".join(f' "{name}": {json.dumps(losses(name))}' for name in RUNS)
+    FILE.write_text(f'{{"platform": {json.dumps(platform())},\n"losses": {{\n{runs}\n}}}}\n', encoding="utf-8")

@@ -85,6 +85,8 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
     names = list(model.state_dict())
     set_drop_path_(model, 0.3, "linear")
     assert probabilities(model) == pytest.approx([0.3 * i / (blocks - 1) for i in range(blocks)])
+    for block in getattr(model, "blocks_token_only", ()):
+        assert not any(isinstance(module, DropPath) for module in block.modules()), "class attention has none"
     set_drop_path_(model, 0.2, "uniform")
     assert probabilities(model) == [0.2] * blocks
     assert any(isinstance(module, DropPath) for module in model.modules())
@@ -107,20 +109,10 @@ def test_branches_of_one_block_share_its_probability() -> None:
     assert [len(places) for places in drop_path_places(model)] == [4, 4, 4]  # two attentions, two MLPs
 
 
-def test_class_attention_has_none() -> None:
-    model = set_drop_path_(cait(), 0.2, "uniform")
-    assert not any(isinstance(m, DropPath) for block in model.blocks_token_only for m in block.modules())
-
-
-@pytest.mark.parametrize("name", ["mobilevit_xxs", "mobileone_s0", "vovnet57a"])
+@pytest.mark.parametrize("name", ["mobilevit_xxs", "mobileone_s0"])
 def test_a_block_without_a_shortcut_is_never_dropped(name: str) -> None:
     with torch.device("meta"):
-        model = timm.create_model(name)
-    if name == "vovnet57a":
-        with pytest.raises(RecastError, match="no residual block"):
-            set_drop_path_(model, 0.2)
-        return
-    set_drop_path_(model, 0.2, "uniform")
+        model = set_drop_path_(timm.create_model(name), 0.2, "uniform")
     for module in model.modules():
         if isinstance(getattr(module, "drop_path", None), DropPath):
             assert getattr(module, "shortcut", 0) is not None
@@ -142,23 +134,6 @@ def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
     assert torch.allclose(added[kept], (branch / 0.75).expand(int(kept.sum()), -1, -1, -1), atol=1e-4)
     assert kept.float().mean() == pytest.approx(0.75, abs=0.03)
     assert torch.allclose(added.mean(0), branch[0], atol=0.05 * float(branch.abs().max()))
-
-
-def test_a_network_without_residual_blocks_is_refused() -> None:
-    with torch.device("meta"):
-        models = (timm.create_model("vgg11"), torchvision.models.resnet18())
-    for model in models:
-        with pytest.raises(RecastError, match="no residual block with a place for stochastic depth"):
-            set_drop_path_(model, 0.1)
-        assert set_drop_path_(model, 0.0) is model  # nothing to remove
-
-
-@pytest.mark.parametrize(
-    ("rate", "mode", "message"), [(1.0, "linear", "got 1.0"), (-0.1, "linear", "got -0.1"), (0.1, "cubic", "'cubic'")]
-)
-def test_unusable_rates_and_modes_are_refused(rate: float, mode: Any, message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        set_drop_path_(CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a"), rate, mode)
 
 
 # --- LayerScale -------------------------------------------------------------------------------------------------------
@@ -187,9 +162,24 @@ def test_gates_are_no_layer_scale() -> None:
     assert not layer.gamma.any()  # the gate γ is still closed
 
 
-def test_a_network_without_layer_scale_is_refused() -> None:
-    with pytest.raises(RecastError, match="ResNet has no LayerScale"):
-        set_layer_scale_(timm.create_model("test_resnet"), 1e-4)
+# --- what a network has not -------------------------------------------------------------------------------------------
+
+
+def test_what_a_network_has_not_is_refused() -> None:
+    with torch.device("meta"):
+        models = timm.create_model("vgg11"), timm.create_model("vovnet57a"), torchvision.models.resnet18()
+        plain = CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a")
+    for model in models:
+        with pytest.raises(RecastError, match="no residual block with a place for stochastic depth"):
+            set_drop_path_(model, 0.1)
+        assert set_drop_path_(model, 0.0) is model  # nothing to remove
+    for rate, mode, message in ((1.0, "linear", "got 1.0"), (-0.1, "linear", "got -0.1"), (0.1, "cubic", "'cubic'")):
+        with pytest.raises(RecastError, match=message):
+            set_drop_path_(plain, rate, mode)  # type: ignore[arg-type]
+    with pytest.raises(RecastError, match="no LayerScale"):
+        set_layer_scale_(plain, 1e-4)
+    with pytest.raises(RecastError, match="cannot recompute its activations"):
+        prepare_(plain, Recipe(grad_checkpointing=True))
 
 
 # --- what is frozen ---------------------------------------------------------------------------------------------------
@@ -228,9 +218,3 @@ def test_prepare_leaves_alone_what_the_recipe_leaves_open() -> None:
     assert probabilities(model) == before
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert not model.stages[0].grad_checkpointing
-
-
-def test_checkpointing_is_asked_of_the_network() -> None:
-    assert prepare_(resmlp(), Recipe(grad_checkpointing=True)).grad_checkpointing
-    with pytest.raises(RecastError, match="CifarResNet cannot recompute its activations"):
-        prepare_(CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a"), Recipe(grad_checkpointing=True))

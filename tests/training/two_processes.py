@@ -31,8 +31,8 @@ def recipe(**fields: Any) -> Recipe:
 
 def run(
     folder: Path, chosen: Recipe, resume: bool = False, dropout: bool = True
-) -> tuple[list[float], list[dict[str, Any]], nn.Module]:
-    """Losses of all updates, the rows, and the trained network."""
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Losses of all updates, and the rows."""
     losses: list[float] = []
     child = small_child()
     if not dropout:  # it is drawn for every part
@@ -41,7 +41,7 @@ def run(
         child, small_data(ODD), chosen, folder, resume=resume, progress=False,
         on_step=lambda _epoch, _step, loss: losses.append(loss),
     )  # fmt: skip
-    return losses, rows, child
+    return losses, rows
 
 
 def run_scheduled(folder: Path, chosen: Recipe) -> None:
@@ -53,7 +53,7 @@ def run_scheduled(folder: Path, chosen: Recipe) -> None:
 
 def main(folder: Path) -> None:
     with process_group("cpu"):
-        found: dict[str, Any] = {"losses": run(folder / "two", recipe())[0]}
+        found: dict[str, Any] = {"two": run(folder / "two", recipe())[0]}
         found["undivided"] = run(folder / "undivided", recipe(), dropout=False)[0]
         found["counted"] = _count_images()
         run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
