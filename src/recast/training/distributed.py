@@ -68,11 +68,15 @@ def process_group(device: str) -> Iterator[torch.device]:
     (gloo). Raises RecastError where there are fewer GPUs than processes on a machine, and where the others are lost.
     """
     chosen = choose_device(device)
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield chosen
-        return
-    chosen = _own_gpu(chosen)
-    if dist.is_initialized():
+    shared = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if shared and chosen.type == "cuda":
+        number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if number >= found:
+            raise RecastError(f"process {number} of this machine has no GPU of its own: there are {found}, "
+                              f"start torchrun with --nproc_per_node {found}")  # fmt: skip
+        torch.cuda.set_device(number)
+        chosen = torch.device("cuda", number)
+    if dist.is_initialized() or not shared:  # the only process, or inside of another such block
         yield chosen
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
@@ -88,17 +92,6 @@ def process_group(device: str) -> Iterator[torch.device]:
     finally:
         with suppress(RuntimeError):  # the others may be gone already
             dist.destroy_process_group()
-
-
-def _own_gpu(device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        return device
-    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= found:
-        raise RecastError(f"process {number} of this machine has no GPU of its own: there are {found}, "
-                          f"start torchrun with --nproc_per_node {found}")  # fmt: skip
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
 
 
 def check_shares(recipe: Recipe) -> None:

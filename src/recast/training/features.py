@@ -3,9 +3,9 @@
     L = mean over the layers of ‖f_S − f_T‖² / ‖f_T‖²
 
 f_S is the output of a GPSA layer in the student, f_T that of the convolution of the same name in the parent, for the
-same images; the norms are over a part of a batch (in every process). Gradients flow through the whole student; only
-the GPSA layers are to be moved (`keep_recast_gradients_`). The idea is that of FitNets (Romero et al. 2015), with
-every recast layer as a hint; the relative error, so that all layers count the same, is ours.
+same images; the norms are over a part of a batch (in every process). Gradients flow through the whole student, but only
+the GPSA layers are to move. The idea is FitNets' (Romero et al. 2015) with every recast layer as a hint; the relative
+error, so that all layers count the same, is ours.
 
     features = FeatureDistillation(student, parent)
     with features:
@@ -39,16 +39,13 @@ from recast.training.distill import widened
 
 
 class FeatureDistillation:
-    """The loss above for the student's last forward pass: `features(outputs, images, targets)` → a scalar.
+    """The loss above for the student's last forward pass: `features(outputs, images, targets)` → a scalar, float32.
 
-    In a `with` block every forward pass of `student` with gradients is watched by
-    hooks on its modules, so it may be called through DistributedDataParallel, in parts, and under autocast: the
-    errors are computed in float32. Before each such pass the parent sees the same images as the student will: in the
-    same mode, module by module, and with the same random draws. So both normalise with the statistics of the batch
-    where BatchNorm trains, and drop the same units: the linear gate starts at 0, to rounding. The student is in train
-    mode as usual, its running statistics move; the parent is a copy, and nothing of it ever changes.
-
-    `errors` has ‖f_S − f_T‖² / ‖f_T‖² of every layer in the last pass, as tensors that nobody has waited for.
+    In a `with` block every forward pass of `student` with gradients is watched by hooks on its modules, so it may be
+    called through DistributedDataParallel, in parts, and under autocast. Before each such pass the parent, a copy of
+    which nothing ever changes, sees the same images: in the same mode, module by module, and with the same random
+    draws. So both normalise with the statistics of the batch where BatchNorm trains, and drop the same units: the
+    linear gate starts at 0, to rounding. `errors` has the error of every layer in the last pass.
 
     Raises RecastError for a student without GPSA layers or a layer that is no convolution in `parent`, for layers that
     give another size than there (a stride removed) or hold a folded BatchNorm, and for `torch.compile`.

@@ -109,9 +109,13 @@ class _Loop:
                 self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
         try:
             with self.journal.open(state.position.epoch), worker_errors():
-                self._note_start()
+                warmup, steps = self.rates.warmup, self.rates.steps
+                if steps and 2 * warmup > steps:
+                    self.journal.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
                 if state.position.epoch == 0:
                     self._end_epoch()
+                else:
+                    self.journal.note(f"goes on at epoch {state.position.epoch}, step {state.position.step}")
                 while state.position.epoch <= recipe.epochs:
                     self._train_epoch()
                     self._end_epoch()
@@ -130,13 +134,6 @@ class _Loop:
         if self._asked_to_stop():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
         return on_first(lambda: read_metrics(self.journal.path))
-
-    def _note_start(self) -> None:
-        warmup, steps, position = self.rates.warmup, self.rates.steps, self.state.position
-        if steps and 2 * warmup > steps:
-            self.journal.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
-        if position.step or position.epoch:
-            self.journal.note(f"goes on at epoch {position.epoch}, step {position.step}")
 
     def _asked_to_stop(self) -> bool:
         """Whether some process was; the same answer in all of them."""

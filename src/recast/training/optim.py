@@ -1,21 +1,18 @@
 """Optimiser, learning rate and the sparsity of gates.
 
-Every group of parameters has a peak rate of its own (`recast.param_groups`); one factor f(t) scales them all:
+Every group of parameters has a peak rate of its own (`recast.param_groups`); one factor f(t) scales them all over the
+updates t = 0 … T − 1 of the run:
 
     f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
     f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
 
-over the updates t = 0 … T − 1 of the whole run. With `warmup_prefix` the cosine begins where the warm-up ends and is
-over at the last update, u = (t − W)/(T − 1 − W). Without it u = t/T, as in timm and DeiT (Touvron et al. 2021): the
-warm-up covers the cosine's first part, and the last update is one short of its end; timm takes the value at an
-epoch's start for the whole epoch, here the rate moves at every update.
+With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
+Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
+here the rate moves at every update. timm's schedulers start and end every group at the same absolute rate, which would
+lose the gates' ratio to the base rate; and this one has no state.
 
-timm's schedulers start and end every group at the same absolute rate, which would lose the gates' ratio to the base
-rate; and this one has no state: a resumed run needs only t.
-
-With `base_batch` the rate of the weights is lr × batch_size / base_batch (Goyal et al. 2017), which is the lr above.
-What is given as an absolute rate stays one: gate_lr, pool_lr, warmup_lr and min_lr are never scaled. Gates without a
-gate_lr follow the weights, 10 × the scaled rate; attention pooling without a pool_lr has the weights' rate.
+With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, pool_lr, warmup_lr and
+min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled rate, pooling without a pool_lr has it.
 """
 
 from __future__ import annotations
