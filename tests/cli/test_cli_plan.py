@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -41,41 +40,6 @@ def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Pa
         (tmp_path / name).write_bytes(content)
         assert "exists and is no plan" in refused("plan", *MODEL, "--out", tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
-    assert "must be a file" in refused("plan", *MODEL, "--out", tmp_path)
-    assert "does not exist" in refused("plan", *MODEL, "--out", tmp_path / "no" / "plan.json")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["resnet5"], "no model 'resnet5'. Did you mean resnet50"),
-        (["torchvision:resnet51"], "Did you mean resnet50"),
-        (["nowhere.at_all:f"], "cannot import nowhere.at_all"),
-        ([], "MODEL is missing"),
-        ([*MODEL, "--where", "layer3.1.conv"], "Did you mean layer3.1.conv"),
-        ([*MODEL, "--alpha", "0"], "alpha must be a positive number"),
-        ([*MODEL, "--alpha", "-1"], "alpha must be a positive number"),
-        ([*MODEL, "--budget", "tokens=10"], "3.6× the budget of 10"),
-        ([*MODEL, "--budget", "memory=1KiB"], "raise the budget"),
-        ([*MODEL, "--budget", "lots"], "a budget limits tokens, macs, params, memory, got 'lots'"),
-        (["digits_resnet", "--img-size", "0"], "--img-size takes pixels"),
-        (["digits_resnet", "--img-size", "abc"], "--img-size takes pixels"),
-        ([*MODEL, "--checkpoint", "nowhere.pth"], "nowhere.pth does not exist"),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], message: str, refused: Refused) -> None:
-    assert message in refused("plan", *words)
-
-
-def test_an_image_that_is_too_small_for_the_network(refused: Refused, tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "def big(): return nn.Sequential(nn.Conv2d(3, 4, 11), nn.AdaptiveAvgPool2d(1))\n"
-        "def grey(): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n",
-        encoding="utf-8",
-    )
-    monkeypatch.chdir(tmp_path)
-    assert "cannot run on the example (1, 3, 8, 8)" in refused("plan", "mine:big", "--img-size", "8")
 
 
 def test_a_network_of_grey_images_is_planned_and_verified(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
@@ -150,11 +114,9 @@ def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None
     words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
     assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
     assert "square" in refused(*words, "--img-size", "12x10")
-    assert "--num-images must be 1 or more" in refused("verify", *MODEL, "--num-images", "0")
-    assert "--data-dir needs the data set's name" in refused("verify", *MODEL, "--data-dir", "x")
 
 
-def test_an_edited_plan_is_shown_and_verified(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+def test_an_edited_plan_is_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     cli("plan", *MODEL, "--where", "all", "--budget", "macs=1.9x", "--out", path)
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -168,12 +130,6 @@ def test_an_edited_plan_is_shown_and_verified(cli: Cli, refused: Refused, tmp_pa
     done = cli("verify", *MODEL, "--plan", path, "--num-images", "1")
     assert done.code == 0
     assert "2 convolutions recast, 1 images" in done.out
-    assert "leave --where away" in refused("plan", *MODEL, "--plan", path, "--where", "all")
-    assert "leave --budget away" in refused("plan", *MODEL, "--plan", path, "--budget", "tokens=2000")
-    assert "change them in its config" in refused("verify", *MODEL, "--plan", path, "--alpha", "2")
-    path.write_text("{", encoding="utf-8")
-    assert "plan.json: this is not a plan" in refused("plan", *MODEL, "--plan", path)
-    assert "No such file" in refused("plan", *MODEL, "--plan", tmp_path / "none.json")
 
 
 def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, tmp_path: Path) -> None:
@@ -184,7 +140,6 @@ def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, t
     content = json.loads(cli("verify", *MODEL, "--plan", path, "--num-images", "2", "--json").out)
     assert content["same"] is content["telling"] is True
     assert 0 < content["forms"]["auto"]["max_relative_error"] < 1e-5 < content["control"]["max_relative_error"]
-    assert "nothing is left to do" in refused("plan", *MODEL, "--where", "none")
     assert "change them in its pool" in refused("plan", *MODEL, "--plan", path, "--pool", "single")
     done = cli("verify", *alone, "--start", "paper", "--num-images", "2")
     assert done.code == 1
@@ -198,11 +153,8 @@ def test_a_regular_expression_may_hold_a_comma(cli: Cli) -> None:
     assert len(shown["steps"]) > 3
 
 
-def test_zoo_walks_names_and_says_what_is_wrong(cli: Cli, refused: Refused, tmp_path: Path) -> None:
+def test_zoo_leaves_a_file_that_is_no_table_alone(refused: Refused, tmp_path: Path) -> None:
     out = tmp_path / "zoo.csv"
-    assert "no architecture matches 'resnet18'" in refused("zoo", "resnet18", "--out", out)
-    assert "--workers must be 1 or more" in refused("zoo", "timm:resnet18", "--workers", "0", "--out", out)
-    assert "does not exist" in refused("zoo", "timm:resnet18", "--out", tmp_path / "no" / "zoo.csv")
     out.write_text("mine\n", encoding="utf-8")
     assert "no table of a walk" in refused("zoo", "timm:resnet18", "--out", out)
     assert out.read_text(encoding="utf-8") == "mine\n"

@@ -17,22 +17,13 @@ from recast.recipes import AFTER, RECIPES, make_recipe
 
 # Parameters from the specifications of the networks, 1000 classes.
 PARAMETERS = {
-    "deit_small": 22_050_664,
-    "deit_base_384": 86_859_496,
     "deit_base_distilled_384": 87_630_032,
-    "deit3_base_384": 86_877_160,
     "deit3_huge": 632_126_440,
-    "cait_xs24": 26_560_648,
-    "cait_s36": 68_220_712,
     "cait_m48_distilled_448": 356_460_520,
     "resmlp_big_24": 129_138_280,
-    "patchconvnet_s60": 25_231_096,
     "patchconvnet_s60_multi": 25_614_712,
-    "patchconvnet_l120_21k": 334_294_376,
-    "rsb_a1": 25_557_032,
     "tcnn_resnetrs350": 163_956_168,
     "prs_cmhsa3": 61_569_256,
-    "tcnn_star_100": 25_557_032,
 }
 
 
@@ -62,21 +53,6 @@ def test_every_network_is_built_for_the_recipe_s_images() -> None:
         built_for = getattr(embedding, "img_size", None)
         if built_for is not None:
             assert built_for == (data.img_size, data.img_size), name
-        assert built_for is not None or name.startswith(
-            (
-                "tcnn",
-                "rsb",
-                "patchconvnet",
-                "attention_pool",
-                "resnet50_attention_pool",
-                "cifar",
-                "digits",
-                "folder",
-                "finetune",
-                "prs",
-                "cmhsa",
-            )
-        ), name
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 import pytest
 import timm
@@ -14,25 +13,11 @@ import recast
 import recast.models.cmhsa_vit
 import recast.models.small  # both register our names with timm
 from recast.recipes import RECIPES, make_recipe
-from recast.run.config import RecastConfig, Recipe
+from recast.run.config import RecastConfig
 from recast.run.schedule import Schedule
 from recast.surgery.plan import Plan
 
 SCALES = ("", "_gpu", "_small")
-
-
-def check(name: str, expected: dict[str, Any]) -> None:
-    found = flat(make_recipe(name))
-    assert {key: found[key] for key in expected} == expected, name
-
-
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """`{"optim.lr": …}`; `rate` is the peak rate that is used, whatever it is scaled from."""
-    optim = recipe.optim
-    values = {"rate": pytest.approx(optim.lr * (recipe.data.batch_size / (optim.base_batch or recipe.data.batch_size)))}
-    for name, group in vars(recipe).items():
-        values |= {f"{name}.{k}": v for k, v in vars(group).items()} if hasattr(group, "__dict__") else {name: group}
-    return values
 
 
 def planned(name: str) -> Plan:
@@ -58,78 +43,23 @@ def dates(name: str) -> list[int]:
     return [schedule.dates[layer] for layer in schedule.layers]
 
 
-DEIT = {
-    "augment.auto_augment": "rand-m9-mstd0.5-inc1",
-    "augment.mixup": 0.8,
-    "augment.cutmix": 1.0,
-    "augment.erasing": 0.25,
-    "regularization.label_smoothing": 0.1,
-    "optim.warmup_epochs": 5,
-    "data.batch_size": 1024,
-    "data.img_size": 224,
-    "model.pretrained": False,
-    "model.checkpoint": None,
-}
-
-# T-CNN, section 5: t1, t2 and top-1 of Table 2. SGD with momentum 0.9, batches of 1024, 5 epochs of warm-up.
-TABLE_2 = """
-tcnn_cnn      400   0  79.04
-tcnn_hybrid     0 400  79.95
-tcnn_star_100 100 300  80.44
-tcnn_star_200 200 200  80.28
-tcnn_star_300 300 100  79.28
-"""
-T_CNN_STAR = {name: (int(t1), int(t2), top1) for name, t1, t2, top1 in map(str.split, TABLE_2.strip().splitlines())}
-
-
-@pytest.mark.parametrize("name", T_CNN_STAR)
-def test_t_cnn_star(name: str) -> None:
-    t1, t2, top1 = T_CNN_STAR[name]
-    sgd = {"optim.opt": "sgd", "optim.momentum": 0.9, "model.name": "resnet50", "data.name": "imagenet"}
-    check(name, DEIT | sgd | {"epochs": t1 + t2, "regularization.drop_path": 0.0})
-    assert f"\nExpected: {top1} % top-1\n" in RECIPES[name].text
-    recipe = make_recipe(name)
-    if not t2:
-        assert recipe.is_plain
-        return
-    check(name, {"recast.gate": "sigmoid", "recast.alpha": 1.0, "recast.lambda_init": 1.0, "recast.stride": "remove"})
-    assert dates(name) == [t1 + 1] * 3, "the last stage, all at once"
-    # "we keep the same optimizer and learning rate": the gates have no rate of their own
-    assert recipe.optim.gate_lr == recipe.optim.lr
-
-
-# PRS, Table 3: 400 epochs on CIFAR-100, 6 layers of 9 heads, width 768
-TABLE_3 = {"prs_cmhsa3": "79.09", "cmhsa3": "76.72", "cmhsa5": "78.74"}
+@pytest.mark.parametrize(("name", "t1"), [("tcnn_hybrid", 0), ("tcnn_star_100", 100), ("tcnn_star_300", 300)])
+def test_t_cnn_star(name: str, t1: int) -> None:
+    """T-CNN, section 5: the last stage at once, "we keep the same optimizer and learning rate"."""
+    assert dates(name) == [t1 + 1] * 3
+    optim = make_recipe(name).optim
+    assert (optim.opt, optim.gate_lr) == ("sgd", optim.lr)
 
 
 @pytest.mark.parametrize("name", ["prs_cmhsa3", "prs_cmhsa5", "cmhsa3", "cmhsa5"])
 def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
-    check(name, DEIT | {"epochs": 400, "data.name": "cifar100", "data.num_train": None, "data.data_fraction": None})
-    check(name, {"optim.opt": "adamw", "rate": 1e-3, "optim.weight_decay": 0.05, "recast.gate": "bias"})
+    """Table 3: six layers of 9 heads, width 768; Eq. 7: layer l is a convolution while t <= 400 (1 - l/7)."""
     plan = planned(name)
     assert [(step.geometry.kernel, step.input) for step in plan.steps] == [((3, 3), (768, 14, 14))] * 6
-    # Eq. 7: layer l is a convolution while t <= 400 (1 - l/7)
     thresholds = [400 * (1 - Fraction(layer, 7)) for layer in range(1, 7)]
     first = [next(t for t in range(1, 401) if t > threshold) for threshold in thresholds]
     assert first == [343, 286, 229, 172, 115, 58]
     assert dates(name) == (first if name.startswith("prs") else [201] * 6)
-    expected = f"{TABLE_3[name]} % top-1" if name in TABLE_3 else "none published"
-    assert f"\nExpected: {expected}\n" in RECIPES[name].text
-
-
-def test_c_mhsa_5_with_prs_is_not_the_paper_s() -> None:
-    assert "not in the paper" in RECIPES["prs_cmhsa5"].text
-
-
-@pytest.mark.parametrize(("as_conv", "as_attention"), [(300, 0), (250, 50), (150, 150), (50, 250)])
-def test_interpolation(as_conv: int, as_attention: int) -> None:
-    """Section 5.2: a tenth of ImageNet, C-MHSA-3, all layers at once."""
-    name = f"prs_interpolation_{as_conv}_{as_attention}"
-    check(name, DEIT | {"epochs": 300, "data.name": "imagenet", "data.data_fraction": 0.1, "rate": 1e-3})
-    check(name, {"model.name": "cmhsa_vit_3"})
-    if as_attention:
-        assert dates(name) == [as_conv + 1] * 6
-    assert make_recipe(name).is_plain == (not as_attention)
 
 
 SCHEDULED = [name for name in RECIPES if f"{name}_small" in RECIPES]
