@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,14 +27,6 @@ from recast.surgery.pooling.swap import attention_pools
 
 PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
-
-
-class Group(NamedTuple):
-    """Where a new parameter belongs: the name of its group, its peak rate and its weight decay."""
-
-    name: str
-    peak_lr: float
-    weight_decay: float
 
 
 def recast_during_training_(
@@ -95,8 +87,9 @@ def recast_during_training_(
         kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in carried[name]}
         for own, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in taken:
-                wanted = _group(kinds[id(parameter)], optimizer, homes[name], gate_lr)
-                _join_(optimizer, f"{name}.{own}", parameter, wanted, homes[name])
+                kind = kinds[id(parameter)]
+                _join_(optimizer, f"{name}.{own}", parameter, kind, _peak_of(kind, optimizer, homes[name], gate_lr),
+                       homes[name])  # fmt: skip
     for average in copies:
         recast_(average, plan, steps=names)
         for name, layer in layers.items():
@@ -148,25 +141,27 @@ def _peak(group: dict[str, Any]) -> float:
     return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
 
 
-def _group(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: float | None) -> Group:
-    """Where a parameter of this kind belongs, beside the kernel's group `home`."""
-    own, slash, number = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
+def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: float | None) -> float:
+    """Peak rate of parameters of this kind, beside the kernel's group `home`."""
     rate = _peak(home)
-    if kind in ("gates", "sigmoid_gates"):
-        if gate_lr is None:
-            rate *= LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0
-        else:  # the head's rate is the one that is not decayed
-            base = max(_peak(g) for g in optimizer.param_groups if str(g.get("name", own)).partition("/")[0] == own)
-            rate = gate_lr * (rate / base if slash and base else 1.0)
-    return Group(f"{kind}{slash}{number}", rate, float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0)
+    if kind not in ("gates", "sigmoid_gates"):
+        return rate
+    if gate_lr is None:
+        return rate * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
+    own, slash, _ = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
+    base = max(_peak(g) for g in optimizer.param_groups if str(g.get("name", own)).partition("/")[0] == own)
+    return gate_lr * (rate / base if slash and base else 1.0)  # the head's rate is the one that is not decayed
 
 
 def _join_(
-    optimizer: Optimizer, name: str, parameter: nn.Parameter, wanted: Group, home: dict[str, Any]
-) -> None:  # fmt: skip
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, peak: float, home: dict[str, Any]
+) -> None:
     """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
+    _, slash, number = str(home.get("name", "")).partition("/")
+    wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0
     for group in optimizer.param_groups:
-        fits = group["name"] == wanted.name if "name" in group else _alike(group, wanted)
+        alike = (_peak(group), float(group.get("weight_decay", 0.0))) == (peak, decay)
+        fits = group["name"] == wanted if "name" in group else alike
         if fits and "step" not in group:  # a count of steps would be wrong for it
             group["params"].append(parameter)
             if "param_names" in group:
@@ -174,14 +169,10 @@ def _join_(
             return
     factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
     settings = {key: copy.deepcopy(home[key]) for key in optimizer.defaults if key in home}
-    settings |= {key: wanted.peak_lr for key in PEAKS if key in home}
-    settings |= {"lr": wanted.peak_lr * factor, "weight_decay": wanted.weight_decay, "name": wanted.name}
+    settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
+    settings |= {"lr": peak * factor, "weight_decay": decay, "name": wanted}
     own: Any = (name, parameter) if "param_names" in home else parameter
     optimizer.add_param_group({**settings, "params": [own]})
-
-
-def _alike(group: dict[str, Any], wanted: Group) -> bool:
-    return (_peak(group), float(group.get("weight_decay", 0.0))) == (wanted.peak_lr, wanted.weight_decay)
 
 
 @torch.no_grad()

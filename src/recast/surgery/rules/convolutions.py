@@ -8,7 +8,6 @@ W_out has the kernel's own layout, so whatever made the kernel makes all heads o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -30,7 +29,7 @@ from recast.tracing.hooks import in_eval
 class WeightStandardization(nn.Module):
     """Ŵ = g·(W − mean) / √(var + eps) per output channel (Qiao et al. 2019); g = gain · scale in norm-free networks.
 
-    `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over all taps.
+    `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over the kernel.
     """
 
     def __init__(self, eps: float, scale: float = 1.0, gain: Tensor | None = None) -> None:
@@ -77,7 +76,7 @@ def _geometry(conv: nn.Conv2d) -> Geometry:
 @recasts(Conv2dSame)
 def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
     """W_out^h = the kernel's position h, W_val = I, Δ_h = the position's offset (d'Ascoli et al. 2021, Eq. 6)."""
-    return _layer(conv, _geometry(conv), effective_weight(conv), config, _copied_parametrizations(conv, config))
+    return _layer(conv, _geometry(conv), effective_weight(conv), config)
 
 
 @recasts(nn.ConvTranspose2d)
@@ -85,8 +84,7 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastL
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
     if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
         raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
-    weight = flip_transpose(effective_weight(conv), conv.groups)
-    return _layer(conv, Geometry.of(conv), weight, config)
+    return _layer(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
 
 @recasts(StdConv2d)
@@ -94,58 +92,49 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastL
 @recasts(ScaledStdConv2d)
 @recasts(ScaledStdConv2dSame)
 def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
-    geometry = _geometry(conv)
     maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
     raw = effective_weight(conv)
-    if not config.keep_parametrization:
-        with torch.no_grad():
-            return _layer(conv, geometry, maker(raw), config)
-    return _layer(conv, geometry, raw, config, [*_copied_parametrizations(conv, config), maker])
-
-
-def _copied_parametrizations(conv: nn.Module, config: RecastConfig) -> list[nn.Module]:
-    if not config.keep_parametrization:
-        return []
-    if weight_hook(conv) is not None:
-        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
-    found = parametrization_of(conv)
-    return [] if found is None else list(copy.deepcopy(found))
+    if config.keep_parametrization:
+        return _layer(conv, _geometry(conv), raw, config, maker)
+    with torch.no_grad():
+        return _layer(conv, _geometry(conv), maker(raw), config)
 
 
 def _layer(
-    conv: nn.Conv2d | nn.ConvTranspose2d,
-    geometry: Geometry,
-    weight: Tensor,
-    config: RecastConfig,
-    makers: Iterable[nn.Module] = (),
-) -> RecastLayer:
+    conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
+    maker: nn.Module | None = None,
+) -> RecastLayer:  # fmt: skip
     """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
 
-    `makers` become parametrisations of W_out, in order; `weight` is then what they start from.
+    With `keep_parametrization`, `conv`'s own parametrisations and then `maker` become those of W_out; `weight` is what
+    the last of them starts from.
     """
+    keep = config.keep_parametrization
+    if keep and weight_hook(conv) is not None:
+        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
+    given = parametrization_of(conv) if keep else None
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
         conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
         config=config, device=weight.device, dtype=weight.dtype,
     )  # fmt: skip
-    made, makers = dict(conv.named_parameters()), list(makers)
+    made = dict(conv.named_parameters())
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
-    if config.keep_parametrization and len(biases) > 0 and "bias" not in biases:
+    if keep and biases and "bias" not in biases:
         raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
-    sources = [made["weight"]] if makers and "weight" in made else [p for n, p in made.items() if n not in biases]
+    is_source = not (given is None and maker is None) and "weight" in made
+    sources = [made["weight"]] if is_source else [p for name, p in made.items() if name not in biases]
     # clone keeps channels_last, which copy_ into a new tensor would not
     layer.weight = nn.Parameter(weight.clone(), any(p.requires_grad for p in sources))
     if conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     layer.train(conv.training)
-    given = parametrization_of(conv) if makers else None
     if given is not None:
         # moved whole: an inverse would give other numbers with the same result, or refuse them
         parametrize.register_parametrization(layer, "weight", nn.Identity(), unsafe=True)
         layer.parametrizations["weight"] = copy.deepcopy(given)  # type: ignore[operator, index, assignment]
-        makers = makers[len(given) :]
-    for maker in makers:
+    if maker is not None:
         parametrize.register_parametrization(layer, "weight", maker, unsafe=True)
     return layer
