@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -12,19 +11,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.layers.functional import backends, maps
-from recast.layers.functional.streaming import attend, stream
+from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.surgery.rules import find_rule
 from recast.tracing.cost import SavedBytes
 
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
-NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
-FORMS = ("dense", "split", "merged")
 
 
 def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor]:
@@ -35,47 +31,6 @@ def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor
     parameters = {name: p for name, p in layer.named_parameters() if p.numel()}
     gradients = torch.autograd.grad((y * weights).sum(), [x, *parameters.values()])
     return {"output": y.detach(), **dict(zip(["input", *parameters], gradients, strict=True))}
-
-
-def recast_layer(conv: Any, config: RecastConfig) -> GPSA:
-    found = find_rule(conv)
-    assert found is not None
-    return found[1](conv, config)
-
-
-def assert_forms_agree(layer: GPSA, x: Tensor, text: str) -> None:
-    """All forms against `reference`, fp64, outputs and every gradient."""
-    expected = outputs_and_gradients(layer, x, "reference")
-    steepest = max(float(value.abs().max()) for value in expected.values())
-    for form in FORMS:
-        for name, value in outputs_and_gradients(layer, x, form).items():
-            scale = max(float(expected[name].abs().max()), 1e-5 * steepest)
-            error = float((value - expected[name]).abs().max()) / scale
-            assert error <= 1e-10, f"{form} {name} {error:.1e}, {text}"
-
-
-@pytest.mark.parametrize("content", ["softmax", "linear"])
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-@pytest.mark.parametrize("attend_padding", [False, True])
-def test_forms_agree_with_pruned_maps(
-    content: Any, gate: Any, attend_padding: bool, random_case: Any, open_gates: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Random choices of Gaussian and content maps, with and without W_val, in chunks of all kinds."""
-    config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding)
-    first = 30000 + 1000 * (4 * (content == "linear") + 2 * (gate == "sigmoid") + attend_padding)
-    for seed in range(first, first + max(40, NUM_GEOMETRIES // 12)):
-        monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", (2**20, 60, 7)[seed % 3])
-        monkeypatch.setattr(stream, "MERGE_KEYS", (0, 10**6)[seed % 2])
-        conv, x, text = random_case(seed)
-        layer = open_gates(recast_layer(conv, config), seed)
-        generator = torch.Generator().manual_seed(seed)
-        gaussian, some = (torch.rand(2, layer.num_heads, generator=generator) < 0.5).unbind()
-        kept = tuple(some.nonzero().flatten().tolist())
-        every = tuple(range(layer.num_heads))
-        layer.prune_(every if gate == "sigmoid" else tuple(gaussian.nonzero().flatten().tolist()), kept)
-        if seed % 3 == 0:
-            layer.fold_value_()
-        assert_forms_agree(layer, x, text)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

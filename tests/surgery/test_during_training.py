@@ -14,7 +14,6 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel
@@ -115,21 +114,6 @@ def test_ten_further_steps_are_the_convolution_s(name: str) -> None:
     train(child, carried, range(8, 18))
     images, _ = batch(99)
     assert relative(child.eval()(images), conv.eval()(images)) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_without_its_moments_it_is_another_training(name: str) -> None:
-    """The control of the test above: the moments are what carries the function on."""
-    conv, optimizer, child, carried = twins(name)
-    recast_during_training_(child, carried, every(child))
-    freeze(child)
-    for layer in (child.stem, child.strided, child.up):
-        for parameter in layer.parameters():
-            carried.state.pop(parameter, None)
-    train(conv, optimizer, range(8, 18))
-    train(child, carried, range(8, 18))
-    images, _ = batch(99)
-    assert relative(child.eval()(images), conv.eval()(images)) > 1e-4
 
 
 def test_only_what_was_swapped_is_touched() -> None:
@@ -401,16 +385,6 @@ def places(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, tuple[st
     """Parameter → the name of its group and its rate."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {names[id(p)]: (group["name"], pytest.approx(group["lr"])) for group in groups for p in group["params"]}
-
-
-def test_room_is_made_in_the_layer_of_a_kernel_that_is_computed() -> None:
-    model = timm.create_model("test_resnet")
-    name = next(step.name for step in plan(model, torch.zeros(1, 3, 64, 64)).steps)
-    parametrizations.weight_norm(model.get_submodule(name))
-    todo = plan(model, torch.zeros(1, 3, 64, 64), where=[name])
-    before = {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5, plan=todo)}
-    recast_(model, todo)
-    assert {group["name"] for group in param_groups(model, 1e-2, layer_decay=0.5)} <= before
 
 
 def test_an_optimiser_that_trains_a_part_of_the_layer_is_refused() -> None:

@@ -106,20 +106,6 @@ def test_pruned_maps_stay_closed_in_training(open_gates: Any) -> None:
     assert torch.equal(gates["s"] == 0, closed[1])
 
 
-def test_the_tolerance_is_per_map() -> None:
-    layer = GPSA(3, 4, PAD_1)
-    with torch.no_grad():
-        layer.gamma[0], layer.gamma[1], layer.spread[0] = 0.1, -0.3, 0.2
-    layer.close_maps_(0.15)
-    assert (layer.gaussian_heads, layer.content_heads) == ((0,), (1,))
-    sigmoid = GPSA(3, 4, PAD_1, config=RecastConfig(gate="sigmoid"))
-    with torch.no_grad():
-        sigmoid.lam[2] = 6.0
-    sigmoid.close_maps_(0.01)
-    assert sigmoid.content_heads == (0, 1, 3, 4, 5, 6, 7, 8)
-    assert sigmoid.gates()["sigma"][2].item() == 1.0
-
-
 # --- larger kernels ---------------------------------------------------------------------------------------------------
 
 
