@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,50 +21,23 @@ from recast.surgery.apply import recast_layers
 from recast.tracing.hooks import hooked, in_eval
 
 TOLERANCE = 1e-3
+"""Share of its attention that a head may give to others than its tap, and still be a convolution."""
 MAX_QUERIES = 128
 TINY = 1e-30
 """Stands for 0 in a logarithm whose value is multiplied by 0."""
 
 
-@dataclass(frozen=True)
-class Head:
-    """What one head of a layer does, in the mean over images and queries. Units are pixels of the layer's input."""
-
-    layer: str
-    head: int
-    tap: tuple[int, int]
-    """Offset of the kernel's tap that it stood for, (rows, columns) from the query."""
-    gate: float | None
-    """Share of content: γ, or 1 − σ(λ). None for C-MHSA, which has no gate."""
-    span: float | None
-    """1/α of its Gaussian; None where it has none."""
-    distance: float
-    """Mean attention distance Σ_k |A_qk|·‖k − q‖ / Σ_k |A_qk|."""
-    nonlocality: float
-    """Σ_k A_qk·‖k − q‖, signed."""
-    entropy: float
-    """−Σ_k p_qk ln p_qk with p = |A| / Σ|A|, in nats: 0 for one pixel, ln n for n pixels alike."""
-    tap_share: float
-    """Share of |A| on the tap."""
-    images: int
-    queries: int
-    """Queries of an image that were looked at."""
-
-    @property
-    def is_convolution(self) -> bool:
-        """Whether the head still is its tap: at least 1 − 0.001 of its attention is there."""
-        return self.tap_share >= 1 - TOLERANCE
-
-
-def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[Head]:
+def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[HeadLine]:
     """Gate, span, attention distance, non-locality and entropy of every head of every recast layer, over images.
 
         distance     d_h = ⟨ Σ_k |A_qk| ‖k − q‖ / Σ_k |A_qk| ⟩      ⟨⟩ the mean over queries q and images
         non-locality D_h = ⟨ Σ_k A_qk ‖k − q‖ ⟩; of a layer: the mean over its heads
                      (d'Ascoli et al. 2021, ConViT, section 4: D_loc)
+        entropy      H_h = ⟨ −Σ_k p_qk ln p_qk ⟩ with p = |A| / Σ|A|, in nats: 0 for one pixel, ln n for n alike
 
     A is the head's gated mix of maps, as the layer uses it; k runs over the padded input, for a shift or a Gaussian may
-    lie on padding. ‖k − q‖ is Euclidean, in pixels of the layer's input (ConViT's patches).
+    lie on padding. ‖k − q‖ is Euclidean, in pixels of the layer's input (ConViT's patches). A head still is a
+    convolution where at least 1 − 0.001 of |A| is on its tap. Its gate is the share of content, its span 1/α.
 
     With a sigmoid gate or C-MHSA A ≥ 0, its rows sum to one, and both are the same. A linear gate may be negative, and
     then so may A: a head that looks away from its surroundings. Distance and entropy take |A| as attention; the
@@ -79,7 +52,8 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
         raise RecastError(f"at least one query must be looked at, got queries={queries}")
     if not recast_layers(model):
         raise RecastError(f"{type(model).__name__} has no layer that was recast: it has no heads to measure")
-    return _measure({"": model}, images, queries, seed)[""]
+    name = type(model).__name__
+    return _measure({name: model}, images, queries, seed)[name]
 
 
 def tabulate_heads(
@@ -93,19 +67,11 @@ def tabulate_heads(
     are loaded and measured one after the other, and the rows of `models` themselves have no epoch. A checkpoint from
     before its layers were recast has no rows. Raises `RecastError` if nothing has recast layers.
     """
-    lines: list[HeadLine] = []
-
-    def put(name: str, epoch: int | None, heads: list[Head]) -> None:
-        for h in heads:
-            means = h.distance, h.nonlocality, h.entropy
-            lines.append(
-                HeadLine(name, epoch, h.layer, h.head, *h.tap, h.gate, h.span, *means, h.is_convolution, h.images)
-            )
-
+    lines = []
     for name, epoch, load in epochs:
-        put(name, epoch, _measure({"": load()}, batches())[""])
-    for name, heads in _measure(models, batches()).items():
-        put(name, None, heads)
+        (heads,) = _measure({name: load()}, batches()).values()
+        lines += [replace(head, epoch=epoch) for head in heads]
+    lines += [head for heads in _measure(models, batches()).values() for head in heads]
     if not lines:
         raise RecastError(f"none of {', '.join(models)} has a layer that was recast: there are no heads to measure")
     return Table.of("heads", HeadLine, lines)
@@ -114,7 +80,7 @@ def tabulate_heads(
 @torch.no_grad()
 def _measure(
     models: Mapping[str, nn.Module], images: Images, queries: int = MAX_QUERIES, seed: int = 0
-) -> dict[str, list[Head]]:
+) -> dict[str, list[HeadLine]]:
     """The heads of every model, in one pass over the images in eval mode; of models without recast layers none."""
     sums = {
         name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(unwrapped(model)[1]).items()}
@@ -129,7 +95,7 @@ def _measure(
                     with in_eval(model), hooked(modules, before=see):
                         model(batch.to(device_of(model)))
     return {
-        name: [head for layer, one in layers.items() if one.images for head in one.heads(layer)]
+        name: [head for layer, one in layers.items() if one.images for head in one.heads(name, layer)]
         for name, layers in sums.items()
     }
 
@@ -181,16 +147,22 @@ class _Sums:
         self.images += len(x)
         self._queries = len(chosen)
 
-    def heads(self, name: str) -> list[Head]:
+    def heads(self, model: str, name: str) -> list[HeadLine]:
         """Every head, in the mean over images and queries."""
-        layer, geometry = self.layer, self.layer.geometry
+        layer = self.layer
         gates: list[float | None] = [None] * layer.num_heads
         spans = gates
         if isinstance(layer, GPSA):
             gates = expand_heads(layer.weights()).gates.content.tolist()
             spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
         means = (self._sums / (self.images * self._queries)).T.tolist()
-        return [
-            Head(name, head, tap, gates[head], spans[head], far, signed_far, entropy, share, self.images, self._queries)
-            for head, (tap, (far, signed_far, entropy, share)) in enumerate(zip(geometry.offsets(), means, strict=True))
-        ]
+        heads = []
+        for number, ((row, column), (*measured, on_tap)) in enumerate(zip(layer.geometry.offsets(), means, strict=True)):
+            distance, nonlocality, entropy = measured
+            heads.append(
+                HeadLine(
+                    model, None, name, number, row, column, gates[number], spans[number], distance, nonlocality, entropy,
+                    on_tap >= 1 - TOLERANCE, self.images,
+                )
+            )  # fmt: skip
+        return heads
