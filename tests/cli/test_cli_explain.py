@@ -297,7 +297,7 @@ def test_mistakes_with_models_are_one_line(
         (["w.pth", image], "recast explain MODEL IMAGE --checkpoint w.pth"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
-        ([vit, image, *size, "--classes", "two.txt"], "two.txt names 2 classes, own_vit:net has 3"),
+        ([vit, image, *size, "--classes", "two.txt"], "2 names of classes for a network with 3 outputs"),
         ([vit, image, *size, "--classes", "gap.txt"], "but line 2 is empty"),
         ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
         ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "crop_pct is of square images, and of 32×64 pixels"),

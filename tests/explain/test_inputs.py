@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from recast.data.datasets import ImageTensors
 from recast.data.images import load_image
 from recast.errors import RecastError
 from recast.explain import inputs
-from recast.explain.inputs import find_inputs, read_image, read_inputs
+from recast.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
 
 SIZE = (16, 16)
 
@@ -136,8 +136,8 @@ def test_folders_and_labels(tmp_path: Path) -> None:
         photo().save(tmp_path / name) if name.endswith(("png", "jpg")) else (tmp_path / name).touch()
     found = find_inputs([tmp_path / "val"])
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["val/cat/b.png", "val/dog/a.jpg"]
-    assert [read_image(path, SIZE, ["cat", "dog"]).label for path in found] == ["cat", "dog"]
-    assert read_image(found[0], SIZE, ["dog"]).label is None
+    assert [read_image(path, SIZE, {"cat": "cat", "dog": "hound"}).label for path in found] == ["cat", "hound"]
+    assert read_image(found[0], SIZE, {"dog": "dog"}).label is None
     (tmp_path / "none").mkdir()
     with pytest.raises(RecastError, match="no images in folder"):
         find_inputs([tmp_path / "none"])
@@ -149,23 +149,27 @@ def test_files_that_are_no_images_are_left_out_by_name(tmp_path: Path) -> None:
     for name in ("a.png", "c.png", "e.png"):
         save(photo(), tmp_path / name)
     (tmp_path / "b.png").write_text("no image", encoding="utf-8")
-    found, notes = read_inputs([tmp_path], small_data(), SIZE, 16)
+    found, notes = read([tmp_path])
     assert [one.name for one in found] == ["a.png", "c.png", "e.png"]
     assert notes == [f"Left out, because it is no image that can be read: {tmp_path / 'b.png'}."]
     # a broken one does not take the place of another, nor does it count
-    found, notes = read_inputs([tmp_path], small_data(), SIZE, 2)
+    found, notes = read([tmp_path], most=2)
     assert [one.name for one in found] == ["a.png", "c.png"]
     assert "2 of 3 images are shown" in notes[1]
     bad = [tmp_path / f"{i}.png" for i in range(5)]
     for path in bad:
         path.touch()
     with pytest.raises(RecastError, match=r"none of 5 files is an image that can be read; the first: .*0\.png"):
-        read_inputs(bad, small_data(), SIZE, 16)
-    assert "2.png and 2 more." in read_inputs([*bad, tmp_path / "a.png"], small_data(), SIZE, 16)[1][0]
+        read(bad)
+    assert "2.png and 2 more." in read([*bad, tmp_path / "a.png"])[1][0]
     with pytest.raises(RecastError, match="cannot read image"):  # alone it is told as it is
-        read_inputs([bad[0]], small_data(), SIZE, 16)
+        read([bad[0]])
     with pytest.raises(RecastError, match="val:9 is no validation image"):  # a mistyped number is no bad file
-        read_inputs([tmp_path / "a.png", "val:9"], small_data(), SIZE, 16)
+        read([tmp_path / "a.png", "val:9"])
+
+
+def read(words: Sequence[str | Path], most: int = 16, size: tuple[int, int] = SIZE) -> tuple[list[Input], list[str]]:
+    return read_inputs(find_inputs(words), size, most, data=small_data())
 
 
 def small_data() -> Data:
@@ -177,7 +181,7 @@ def small_data() -> Data:
 
 def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
     data = small_data()
-    shown, _ = read_inputs([], data, SIZE, 16)
+    shown, _ = read_inputs(some_of_validation(data), SIZE, 16, data=data)
     assert [(one.name, one.label) for one in shown] == [("val:0", "c"), ("val:2", "a"), ("val:3", "b")]
     wanted: Tensor = data.val.batch([3])[0][0]
     assert torch.equal(shown[2].pixels, wanted)
@@ -185,10 +189,10 @@ def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
     save(photo(), tmp_path / "b.png")
     words = ["val:1", tmp_path, "val:2"]
     for most, notes in ((16, []), (2, ["2 of 4 images are shown: --num-images takes more."])):
-        found, said = read_inputs(words, data, SIZE, most)
+        found, said = read(words, most)
         assert [one.name for one in found] == ["val:1", "a.png", "b.png", "val:2"][:most]
         assert said == notes
     with pytest.raises(RecastError, match=r"val:4 is no validation image of three: it has 4, counted from 0"):
-        read_inputs(["val:4"], data, SIZE, 16)
+        read(["val:4"])
     with pytest.raises(RecastError, match="leave --img-size away"):
-        read_inputs(["val:1"], data, (8, 8), 16)
+        read(["val:1"], size=(8, 8))

@@ -157,12 +157,7 @@ class _Sums:
             spans = [s if h in layer.gaussian_heads else None for h, s in enumerate(layer.spans().tolist())]
         means = (self._sums / (self.images * self._queries)).T.tolist()
         heads = []
-        for number, ((row, column), (*measured, on_tap)) in enumerate(zip(layer.geometry.offsets(), means, strict=True)):
-            distance, nonlocality, entropy = measured
-            heads.append(
-                HeadLine(
-                    model, None, name, number, row, column, gates[number], spans[number], distance, nonlocality, entropy,
-                    on_tap >= 1 - TOLERANCE, self.images,
-                )
-            )  # fmt: skip
+        for head, (tap, (far, signed, entropy, on_tap)) in enumerate(zip(layer.geometry.offsets(), means, strict=True)):
+            measured = gates[head], spans[head], far, signed, entropy
+            heads.append(HeadLine(model, None, name, head, *tap, *measured, on_tap >= 1 - TOLERANCE, self.images))
         return heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,16 @@ class Input:
 
 
 def read_image(
-    source: Path | Image.Image, size: tuple[int, int], classes: Sequence[str] = (), crop_pct: float | None = None
+    source: Path | Image.Image,
+    size: tuple[int, int],
+    labels: Mapping[str, str] | None = None,
+    crop_pct: float | None = None,
 ) -> Input:
     """An image file (or a PIL image), upright, resized and cropped to `size` (height, width) as validation does.
 
     A square is `resize_and_crop`: short side to size / crop_pct, then the centre. A rectangle is the largest of its
-    shape in the middle of the image. The label is the name of the file's folder, where that is a class. Raises
-    `RecastError` naming a file that is missing, truncated, no image, or larger than Pillow opens.
+    shape in the middle of the image. labels: name of a file's folder → its class. Raises `RecastError` naming a file
+    that is missing, truncated, no image, or larger than Pillow opens.
     """
     if isinstance(source, Image.Image):
         name, folder, image, turned = "the image", "", to_rgb(source), False
@@ -66,7 +69,7 @@ def read_image(
         part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
         kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
-    return Input(name, to_pixels(image), folder if folder in classes else None, tuple(notes))
+    return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))
 
 
 def _upright(path: Path) -> tuple[Image.Image, bool]:
@@ -111,37 +114,26 @@ def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
     return found
 
 
+def some_of_validation(data: Data) -> list[int | Path]:
+    """The first validation image of each of `DIFFERENT` classes."""
+    first: dict[int, int | Path] = {}
+    for index, label in enumerate(data.val.labels.tolist()):
+        first.setdefault(int(label), index)
+    return list(first.values())[:DIFFERENT]
+
+
 def read_inputs(
-    words: Sequence[str | Path], data: Data, size: tuple[int, int], most: int, crop_pct: float | None = None
-) -> tuple[list[Input], list[str]]:
-    """What the words of a command mean, as `find_inputs` says; no word: a validation image of each of some classes.
-
-    The first `most` of them, and notes as `read_files` gives them. Raises `RecastError` as both do, and for a number
-    that the validation images do not have.
-    """
-
-    def read(one: int | Path) -> Input:
-        if isinstance(one, Path):
-            return read_image(one, size, data.classes, crop_pct)
-        return _of_validation(data, one, size)
-
-    wanted = find_inputs(words)
-    if not words:
-        first: dict[int, int | Path] = {}
-        for index, label in enumerate(data.val.labels.tolist()):
-            first.setdefault(int(label), index)
-            if len(first) == DIFFERENT:
-                break
-        wanted = list(first.values())
-    return read_files(wanted, read, most)
-
-
-def read_files(
-    wanted: Sequence[int | Path], read: Callable[[int | Path], Input], most: int
+    wanted: Sequence[int | Path],
+    size: tuple[int, int],
+    most: int,
+    labels: Mapping[str, str] | None = None,
+    crop_pct: float | None = None,
+    data: Data | None = None,
 ) -> tuple[list[Input], list[str]]:
     """The first `most` images that can be read, and notes: which files cannot, and that there are more.
 
-    A file that is no image is left out as long as another one is left. Raises `RecastError` where none is.
+    Files as `read_image` reads them, and by number validation images of `data`. A file that is no image is left out as
+    long as another one is left. Raises `RecastError` where none is, and for a number that there is not.
     """
     found: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
@@ -149,7 +141,10 @@ def read_files(
         if len(found) == most:
             break
         try:
-            found.append(read(one))
+            if isinstance(one, Path):
+                found.append(read_image(one, size, labels, crop_pct))
+            else:
+                found.append(_of_validation(data, one, size))
         except RecastError as error:
             if isinstance(one, int) or len(wanted) == 1:
                 raise
@@ -166,7 +161,8 @@ def read_files(
     return found, notes
 
 
-def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
+def _of_validation(data: Data | None, index: int, size: tuple[int, int]) -> Input:
+    assert data is not None
     if not 0 <= index < len(data.val):
         raise RecastError(f"val:{index} is no validation image of {data.name}: it has {len(data.val)}, counted from 0")
     pixels, labels = data.val.batch([index])
@@ -213,7 +209,10 @@ def ranked(output: Any, classes: Sequence[str] | None, most: int) -> tuple[Predi
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or not output.isfinite().all():
         return ()
     if classes is not None and len(classes) != output.shape[1]:
-        raise RecastError(f"{len(classes)} names of classes for a network with {output.shape[1]} outputs")
+        raise RecastError(
+            f"{len(classes)} names of classes for a network with {output.shape[1]} outputs: one for each is expected, "
+            "in their order"
+        )
     found = output.float().softmax(1)[0].topk(min(most, output.shape[1]))
     return tuple(
         Prediction(str(i) if classes is None else classes[i], p, i)

@@ -79,7 +79,8 @@ def explain(
     own = inputs_of(model)
     shape = (size, size) if isinstance(size, int) else size or own.size or (SIDE, SIDE)
     if not isinstance(image, Tensor):
-        shown = read_image(image if isinstance(image, Image.Image) else Path(image), shape, classes or ())
+        source = image if isinstance(image, Image.Image) else Path(image)
+        shown = read_image(source, shape, {name: name for name in classes or ()})
     elif image.dim() == 3 and image.shape[0] == 3 and image.is_floating_point():
         shown = Input("the image", image)
     else:

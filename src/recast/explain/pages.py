@@ -1,9 +1,8 @@
-"""`explain_model` and `explain_run`: pages of a network by its name, and of a run folder's arms over their epochs."""
+"""`explain_pages`: pages of a network by its name, and of a run folder's arms over their epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,85 +13,83 @@ from recast.device import choose_device
 from recast.errors import RecastError
 from recast.evaluation.run_folder import Run, open_run
 from recast.explain.inputs import (
-    Input,
     find_inputs,
     imagenet_names,
     page_stem,
     read_class_names,
-    read_files,
-    read_image,
     read_inputs,
-)
+    some_of_validation,
+)  # fmt: skip
 from recast.explain.make import ARMS, IMAGENET, SIDE, Inputs, inputs_of, make_scene
-from recast.explain.open import SAVED, open_model, weights_of
+from recast.explain.open import SAVED, names_a_run, open_model, weights_of
 from recast.explain.write import Explained, check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
 from recast.run.config import ModelConfig, Recipe
+from recast.run.config.explain import ExplainOptions
 
 SEED = 0
 """Of random weights: the same command draws the same picture."""
+OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
 
 
-def explain_model(
-    config: ModelConfig,
-    images: Sequence[str | Path],
-    out: str | Path | None = None,
-    *,
-    classes: str | Path | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    crop_pct: float | None = None,
-    size: tuple[int, int] | None = None,
-    num_images: int = 16,
-    layer: str | None = None,
-    device: str = "cpu",
-) -> Explained:
-    """Write pages of what a network attends to in images, or a PNG.
+def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) -> Explained:
+    """Write pages of what a run's networks, or one network, attend to in images, or a PNG.
 
-    config: `name` is a model's name or a file of `recast.save`, as `open_model` reads it. images: files and folders, of
-    which at most `num_images` are taken. out: the file, HTML or PNG; without it MODEL-IMAGE.html in the current folder.
-    classes: a text file with the name of one class a line; without it a network of 1,000 classes has ImageNet's, any
-    other numbers. size: (height, width); mean, std: of each colour in [0, 1] pixels; crop_pct: the share of the short
-    side that a square crop keeps. Without them the network's own (timm's say so), else 224, ImageNet's and
-    `crop_fraction`, and a note says what was assumed. Random weights are drawn with one seed. layer: the one that is
-    open first, and that a PNG draws. Raises `RecastError` as `open_model`, `find_inputs`, `read_files`, `make_scene`
-    and `write_pages` do, and for a normalisation or crop that does not fit; nothing is written then.
+    size: (height, width) of the images instead of the network's own. Raises `RecastError` for a network, images, names,
+    a normalisation or a place to write that cannot be, and nothing is written then.
     """
+    if not names_a_run(asked.subject):
+        return _of_model(asked, size)
+    for name in OF_MODELS:
+        if getattr(asked, name) != getattr(ExplainOptions(), name):
+            option = name.replace("_", "-")
+            raise RecastError(f"{asked.subject} is a run folder, which knows its own: leave --{option} away")
+    return _of_run(asked, size)
+
+
+def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
+    """Of a network as `open_model` reads it; its page is MODEL-IMAGE.html in the current folder.
+
+    Without options size, normalisation and crop are the network's own (timm's say so), else 224, ImageNet's and
+    `crop_fraction`, and a note says what was assumed; names of classes ImageNet's for 1,000. Random weights are drawn
+    with one seed.
+    """
+    config = ModelConfig(asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes)
     known = Path(config.name).stem if config.name.endswith(SAVED) else config.name
-    _check(Inputs(size, crop_pct, mean, std))
-    target = Path(f"{safe_stem(known)}-{page_stem(images)}.html") if out is None else Path(out)
+    for name, values in (("mean", asked.mean), ("std", asked.std)):
+        if values is not None and len(values) != 3:
+            listed = " ".join(f"{value:g}" for value in values)
+            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {listed}")
+    if asked.crop_pct is not None and size is not None and size[0] != size[1]:
+        raise RecastError(
+            f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: leave "
+            "it out"
+        )
+    target = Path(asked.out or f"{safe_stem(known)}-{page_stem(asked.images)}.html")
     check_target(target)
-    if asked := next((word for word in images if str(word).startswith("val:")), None):
-        raise RecastError(f"{asked} is of a run's data, and {config.name} is no run: name image files or folders")
-    if not images:
+    wanted = find_inputs(asked.images)  # a mistyped path is told before the network is made
+    if numbers := [one for one in wanted if isinstance(one, int)]:
+        raise RecastError(
+            f"val:{numbers[0]} is of a run's data, and {config.name} is no run: name image files or folders"
+        )
+    if not wanted:
         raise RecastError(f"which images? recast explain {config.name} IMAGE …: files or folders")
-    files = find_inputs(images)  # a mistyped path is told before the network is made
-    names = None if classes is None else read_class_names(Path(classes))
-    chosen = choose_device(device)
+    names = None if asked.classes is None else read_class_names(Path(asked.classes))
+    device = choose_device(asked.device)
     with seeded(SEED):
         model = open_model(config)
-    outputs = num_outputs(model)
-    if names is not None and outputs is not None and len(names) != outputs:
-        raise RecastError(
-            f"{classes} names {len(names)} classes, {config.name} has {outputs}: one name a line, in the order of its "
-            "outputs"
-        )
     labels = {name: name for name in names or ()}
-    if names is None and outputs == 1000:
+    if names is None and num_outputs(model) == 1000:
         names, labels = imagenet_names()
     own = inputs_of(model)
-    given = Inputs(size or own.size, crop_pct or own.crop_pct, mean or own.mean, std or own.std)
+    mean, std = asked.mean or own.mean, asked.std or own.std
+    given = Inputs(size or own.size, asked.crop_pct or own.crop_pct, mean, std)
     seen = given.size or (SIDE, SIDE)
-    normalisation = given.mean or IMAGENET[0], given.std or IMAGENET[1]
-
-    def read(path: int | Path) -> Input:
-        assert isinstance(path, Path)
-        return replace(read_image(path, seen, (), given.crop_pct), label=labels.get(path.resolve().parent.name))
-
-    inputs, notes = read_files(files, read, num_images)
+    normalisation = mean or IMAGENET[0], std or IMAGENET[1]
+    inputs, notes = read_inputs(wanted, seen, asked.num_images, labels, given.crop_pct)
     weights = weights_of(config)
     notes += [*_assumed(config.name, given), *weights.notes]
     about = {
@@ -101,11 +98,11 @@ def explain_model(
         "Images": f"{seen[0]}×{seen[1]} pixels (height × width)",
         "Normalisation": "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation),
     }
-    states = [(None, {"recast": model.to(chosen)})]
+    states = [(None, {"recast": model.to(device)})]
     scene = make_scene(
         known + weights.title, inputs, states, names, normalisation, {"recast": "Network"}, notes, [*about.items()]
     )
-    return Explained(write_pages(scene, target, layer=layer), scene, notes)
+    return Explained(write_pages(scene, target, layer=asked.layer), scene, notes)
 
 
 def num_outputs(model: nn.Module) -> int | None:
@@ -130,47 +127,28 @@ def _assumed(name: str, known: Inputs) -> list[str]:
     return [f"{name} does not say what images it takes; assumed: {', '.join(missing.values())} ({', '.join(missing)})."]
 
 
-def _check(given: Inputs) -> None:
-    for name, values in (("mean", given.mean), ("std", given.std)):
-        if values is not None and len(values) != 3:
-            listed = " ".join(f"{value:g}" for value in values)
-            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {listed}")
-    if given.crop_pct is not None and given.size is not None and given.size[0] != given.size[1]:
-        raise RecastError(
-            f"crop_pct is of square images, and of {given.size[0]}×{given.size[1]} pixels the largest middle part is "
-            "taken: leave it out"
-        )
+def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
+    """Of a run folder, the arms' predictions side by side; its page is RUN/explain/NAME.html.
 
-
-def explain_run(
-    folder: str | Path,
-    images: Sequence[str | Path] = (),
-    out: str | Path | None = None,
-    *,
-    size: tuple[int, int] | None = None,
-    num_images: int = 16,
-    layer: str | None = None,
-    device: str = "cpu",
-) -> Explained:
-    """Write pages of what a run's heads attend to in images, the arms' predictions side by side.
-
-    images: files, folders, `val:N` for the N-th validation image of the run's data; none: four validation images of
-    different classes. At most `num_images` are taken. size: (height, width) instead of the run's validation size.
-    out: the file, HTML or PNG; without it RUN/explain/NAME.html. layer: the one that is open first, and that a PNG
-    draws. Raises `RecastError` as `open_run`, `read_inputs` and `write_pages` do; nothing is written then.
+    Images are files, folders, and `val:N` for the N-th validation image of the run's data; none: four validation images
+    of different classes.
     """
-    target = Path(out) if out is not None else Path(folder) / "explain" / f"{page_stem(images)}.html"
-    if out is not None:
+    folder = Path(asked.subject)
+    target = Path(asked.out) if asked.out else folder / "explain" / f"{page_stem(asked.images)}.html"
+    if asked.out:
         check_target(target)
-    find_inputs(images)  # a mistyped path is told before the run is loaded
+    wanted = find_inputs(asked.images)  # a mistyped path is told before the run is loaded
     run = open_run(folder)
     side = run.data.test_size
-    inputs, said = read_inputs(images, run.data, size or (side, side), num_images, run.recipe.data.crop_pct)
+    size = size or (side, side)
+    wanted = wanted or some_of_validation(run.data)
+    labels = {name: name for name in run.data.classes}
+    inputs, said = read_inputs(wanted, size, asked.num_images, labels, run.recipe.data.crop_pct, run.data)
     states, notes = kept_states(run)
     scene = make_scene(
         f"{run.recipe.model.name} on {run.data.name}",
         inputs,
-        _networks(run, states, choose_device(device)),
+        _networks(run, states, choose_device(asked.device)),
         run.data.classes,
         (run.data.mean, run.data.std),
         {"recast": "Network"} if run.recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models},
@@ -183,9 +161,9 @@ def explain_run(
             ("Epochs shown", ", ".join(map(str, states))),
         ],
     )
-    if out is None:
+    if not asked.out:
         target.parent.mkdir(exist_ok=True)
-    return Explained(write_pages(scene, target, layer=layer), scene, said)
+    return Explained(write_pages(scene, target, layer=asked.layer), scene, said)
 
 
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
