@@ -39,11 +39,11 @@ class Options(ExplainOptions, JsonOption):
 
 def run(argv: Sequence[str]) -> int:
     """Write the pages and say where they are."""
-    from recast.explain.pages import explain_pages
-
     usage = "RUN|MODEL [IMAGE …] [options]"
     options = parse(Command("explain", usage, ABOUT, EXAMPLES), Options(), argv)
     size = None if options.img_size is None else parse_size(options.img_size, 0)
+    from recast.explain.pages import explain_pages  # needs torch, which the help does without
+
     done = explain_pages(options, size)
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
