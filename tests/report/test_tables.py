@@ -47,7 +47,7 @@ def test_differences_of_every_suite(make_run: MakeRun) -> None:
     bar = top1[5].bar
     assert bar is not None
     assert not bar.paired
-    assert bar.left + bar.width == pytest.approx(50, abs=0.02)  # to the left of 0
+    assert (bar.better, bar.value) == ("finetuned", pytest.approx(-0.8))
     loss = found["Clean images, Loss"][5]
     assert (loss.text[0], loss.kind, loss.bar) == ("+", "by-finetuned", None)  # a higher loss is worse
     cost = found["Cost, Parameters"][4]
@@ -63,7 +63,7 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     bar = top1[5].bar
     assert bar is not None
     assert bar.paired
-    assert bar.span_width / bar.width == pytest.approx(1.44 / 1.2, abs=0.01)  # on one scale
+    assert (bar.value, bar.low, bar.high) == pytest.approx((1.2, 0.48, 1.92))
     assert found["ImageNet-C, mCE, %"][5].kind == "by-recast"  # lower
     assert found["Cost, Peak memory"][1].text == "2.9\u00a0GiB"
     for label in ("Other test sets, ImageNet-Sketch", "AutoAttack, ε = 4/255", "Test resolution, 160 × 192"):
@@ -190,10 +190,10 @@ def test_won_and_lost(make_run: MakeRun) -> None:
     )
     (pair,) = won_and_lost(read_run(path))
     assert pair["arm"] == "parent"
-    assert [image["index"] for image in pair["won"]] == ["1", "4"]
-    assert [image["image"] for image in pair["lost"]] == ["c.png"]
+    assert [image["index"] for image in pair["changed"]["won"]] == ["1", "4"]
+    assert [image["image"] for image in pair["changed"]["lost"]] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
-    assert pair["same"] == 2
+    assert pair["found"].same == 2
     assert "net +20.00 points" in pair["sentence"]
     assert "p = 1.00" in pair["sentence"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
 from recast.run.records import Table
-from recast.run.statistics import mcnemar
+from recast.run.statistics import Agreement
 from recast.tracing.hooks import in_eval
 
 
@@ -23,26 +22,6 @@ class Predictions:
     labels: tuple[int, ...]
     predicted: dict[str, tuple[int, ...]]
     """Model: its class of every image."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """A model against another, image by image. `won` and `lost` are positions of images."""
-
-    n: int
-    same: int
-    """Images that both put into one class, rightly or not."""
-    both_right: int
-    both_wrong: int
-    won: tuple[int, ...]
-    """Right now, wrong in the other."""
-    lost: tuple[int, ...]
-    """Wrong now, right in the other."""
-
-    @property
-    def p_value(self) -> float:
-        """McNemar's exact test: how likely at least so uneven a split of won and lost is if both are as likely."""
-        return mcnemar(len(self.won), len(self.lost))
 
 
 @torch.no_grad()
@@ -78,18 +57,7 @@ def agreement(predictions: Predictions, model: str, against: str) -> Agreement:
     for name in (model, against):
         if name not in predictions.predicted:
             raise RecastError(f"there are predictions of {', '.join(predictions.predicted)}, none of {name!r}")
-    labels, ours, theirs = (
-        np.asarray(of) for of in (predictions.labels, predictions.predicted[model], predictions.predicted[against])
-    )
-    right, other = ours == labels, theirs == labels
-    return Agreement(
-        n=len(labels),
-        same=int((ours == theirs).sum()),
-        both_right=int((right & other).sum()),
-        both_wrong=int((~right & ~other).sum()),
-        won=tuple(np.flatnonzero(right & ~other).tolist()),
-        lost=tuple(np.flatnonzero(other & ~right).tolist()),
-    )
+    return Agreement.of(predictions.labels, predictions.predicted[model], predictions.predicted[against])
 
 
 def tabulate_agreement(

@@ -39,57 +39,39 @@ def swept_table(run: Run) -> Table:
 
 def _table(run: Run, label: str, rows: Sequence[Row]) -> Table:
     against = "finetuned" if any(row.model == "finetuned" for row in rows) else "parent"
-    grouped = _grouped(rows)
-    gaps = [_gap(run, line, against) for _, lines in grouped for line in lines]
-    ends = [abs(end) for gap in gaps if gap for end in (gap[0], *(gap[1:3] if gap[3] else ()))]
-    scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
-    groups = []
-    for title, lines in grouped:
+    groups, bars = [], list[Bar]()
+    for title, lines in _grouped(rows).items():
         metrics = [line[0].metric for line in lines]
         bases = {base(metric) for metric in metrics}
         shared = bases.pop() if len(bases) == 1 and not set(metrics) & set(METRICS) else ""
         if shared in METRICS:
             title = f"{title}: {metric_label(shared).lower()}"
-        groups.append(Group(title, [_cells(run, line, shared, against, scale) for line in lines]))
-    return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups)
+        groups.append(Group(title, [_cells(run, line, shared, against) for line in lines]))
+        bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
+    ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
+    scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
+    return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, scale=scale)
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[str, list[Line]]]:
-    """(title, lines): a group for every suite (and data set, where a suite saw several), the other test sets in one."""
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Line]]:
+    """Title → lines: a group for every suite (and data set, where a suite saw several), the other test sets in one.
+
+    Suites that are not known come before the costs; metrics stand as they were measured.
+    """
     masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)  # worth a line only then
     kept = [row for row in rows if not PER_CORRUPTION.match(row.metric) and (masked or row.metric != "no_gradient")]
+    kept.sort(key=lambda row: ORDER.index(row.suite) if row.suite in ORDER else ORDER.index("cost") - 0.5)
     own = {row.dataset for row in kept if row.suite in SUITES and SUITES[row.suite].uses_own_images}
-    lines: dict[tuple[str, str, str, str], Line] = {}
+    groups: dict[str, dict[tuple[str, str], Line]] = {}
     for row in kept:
-        together = "sets" if row.suite in TEST_SETS else row.suite
-        data = row.dataset if row.dataset in own and len(own) > 1 else ""
-        lines.setdefault((together, data, row.suite, row.metric), []).append(row)
-    groups: dict[str, list[Line]] = {}
-    for together, data, suite, metric in sorted(lines, key=lambda key: (_suite_order(key[0]), *_order(key[2], key[3]))):
-        title = f"Other test sets: top-1,{NBSP}%" if together == "sets" else suite_title(together)
-        groups.setdefault(title + (f" · {data}" if data else ""), []).append(lines[together, data, suite, metric])
-    return list(groups.items())
+        title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
+        title += f" · {row.dataset}" if row.dataset in own and len(own) > 1 else ""
+        groups.setdefault(title, {}).setdefault((row.suite, row.metric), []).append(row)
+    return {title: list(lines.values()) for title, lines in groups.items()}
 
 
-def _suite_order(suite: str) -> float:
-    """Those that are not known come before the costs."""
-    name = TEST_SETS[0] if suite == "sets" else suite
-    return ORDER.index(name) if name in ORDER else ORDER.index("cost") - 0.5
-
-
-def _order(suite: str, metric: str) -> tuple[int, int, float]:
-    known = list(METRICS)
-    name, _, setting = metric.partition("@")
-    try:
-        strength = float(setting.partition("x")[0] or 0)
-    except ValueError:
-        strength = math.inf
-    place = known.index(name) if name in known else len(known)
-    return (ORDER.index(suite) if suite in ORDER else 0, place, strength)
-
-
-def _gap(run: Run, line: Line, against: str) -> tuple[float, float, float, bool] | None:
-    """(difference, from, to, paired?) of accuracies in points: the interval, or ± one standard error around 0."""
+def _bar(run: Run, line: Line, against: str) -> Bar | None:
+    """The difference of accuracies in points, with its interval or ± one standard error around 0."""
     by_arm = {row.model: row for row in line}
     if not {"recast", against} <= set(by_arm) or not is_accuracy(line[0].metric):
         return None
@@ -97,23 +79,16 @@ def _gap(run: Run, line: Line, against: str) -> tuple[float, float, float, bool]
     difference = recast.value - other.value
     if not math.isfinite(difference):
         return None
+    better = "recast" if difference > 0 else against
     if paired := run.difference(against, recast.suite, recast.metric):
-        return difference, paired.low, paired.high, True
+        return Bar(better, difference, paired.low, paired.high, True)
     # As if the arms had seen different images: nothing paired is known.
     variance = sum(row.value * (100 - row.value) / row.n if row.n else 0 for row in (recast, other))
     error = math.sqrt(max(variance, 0))
-    return difference, -error, error, False
+    return Bar(better, difference, -error, error, False)
 
 
-def _bar(gap: tuple[float, float, float, bool], scale: float, against: str) -> Bar:
-    difference, low, high, paired = gap
-    width, start, end = abs(difference) * scale, 50 + low * scale, 50 + high * scale
-    left = 50 - (width if difference < 0 else 0)
-    better = "recast" if difference > 0 else against
-    return Bar(better, round(left, 2), round(width, 2), round(start, 2), round(end - start, 2), paired)
-
-
-def _cells(run: Run, line: Line, shared: str, against: str, scale: float) -> list[Cell]:
+def _cells(run: Run, line: Line, shared: str, against: str) -> list[Cell]:
     suite, metric = line[0].suite, line[0].metric
     name, by_arm = base(metric), {row.model: row for row in line}
     values = {arm: by_arm[arm].value if arm in by_arm else math.nan for arm in ARMS}
@@ -125,8 +100,7 @@ def _cells(run: Run, line: Line, shared: str, against: str, scale: float) -> lis
         small = _interval(by_arm.get(arm), name, digits)
         cells.append(Cell(write(name, values[arm], digits), small, exact, arm))
     for other in ("parent", "finetuned") if "recast" in arms else ():
-        gap = _gap(run, line, against) if other == against else None
-        bar = _bar(gap, scale, against) if gap else None
+        bar = _bar(run, line, against) if other == against else None
         cells.append(_difference(run, suite, metric, values["recast"], values[other], other, digits, bar))
     images = max(row.n for row in line)
     return [*cells, Cell("" if name in {"parameters", "macs"} else f"{images:,}" if images else formats.MISSING)]
@@ -195,33 +169,24 @@ def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
     tables = []
     found = [(row, match) for row in run.rows if (match := PER_CORRUPTION.match(row.metric))]
     for suite in dict.fromkeys(row.suite for row, _ in found):
-        values = {(row.model, match[1], match[2]): row.value for row, match in found if row.suite == suite}
-        against = "finetuned" if any(arm == "finetuned" for arm, _, _ in values) else "parent"
-        severities = sorted({severity for _, _, severity in values}, key=int)
-        differences = {
-            (kind, severity): value - values.get((against, kind, severity), math.nan)
-            for (arm, kind, severity), value in values.items()
-            if arm == "recast"
-        }
-        largest = max((abs(value) for value in differences.values() if math.isfinite(value)), default=0.0) or 1.0
+        metrics = {(match["kind"], match["severity"]): row.metric for row, match in found if row.suite == suite}
+        severities = sorted({severity for _, severity in metrics}, key=int)
+        against = "finetuned" if any((row.suite, row.model) == (suite, "finetuned") for row, _ in found) else "parent"
+        gaps = {one: run.value("recast", suite, one) - run.value(against, suite, one) for one in metrics.values()}
+        largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
         rows = []
-        for kind in dict.fromkeys(kind for _, kind, _ in values):
+        for kind in dict.fromkeys(kind for kind, _ in metrics):
             rows.append([Cell(kind.replace("_", " "))])
             for severity in severities:
-                difference = differences.get((kind, severity), math.nan)
-                paired = run.difference(against, suite, f"top1/{kind}/{severity}")
-                known = math.isfinite(difference) and difference != 0
+                metric = metrics.get((kind, severity), "")
+                gap, paired = gaps.get(metric, math.nan), run.difference(against, suite, metric)
+                known = math.isfinite(gap) and gap != 0
                 known = known and (paired is None or leaves_out_zero(paired.low, paired.high, 1))
-                better = ("recast" if difference > 0 else against) if known else ""
-                rows[-1].append(
-                    Cell(
-                        formats.decimal(values.get(("recast", kind, severity), math.nan)),
-                        (formats.signed(difference),),
-                        title=f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else "",
-                        kind=f"b-{better}",
-                        strength=round(55 * abs(difference) / largest) if known else 0,
-                    )
-                )
+                title = f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else ""
+                kind_of = f"b-{('recast' if gap > 0 else against) if known else ''}"
+                strength = round(55 * abs(gap) / largest) if known else 0
+                value = formats.decimal(run.value("recast", suite, metric))
+                rows[-1].append(Cell(value, (formats.signed(gap),), title, kind_of, strength=strength))
         name = suite_title(suite, short=True)
         label, heads = f"Corruption by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
         tables.append((name, against, Table(label, heads, [Group("", rows)], kind="heat")))

@@ -15,7 +15,7 @@ from recast.report.tables import left_by_reason, plan_table
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import mapping, number
 from recast.run.records import Provenance
-from recast.run.statistics import mcnemar, net_interval
+from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import SUITES
 
 
@@ -203,22 +203,18 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
         images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
         if not images:
             continue
-        right = [(image["recast"] == image["label"], image[arm] == image["label"]) for image in images]
-        won, lost = ([image for image, found in zip(images, right, strict=True) if found == sides]
-                     for sides in ((True, False), (False, True)))  # fmt: skip
-        p = mcnemar(len(won), len(lost))
+        found = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
+        won, lost = len(found.won), len(found.lost)
+        p = found.p_value
         chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-        net = formats.signed(100 * (len(won) - len(lost)) / len(images), 2)
-        spread = formats.interval(*net_interval(len(won), len(lost), len(images)), 2)
+        net = formats.signed(100 * (won - lost) / found.n, 2)
+        spread = formats.interval(*net_interval(won, lost, found.n), 2)
         sentence = (
-            f"Against {name}: {formats.plural(len(won), 'image')} won, {len(lost):,} lost of {len(images):,}, "
+            f"Against {name}: {formats.plural(won, 'image')} won, {lost:,} lost of {found.n:,}, "
             f"net {net} points (95 % interval {spread}; McNemar’s exact test {chance})."
         )
-        same = sum(image[arm] == image["recast"] for image in images)
-        both_right, both_wrong = right.count((True, True)), right.count((False, False))
-        counts = {"right": both_right, "won": len(won), "lost": len(lost), "wrong": both_wrong}
-        pairs.append(
-            {"arm": arm, "name": name, "images": len(images), "won": won, "lost": lost, "counts": counts}
-            | {"same": same, "sentence": sentence}
-        )
+        changed = {"won": [images[place] for place in found.won], "lost": [images[place] for place in found.lost]}
+        counts = {"right": found.both_right, "won": won, "lost": lost, "wrong": found.both_wrong}
+        pair = {"arm": arm, "name": name, "found": found, "counts": counts, "changed": changed}
+        pairs.append(pair | {"sentence": sentence})
     return pairs

@@ -10,13 +10,12 @@ from recast.report.formats import NBSP
 
 @dataclass(frozen=True)
 class Bar:
-    """A difference of accuracies, in percent of a track whose middle is 0."""
+    """A difference of accuracies in points, from the middle of a track."""
 
     better: str
-    left: float
-    width: float
-    span_left: float
-    span_width: float
+    value: float
+    low: float
+    high: float
     """The 95 % interval of the paired difference where there is one, otherwise ± one standard error around 0."""
     paired: bool
 
@@ -63,6 +62,8 @@ class Table:
     groups: list[Group]
     foot: Sequence[Cell] = ()
     kind: str = ""
+    scale: float = 0.0
+    """Percent of a bar's track that a point takes."""
 
 
 def head(name: str, kind: str = "") -> Cell:

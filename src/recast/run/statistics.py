@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -38,3 +39,36 @@ def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
     centre = (b - c) / more
     half = 1.959964 * math.sqrt(max(b + c - (b - c) ** 2 / more, 0)) / more
     return 100 * (centre - half), 100 * (centre + half)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A model against another, image by image. `won` and `lost` are positions of images."""
+
+    n: int
+    same: int
+    """Images that both put into one class, rightly or not."""
+    both_right: int
+    both_wrong: int
+    won: tuple[int, ...]
+    """Right now, wrong in the other."""
+    lost: tuple[int, ...]
+    """Wrong now, right in the other."""
+
+    @classmethod
+    def of(cls, labels: Sequence[Hashable], ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> Agreement:
+        """From the classes of the images and what either model says."""
+        right = [(our == label, their == label) for label, our, their in zip(labels, ours, theirs, strict=True)]
+        return cls(
+            n=len(right),
+            same=sum(our == their for our, their in zip(ours, theirs, strict=True)),
+            both_right=right.count((True, True)),
+            both_wrong=right.count((False, False)),
+            won=tuple(place for place, found in enumerate(right) if found == (True, False)),
+            lost=tuple(place for place, found in enumerate(right) if found == (False, True)),
+        )
+
+    @property
+    def p_value(self) -> float:
+        """McNemar's exact test: how likely at least so uneven a split of won and lost is if both are as likely."""
+        return mcnemar(len(self.won), len(self.lost))
