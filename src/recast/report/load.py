@@ -25,11 +25,13 @@ import numpy as np
 
 from recast.errors import RecastError
 from recast.run.config import Recipe
-from recast.run.files import as_record, read_json, read_names, read_text, require
+from recast.run.fields import read_fields
+from recast.run.files import read_json, read_names, read_text, require
 from recast.run.recipe import load_recipe
 from recast.run.records import (
     Difference,
     Epoch,
+    Evaluation,
     FourierLine,
     HeadLine,
     Provenance,
@@ -214,15 +216,14 @@ def _verify(path: Path) -> dict[str, Any]:
 
 
 def _provenance(path: Path) -> dict[str, Provenance]:
-    suites = require(f"suites of {path}", read_json(path, "suites")["suites"])
-    return {suite: as_record(Provenance, found, f"{suite} of {path}") for suite, found in suites.items()}
+    return read_fields(Evaluation, read_json(path), str(path), strict=False).suites
 
 
 def _schedule(path: Path) -> Switching:
     found = read_json(path, "version")
     if found["version"] != VERSION:
         raise RecastError(f"{path} is of version {found['version']}: this recast reads version {VERSION}")
-    return as_record(Switching, found, str(path))
+    return read_fields(Switching, found, str(path), strict=False)
 
 
 def _metrics(path: Path) -> list[Epoch]:
@@ -231,7 +232,7 @@ def _metrics(path: Path) -> list[Epoch]:
         if not line.strip():
             continue
         try:
-            row = as_record(Epoch, json.loads(line), f"{path} line {index}")
+            row = read_fields(Epoch, json.loads(line), f"{path} line {index}", strict=False)
         except json.JSONDecodeError:
             raise RecastError(
                 f"{path} line {index} is truncated or not JSON: remove that line, or resume the run, and try again"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from numbers import Real
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recast.errors import RecastError, suggest
+
+T = TypeVar("T")
 
 
 class Range(NamedTuple):
@@ -63,6 +65,47 @@ def check_value(hint: Any, value: Any, name: str) -> None:
                 raise RecastError(f"{name} must {'each ' * several}be {kind.__metadata__[0].text}, got {value}")
 
 
+def read_fields(kind: type[T], found: object, source: str, *, strict: bool = True) -> T:
+    """A dataclass, and the dataclasses in it, of plain data; what is left out has its default.
+
+    Raises RecastError, naming `source` and the key, for a value of the wrong type, for what is missing and has no
+    default, and, where it is strict, for an unknown key.
+    """
+    try:
+        return _read(kind, found, "", strict)
+    except RecastError as error:
+        raise RecastError(f"{source}: {error}") from None
+
+
+def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
+    if not isinstance(found, Mapping):
+        raise mismatch(prefix.rstrip(".") or "it", "a mapping", found)
+    hints = field_types(kind)
+    for key in found if strict else ():
+        if key not in hints:
+            raise RecastError(f"unknown key {prefix}{key}.{suggest(str(key), hints)}")
+    needed = [one for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]  # type: ignore[arg-type]
+    if missing := [prefix + one.name for one in needed if one.name not in found]:
+        raise RecastError(f"{', '.join(missing)} is missing")
+    known = {key: value for key, value in found.items() if key in hints}
+    return kind(**{key: _field(hints[key], value, prefix + key, strict) for key, value in known.items()})
+
+
+def _field(hint: Any, value: Any, name: str, strict: bool) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _field(args[1], item, f"{name}.{key}", strict) for key, item in value.items()}
+    inner = next((arg for arg in (hint, *args) if is_dataclass(arg)), None)
+    if inner is None or origin is dict:
+        return read_value(hint, value, name)
+    if origin in (list, tuple):
+        if not isinstance(value, list | None):
+            raise RecastError(f"{name} must be a list, got {value!r}")
+        return origin(_field(inner, item, f"{name}[{i}]", strict) for i, item in enumerate(value or ()))
+    is_optional = hint is not inner
+    return None if value is None and is_optional else _read(inner, value or {}, f"{name}.", strict)  # type: ignore[arg-type]
+
+
 def read_value(hint: Any, value: Any, name: str, given: object = None) -> Any:
     """`value`, as YAML gives it, as the type `hint`. RecastError: what `name` must be; it got `given`, or `value`."""
     try:
@@ -80,6 +123,8 @@ def mismatch(name: str, wanted: str, value: object, choices: tuple[str, ...] = (
 def _convert(hint: Any, value: Any) -> Any:
     """Raises ValueError or TypeError without a text for a value of another type."""
     origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
     if origin is Annotated:
         return _convert(args[0], value)
     if origin in (types.UnionType, Union):
@@ -109,6 +154,8 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint in names:
         return names[hint]
+    if origin is dict:
+        return "a mapping"
     if origin is Annotated:
         return describe(args[0])
     if origin is Literal:

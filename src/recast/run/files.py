@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from recast.errors import RecastError
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -103,38 +99,3 @@ def mapping(value: object) -> Mapping[str, Any]:
 def number(value: object) -> float:
     """A float, NaN for what is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def as_record(kind: type[T], found: object, where: str) -> T:
-    """`found`, as JSON gives it, as the dataclass `kind`; keys that it does not know are passed over.
-
-    Raises RecastError naming `where` and the field for one that is missing or of another type.
-    """
-    hints = get_type_hints(kind)
-    known = fields(kind)  # type: ignore[arg-type]
-    needed = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
-    values = require(where, found, needed)
-    return kind(
-        **{one.name: _as(hints[one.name], values[one.name], where, one.name) for one in known if one.name in values}
-    )
-
-
-def _as(hint: Any, value: Any, where: str, field: str) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is types.UnionType:
-        return None if value is None else _as(args[0], value, where, field)
-    if is_dataclass(hint):
-        return as_record(hint, value, f"{field} of {where}")  # type: ignore[arg-type]
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if origin in (list, tuple) and isinstance(value, list | tuple):
-        return origin(_as(args[0], item, where, f"one of {field}") for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _as(args[1], item, where, f"{key} in {field}") for key, item in value.items()}
-    plain = origin or hint
-    if plain is not Any and (not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool)):
-        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a JSON object"}
-        raise RecastError(f"{field} of {where} must be {names.get(plain, 'a list')}, got {value!r}")
-    return value

@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
 
 import yaml
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
 from recast.run.config import Recipe
-from recast.run.fields import field_types, read_value
+from recast.run.fields import read_fields
 from recast.run.files import write_text
-
-T = TypeVar("T")
 
 PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
@@ -96,35 +94,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def read_fields(kind: type[T], found: Mapping[str, Any], source: str) -> T:
-    """A dataclass, and the dataclasses in it, of plain data; what is left out has its default.
-
-    Raises RecastError, naming `source` and the key, for an unknown key or a value of the wrong type.
-    """
-    try:
-        return _read(kind, found, "")
-    except RecastError as error:
-        raise RecastError(f"{source}: {error}") from None
-
-
-def _read(kind: type[T], found: Mapping[str, Any], prefix: str) -> T:
-    hints = field_types(kind)
-    for key in found:
-        if key not in hints:
-            raise RecastError(f"unknown key {prefix}{key}.{suggest(str(key), hints)}")
-    return kind(**{key: _field(hints[key], value, prefix + key) for key, value in found.items()})
-
-
-def _field(hint: Any, value: Any, name: str) -> Any:
-    inner = next((arg for arg in (hint, *get_args(hint)) if dataclasses.is_dataclass(arg)), None)
-    if inner is None:
-        return read_value(hint, value, name)
-    is_list = get_origin(hint) is tuple
-    if not isinstance(value, (list if is_list else Mapping) | None):
-        raise RecastError(f"{name} must be a {'list' if is_list else 'mapping'}, got {value!r}")
-    if is_list:
-        return tuple(_field(inner, item, f"{name}[{i}]") for i, item in enumerate(value or ()))
-    is_optional = hint is not inner
-    return None if value is None and is_optional else _read(inner, value or {}, f"{name}.")  # type: ignore[arg-type]

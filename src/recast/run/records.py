@@ -2,7 +2,7 @@
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap and a Probe for every look at the gates
-evaluation.json         Provenance, one a suite
+evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
@@ -118,6 +118,13 @@ class Provenance:
     device: str
     machine: str
     versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that was measured of a run."""
+
+    suites: dict[str, Provenance]
 
 
 @dataclass(frozen=True)

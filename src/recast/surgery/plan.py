@@ -11,7 +11,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
-from recast.run.recipe import read_fields
+from recast.run.fields import read_fields
 from recast.surgery.stride import Edit
 from recast.tracing.cost import Cost
 

@@ -38,7 +38,7 @@ from recast.data import Data, loader
 from recast.data.seeding import mix_seed, seeded, seeded_on
 from recast.errors import RecastError
 from recast.run.config import RecastConfig, Recipe
-from recast.run.files import as_record
+from recast.run.fields import read_fields
 from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
 from recast.surgery.apply import gpsa_layers, recast_
@@ -102,7 +102,7 @@ class Switches:
         if tuple(saved["layers"]) != self.schedule.layers:
             raise RecastError("the state belongs to another plan: its layers are " + ", ".join(saved["layers"]))
         self.schedule = Schedule.from_dict(saved)
-        record = as_record(Switching, saved, "the state")
+        record = read_fields(Switching, saved, "the state", strict=False)
         self.done, self.probes = record.switches, record.probes
         for switch in self.done:
             for network in [model] if ema is None else [model, ema.module]:
