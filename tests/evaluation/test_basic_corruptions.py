@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
-from recast.errors import RecastError
 from recast.evaluation import evaluate
 from recast.evaluation.basic_corruptions import CORRUPTIONS, cell_means, corrupt
 from recast.run.suites import SEVERITIES
@@ -84,10 +83,3 @@ def test_rows(trained: nn.Module, digits: Data) -> None:
     assert by_severity[5] == pytest.approx(sum(single[f"top1/{kind}/5"] for kind in CORRUPTIONS) / 5)
     assert values["top1/mean"] == pytest.approx(sum(single.values()) / 25)
     assert values["top1/mean"] < values["top1"]
-
-
-def test_bad_requests() -> None:
-    with pytest.raises(RecastError, match=r"'gaussian_blurr'.*Did you mean gaussian_blur"):
-        corrupt(make_images(8, 8), "gaussian_blurr", 1)
-    with pytest.raises(RecastError, match="severity must be 1, 2, 3, 4 or 5, got 6"):
-        corrupt(make_images(8, 8), "contrast", 6)

@@ -19,7 +19,7 @@ from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
 from recast.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
 from recast.evaluation.imagenet_sets import (
-    FOLDERS,
+    SETS,
     imagenet_wnids,
     outputs_of,
     real_labels,
@@ -87,18 +87,10 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_timm_knows() -> None:
-    assert list(imagenet_wnids()) == INFO.label_names()
-    for short in ("a", "r"):
-        wnids = imagenet_wnids(f"imagenet_{short}")
-        assert len(set(wnids)) == 200
-        assert set(wnids) < set(imagenet_wnids())
-    assert imagenet_wnids().index(imagenet_wnids("imagenet_a")[0]) == 6  # stingray
-
-
 @pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
 def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Score) -> None:
-    wnids = set(imagenet_wnids(suite.replace("-", "_")))
+    wnids = set(imagenet_wnids(SETS[suite][0]))
+    assert len(wnids) == 200
     outside = next(index for index, wnid in enumerate(imagenet_wnids()) if wnid not in wnids)
     inside = imagenet_wnids().index(sorted(wnids)[7])
     for loud, right in ((outside, 400), (inside, 2)):
@@ -141,7 +133,7 @@ def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
 
 
 def test_other_classes_are_one_clear_error(digits: Data, score: Score) -> None:
-    for suite in FOLDERS:
+    for suite in SETS:
         with pytest.raises(NotMeasured, match=r"1000 classes, digits has 10: .*leave imagenet-.* out"):
             score(suite, Decode(), digits)
     with pytest.raises(NotMeasured, match=r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"):
@@ -153,7 +145,7 @@ def test_missing_sets_are_named_with_the_way_to_get_them(
 ) -> None:
     monkeypatch.delenv("RECAST_DATA", raising=False)
     data = named(digits)
-    for suite in FOLDERS:
+    for suite in SETS:
         for root in (tmp_path, None):
             with pytest.raises(NotMeasured) as raised:
                 score(suite, Decode(), data, sets=root)
@@ -166,9 +158,9 @@ def test_missing_sets_are_named_with_the_way_to_get_them(
 def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
     wnids = sorted(imagenet_wnids("imagenet_a"))
     root = make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
-    bench = context(named(digits), tmp_path)
+    prepared = context(named(digits), tmp_path)
     with pytest.raises(NotMeasured) as raised:
-        sources_of_set(bench, "imagenet-a")
+        sources_of_set(prepared, "imagenet-a")
     assert f"without the class folders {', '.join(wnids[:5])} ... (7 in all)" in str(raised.value)
     assert "none of its classes: extra" in str(raised.value)
     (root / "extra").rename(tmp_path / "extra")
@@ -176,7 +168,7 @@ def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Da
     for image in (root / wnids[3]).iterdir():
         image.unlink()
     with pytest.raises(NotMeasured, match=f"class folders without an image: {wnids[3]}"):
-        sources_of_set(bench, "imagenet-a")
+        sources_of_set(prepared, "imagenet-a")
 
 
 def real_data(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Data:

@@ -88,7 +88,7 @@ def sources_resolution(context: Context) -> list[Source]:
         )
     asked = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes or ()))
     return [
-        Source(f"{height}x{width}", ResizedImages(images, (height, width)), context.data.name)
+        Source(ResizedImages(images, (height, width)), f"{height}x{width}")
         for height, width in asked or default_sizes(images.img_size)
     ]
 

@@ -7,7 +7,7 @@ severity differs from the next by its strength alone. Not comparable with ImageN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,27 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recast.data.seeding import mix_seed
-from recast.errors import RecastError, suggest
 from recast.evaluation.context import Batch, Score
 from recast.run.suites import SEVERITIES
 
 
 def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:
     """Corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of its data set."""
-    check_corruption(kind, severity, CORRUPTIONS)
     # On the CPU whatever the device: the same pixels everywhere, and MPS has no uneven adaptive pooling.
     change, strengths = CORRUPTIONS[kind]
     indices = range(first_index, first_index + len(images))
     return change(images.cpu(), strengths[severity - 1], indices).clamp(0, 1).to(images.device)
-
-
-def check_corruption(kind: str, severity: int, kinds: Iterable[str]) -> None:
-    """Raise RecastError for an unknown kind or severity."""
-    kinds = list(kinds)
-    if kind not in kinds:
-        raise RecastError(f"unknown corruption {kind!r}: expected one of {', '.join(kinds)}.{suggest(kind, kinds)}")
-    if severity not in SEVERITIES:
-        raise RecastError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
 
 
 def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indices: range) -> Tensor:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from recast import __version__
 from recast.data.datasets import LabelledImages
-from recast.evaluation.context import PixelModel, Score, Source
-from recast.run.config.evaluation import Options
+from recast.evaluation.context import Context, PixelModel, Score, Source
 from recast.run.files import replaced
 
 
@@ -43,24 +42,39 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-class SourceKeys:
-    """Hashes of sources; of many that are made from the same images, these are read once."""
+class Cache:
+    """The files of a folder that hold scores; of sources made from the same images, these are read once.
 
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[LabelledImages, str]] = {}
-        """By id; the images are held, so that no id is used twice."""
+    FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own.
+    """
 
-    def __call__(self, source: Source) -> str:
+    def __init__(self, folder: Path, context: Context) -> None:
+        self.folder, self.context = folder, context
+        self.models = {name: model_key(model) for name, model in context.models.items()}
+        self.known: dict[LabelledImages, str] = {}
+
+    def open(self, suite: str, uses: Iterable[str], source: Source) -> dict[str, Scores]:
+        """The scores of every model; uses: the options that they depend on."""
+        told = {name: getattr(self.context.options, name) for name in uses}
+        key = self._source(self.context.dataset(suite), source)
+        found = {}
+        for name, weights in self.models.items():
+            whole = hashlib.sha256(repr((suite, told, weights, key)).encode()).hexdigest()
+            stem = ".".join(filter(None, (source.part.replace("/", "-"), name)))
+            found[name] = Scores(len(source.images), self.folder / suite / f"{stem}.{whole[:12]}.npz", whole)
+        return found
+
+    def _source(self, dataset: str, source: Source) -> str:
         """A hash of images, labels, columns and what else the scores depend on."""
         hashes = " ".join(self._images(images) for images in (source.images, *source.depends))
-        digest = hashlib.sha256(f"{source.dataset} {source.part} {hashes}".encode())
+        digest = hashlib.sha256(f"{dataset} {source.part} {hashes}".encode())
         if source.columns is not None:
             _add(digest, "columns", source.columns)
         return digest.hexdigest()
 
     def _images(self, images: LabelledImages) -> str:
-        if id(images) in self.known:
-            return self.known[id(images)][1]
+        if images in self.known:
+            return self.known[images]
         held = vars(images)
         told = sorted((name, value) for name, value in held.items() if _is_plain(value))
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {told}".encode())
@@ -70,8 +84,8 @@ class SourceKeys:
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
         digest.update("\n".join(_files(map(str, (*held.get("items", ()), *held.get("shards", ()))))).encode())
-        self.known[id(images)] = images, digest.hexdigest()
-        return digest.hexdigest()
+        self.known[images] = digest.hexdigest()
+        return self.known[images]
 
 
 def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
@@ -124,16 +138,3 @@ class Scores:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(self.path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, key=np.asarray(self.key), done=np.asarray(self.done), **self.arrays)  # type: ignore[arg-type]
-
-
-def open_scores(
-    folder: Path, suite: str, uses: Iterable[str], options: Options, model: tuple[str, str], source: Source, key: str
-) -> Scores:
-    """Scores in FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own.
-
-    uses: the options that the scores depend on; model: its name and `model_key`; key: of the source (`SourceKeys`).
-    """
-    told = {name: getattr(options, name) for name in uses}
-    whole = hashlib.sha256(repr((suite, told, model[1], key)).encode()).hexdigest()
-    stem = ".".join(filter(None, (source.part.replace("/", "-"), model[0])))
-    return Scores(len(source.images), folder / suite / f"{stem}.{whole[:12]}.npz", whole)

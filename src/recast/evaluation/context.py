@@ -17,6 +17,7 @@ from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
 from recast.run.config.evaluation import Options
 from recast.run.records import Table
+from recast.run.suites import SUITES
 
 
 class PixelModel(nn.Module):
@@ -54,13 +55,13 @@ def optional_package(name: str, extra: str, what: str) -> Any:
 class Source:
     """Images that a suite goes over."""
 
-    part: str
-    """Which part of the suite, such as gaussian_noise/1 or 160x160; empty where there is one only."""
     images: LabelledImages
-    dataset: str
-    """The name of the data set."""
+    part: str = ""
+    """Which part of the suite, such as gaussian_noise/1 or 160x160; empty where there is one only."""
     columns: Tensor | None = None
     """The classes that count, of a set that has some of them only: labels are positions in `columns`."""
+    answers: Tensor | None = None
+    """(N, A) int64: the labels that are right for each image, filled up with -1; None: the one of the data set."""
     depends: tuple[LabelledImages, ...] = ()
     """Other images that the scores depend on."""
 
@@ -84,13 +85,19 @@ class Context:
     device: torch.device
     options: Options = Options()
     workers: int = 0
+    epochs: Sequence[tuple[str, int, Callable[[], nn.Module]]] = ()
+    """Kept weights: name of a model, epoch, function that loads the model of that epoch."""
     store: dict[Any, Any] = field(default_factory=dict)
     """What a suite keeps from one batch to the next, such as the features of the training images."""
 
     @property
     def validation(self) -> Source:
         """The validation images of the data."""
-        return Source("", self.data.val, self.data.name)
+        return Source(self.data.val)
+
+    def dataset(self, suite: str) -> str:
+        """The name of the data set that a suite looks at."""
+        return suite if SUITES[suite].needs else self.data.name
 
     def batches(self, source: Source | None = None, start: int = 0) -> Iterator[Batch]:
         """The batches of a source (None: the validation images) in order, from batch number `start` on."""
@@ -150,8 +157,10 @@ class Batch:
         return logits if self.source.columns is None else logits[:, self.source.columns]
 
     def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
-        """(B,) float: 1 where the label is among the k largest logits."""
-        return is_correct(self.logits(name, images), self.labels, k)
+        """(B,) float: 1 where the label, or one of the source's answers, is among the k largest logits."""
+        answers = self.source.answers
+        right = self.labels if answers is None else answers[self.indices].to(self.labels.device)
+        return is_correct(self.logits(name, images), right, k)
 
     def gradient(self, name: str) -> Tensor:
         """∇ₓ of the cross-entropy at the images as they are, (B, C, H, W)."""
@@ -168,9 +177,10 @@ def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return torch.autograd.grad(loss, pixels)[0]
 
 
-def is_correct(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
-    """(B,) float: 1 where the label is among the k largest logits."""
-    return (logits.topk(k, dim=1).indices == labels[:, None]).any(1).float()
+def is_correct(logits: Tensor, answers: Tensor, k: int = 1) -> Tensor:
+    """(B,) float: 1 where the label (B,), or one of several (B, A), is among the k largest logits."""
+    best = logits.topk(k, dim=1).indices
+    return (best[:, :, None] == answers.reshape(len(best), 1, -1)).flatten(1).any(1).float()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from recast.data.seeding import mix_seed, restored
 from recast.data.shards import ImageStream
-from recast.errors import RecastError
-from recast.evaluation.basic_corruptions import check_corruption
 from recast.evaluation.context import Context, NotMeasured, Source, optional_package
 from recast.evaluation.derived_images import DerivedImages
 from recast.run.suites import CATEGORIES, SEVERITIES
@@ -37,25 +35,13 @@ ALEXNET_ERRORS = {
 }  # fmt: skip
 """Top-1 error of AlexNet, mean over the severities, as the authors published it (github.com/hendrycks/robustness)."""
 
-Number = TypeVar("Number", float, np.ndarray)
-
 
 def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) -> np.ndarray:
     """The corrupted image (H, W, 3) uint8 of an image (H, W, 3) uint8; H, W ≥ 32.
 
     The same arguments give the same bytes; no global random generator is moved. The severities of a kind share their
-    random numbers, as far as they draw as many. Raises RecastError for an unknown kind or severity and for a smaller
-    image, NotMeasured without the package.
+    random numbers, as far as they draw as many. Raises NotMeasured without the package.
     """
-    check_corruption(kind, severity, KINDS)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise RecastError(f"expected an image (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
-    if min(image.shape[:2]) < MIN_SIDE:
-        height, width = image.shape[:2]
-        raise RecastError(
-            f"corruptions need images of at least {MIN_SIDE}x{MIN_SIDE} pixels, got {height}x{width}: use larger ones "
-            "(--data.test_size), or the suite basic"
-        )
     corrupt = _package()
     # Two corruptions draw from generators of their own, which np.random.seed does not reach.
     own: dict[str, Any] = {}
@@ -106,44 +92,31 @@ def sources_corruptions(context: Context) -> list[Source]:
         )
     _package()
     return [
-        Source(f"{kind}/{severity}", CorruptedImages(data.val, kind, severity, context.options.seed), data.name)
+        Source(CorruptedImages(data.val, kind, severity, context.options.seed), f"{kind}/{severity}")
         for kind, severity in product(KINDS, SEVERITIES)
     ]
 
 
-def means_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """top1/CATEGORY (noise, blur, weather, digital), top1/mean/SEVERITY and top1/mean from top1/KIND/SEVERITY.
+def means_over_corruptions(scores: Mapping[str, np.ndarray], with_mce: bool = False) -> dict[str, np.ndarray]:
+    """top1/CATEGORY (noise, blur, weather, digital), top1/mean/SEVERITY, top1/mean and mce from top1/KIND/SEVERITY.
 
     T-CNN (d'Ascoli et al. 2021, Fig. 3) shows these means of accuracies; they are no mCE.
     """
-    by_kind = _by_kind(scores)
-    means = {f"top1/{category}": _mean(by_kind[kind] for kind in kinds) for category, kinds in CATEGORIES.items()}
-    for severity in SEVERITIES:
-        means[f"top1/mean/{severity}"] = _mean(scores[f"top1/{kind}/{severity}"] for kind in KINDS)
-    return means | {"top1/mean": _mean(by_kind.values())}
+    single = np.array([[scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES] for kind in KINDS])
+    by_kind = dict(zip(KINDS, single.mean(1), strict=True))
+    groups = {f"top1/{category}": np.array([by_kind[kind] for kind in kinds]) for category, kinds in CATEGORIES.items()}
+    groups |= {f"top1/mean/{severity}": single[:, index] for index, severity in enumerate(SEVERITIES)}
+    means = {metric: np.mean(group, axis=0) for metric, group in (groups | {"top1/mean": single.mean(1)}).items()}
+    if with_mce:
+        means["mce"] = mean_corruption_error({kind: 1 - mean for kind, mean in by_kind.items()})
+    return means
 
 
-def means_with_mce(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The means of `means_over_corruptions`, and mce."""
-    means = means_over_corruptions(scores)
-    return means | {"mce": mean_corruption_error({kind: 1 - mean for kind, mean in _by_kind(scores).items()})}
-
-
-def mean_corruption_error(errors: Mapping[str, Number]) -> Number:
+def mean_corruption_error(errors: Mapping[str, np.ndarray]) -> np.ndarray:
     """mCE = 1/15 Σ_c CE_c, CE_c = Σ_s E_{s,c} / Σ_s E^AlexNet_{s,c} (Hendrycks & Dietterich 2019, Sec. 4.1).
 
     errors: {corruption: mean error over the severities} of all 15; in percent the result is in percent. It is linear in
-    the errors: arrays of errors per image give each image's share. Raises RecastError if a corruption is missing.
+    the errors: arrays of errors per image give each image's share.
     """
-    if missing := [kind for kind in ALEXNET_ERRORS if kind not in errors]:
-        raise RecastError(f"mCE is a mean over 15 corruptions, missing: {', '.join(missing)}")
     ratios = [errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()]
     return sum(ratios[1:], ratios[0]) / len(ratios)
-
-
-def _by_kind(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {kind: _mean(scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES) for kind in KINDS}
-
-
-def _mean(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    return np.mean(list(arrays), axis=0)

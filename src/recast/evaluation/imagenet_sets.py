@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,26 +18,27 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo, RealLabelsImagenet
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from recast.data.datasets import ImageFiles
 from recast.data.images import decode_errors, is_image_name, open_image
 from recast.data.seeding import choose_balanced
 from recast.data.shards import ImageStream
 from recast.errors import RecastError
-from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source
+from recast.evaluation.context import Context, NotMeasured, Source
 from recast.evaluation.imagenet_corruptions import KINDS
 from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 
-FOLDERS = {
-    "imagenet-a": ("imagenet-a",),
-    "imagenet-r": ("imagenet-r",),
-    "imagenet-v2": ("imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency"),
-    "imagenet-sketch": ("imagenet-sketch", "sketch"),
-    "imagenet-c": ("imagenet-c", "imagenet_c", "imagenetc"),
-}
-"""What the folder of a set may be called in the folder of sets."""
-CLASSES = {"imagenet-a": "imagenet_a", "imagenet-r": "imagenet_r"}
-"""`imagenet_wnids` of the sets that have some of the classes only."""
+SETS = {
+    "imagenet-a": ("imagenet_a", "imagenet-a"),
+    "imagenet-r": ("imagenet_r", "imagenet-r"),
+    "imagenet-v2": (
+        "imagenet", "imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency",
+    ),
+    "imagenet-sketch": ("imagenet", "imagenet-sketch", "sketch"),
+    "imagenet-c": ("imagenet", "imagenet-c", "imagenet_c", "imagenetc"),
+}  # fmt: skip
+"""`imagenet_wnids` of each set, and what its folder may be called in the folder of sets."""
 WNID = re.compile(r"n\d{8}")
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -109,7 +110,7 @@ def find_set(context: Context, suite: str) -> Path:
         )
     root = Path(told).expanduser()
     there = {entry.name.lower(): entry for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else {}
-    for name in FOLDERS[suite]:
+    for name in SETS[suite][1:]:
         if name in there:
             return there[name]
     raise NotMeasured(f"no folder {suite} in {root}. To get it: {where}, unpacked there")
@@ -140,7 +141,7 @@ def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> No
 
 def sources_of_set(context: Context, suite: str) -> list[Source]:
     """All images of the set, resized and cropped as the data's own are; `columns` where it has some classes only."""
-    wnids = sorted(imagenet_wnids(CLASSES.get(suite, "imagenet")))
+    wnids = sorted(imagenet_wnids(SETS[suite][0]))
     columns = outputs_of(context, wnids, suite)
     root = find_set(context, suite)
     found, folders = class_folders(root), wnids
@@ -150,7 +151,7 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
     names, labels = list_images(root, folders)
     val = context.data.val
     images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
-    return [Source("", images.subset(sample(labels, context.options.num_samples)), suite, columns)]
+    return [Source(images.subset(sample(labels, context.options.num_samples)), columns=columns)]
 
 
 def sample(labels: Tensor, count: int | None) -> Tensor:
@@ -158,13 +159,6 @@ def sample(labels: Tensor, count: int | None) -> Tensor:
     if count is None or count >= len(labels):
         return torch.arange(len(labels))
     return choose_balanced(labels, count, "num_samples")
-
-
-@dataclass(frozen=True)
-class RealSource(Source):
-    """Validation images with the outputs that are right for each."""
-
-    answers: tuple[tuple[int, ...], ...] = ()
 
 
 @cache
@@ -175,7 +169,10 @@ def real_labels() -> dict[str, list[int]]:
 
 
 def sources_real(context: Context) -> list[Source]:
-    """The validation images of the data that have a label in ReaL; NotMeasured if they are not ImageNet's."""
+    """The validation images of the data that have a label in ReaL; NotMeasured if they are not ImageNet's.
+
+    Any of an image's labels is right (Beyer et al. 2020, arXiv:2006.07159).
+    """
     val, data = context.data.val, context.data.name
     names = [] if isinstance(val, ImageStream) else [val.image_name(index) for index in range(len(val))]
     labels = [real_labels().get(f"{found[0]}.JPEG") for name in names if (found := VAL_IMAGE.search(name))]
@@ -185,40 +182,23 @@ def sources_real(context: Context) -> list[Source]:
             "imagenet-real relabels ImageNet's 50,000 validation images, which it knows by their file names "
             f"(ILSVRC2012_val_00000001.JPEG and so on), but {data} has {other}: use --data imagenet with such names"
         )
-    outputs = outputs_of(context, imagenet_wnids(), "imagenet-real").tolist()
-    answers = {index: tuple(outputs[label] for label in known) for index, known in enumerate(labels) if known}
+    outputs = outputs_of(context, imagenet_wnids(), "imagenet-real")
+    answers = {index: outputs[known] for index, known in enumerate(labels) if known}
     if not answers:
         raise NotMeasured(f"none of the {len(val)} images of {data} has a label in ReaL: use more of them")
-    return [RealSource("", val.subset(torch.tensor(list(answers))), "imagenet-real", answers=tuple(answers.values()))]
+    padded = pad_sequence(list(answers.values()), batch_first=True, padding_value=-1)
+    return [Source(val.subset(torch.tensor(list(answers))), answers=padded)]
 
 
-def score_real(batch: Batch) -> Iterator[Score]:
-    """top1, top5: one of the k largest logits is among the image's labels (Beyer et al. 2020, arXiv:2006.07159)."""
-    assert isinstance(batch.source, RealSource)
-    right = torch.zeros(len(batch), len(batch.context.data.classes), device=batch.images.device)
-    for row, index in enumerate(batch.indices):
-        right[row, list(batch.source.answers[index])] = 1
-    for name in batch.models:
-        best = right.gather(1, batch.logits(name).topk(5, dim=1).indices)
-        yield Score(name, "top1", best[:, 0])
-        yield Score(name, "top5", best.amax(1))
-
-
-@dataclass(frozen=True)
-class ReadUnresized:
-    """name → the RGB image ROOT/name; RecastError if it cannot be read or has not side x side pixels."""
-
-    root: Path
-    side: int
-
-    def __call__(self, name: str) -> Image.Image:
-        image = open_image(self.root / name)
-        if image.size != (self.side, self.side):
-            raise RecastError(
-                f"ImageNet-C is evaluated without resizing, all images must have {self.side}x{self.side} pixels, but "
-                f"{self.root / name} has {image.height}x{image.width}"
-            )
-        return image
+def read_unresized(root: Path, side: int, name: str) -> Image.Image:
+    """The RGB image ROOT/NAME; RecastError if it cannot be read or has not side x side pixels."""
+    image = open_image(root / name)
+    if image.size != (side, side):
+        raise RecastError(
+            f"ImageNet-C is evaluated without resizing, all images must have {side}x{side} pixels, but "
+            f"{root / name} has {image.height}x{image.width}"
+        )
+    return image
 
 
 def sources_imagenet_c(context: Context) -> list[Source]:
@@ -239,9 +219,8 @@ def sources_imagenet_c(context: Context) -> list[Source]:
     base = ImageFiles(labels, side, names).subset(sample(labels, context.options.num_samples))
     return [
         Source(
+            replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"),
             f"{kind}/{severity}",
-            replace(base, read=ReadUnresized(folder, side), where=f"imagenet-c {folder}"),
-            "imagenet-c",
         )
         for (kind, severity), folder in folders.items()
     ]

@@ -124,7 +124,7 @@ def _banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     if todo := [name for name in batch.models if name not in banks]:
         found: dict[str, list[Tensor]] = {name: [] for name in todo}
         labels = []
-        for part in context.batches(Source("", bank_images(context.data), context.data.name)):
+        for part in context.batches(Source(bank_images(context.data))):
             labels.append(part.labels)
             for name in todo:
                 vectors = features(context.models[name], part.images, len(context.data.classes))

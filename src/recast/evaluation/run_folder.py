@@ -22,7 +22,6 @@ from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
 from recast.evaluation.suites import EVALUATORS, Results, check_suites, groups, measure, open_context
-from recast.evaluation.tables import EPOCHS
 from recast.io import load
 from recast.models.build import build
 from recast.run.config import Recipe
@@ -132,7 +131,7 @@ def evaluate_run(
     for together in groups(suites):
         begin = time.time()
         name, cache = run.folder.resolve().name, run.folder / "scores"
-        fresh = replace(context, store={EPOCHS: kept_models(run)})  # what one group keeps may fill the memory
+        fresh = replace(context, epochs=kept_models(run), store={})  # what one group keeps may fill the memory
         found = measure(fresh, together, run=name, cache=cache, progress=progress)
         write_results(run, found, together, context, command, time.time() - begin)
         results.extend(found)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from recast.evaluation.cache import Scores, SourceKeys, model_key, open_scores
+from recast.evaluation.cache import Cache, Scores
 from recast.evaluation.context import Context, Evaluator, NotMeasured, Source
 
 SAVE_EVERY = 30.0
 """Seconds between two savings of what was scored so far."""
 Advance = Callable[[str, int, int], None]
 """(suite, images that are done now, all of them)."""
+Scored = dict[str, dict[str, np.ndarray]]
+"""{model: {metric: (n, k)}} of a suite."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,6 @@ class Job:
     @property
     def done(self) -> int:
         return min(scores.done for scores in self.scores.values())
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a suite found on the images of one data set."""
-
-    dataset: str
-    scores: dict[str, dict[str, np.ndarray]]
-    """{model: {metric: (n, k)}}."""
 
 
 def score_suites(
@@ -63,13 +56,12 @@ def score_suites(
     found: dict[str, Scored] = {}
     for name in totals:
         parts = [job for job in jobs if job.name == name]
-        merged = {
+        found[name] = {
             model: {metric: array for job in parts for metric, array in job.scores[model].arrays.items()}
             for model in context.models
         }
         if derive := suites[name].derive:
-            merged = {model: arrays | derive(arrays) for model, arrays in merged.items()}
-        found[name] = Scored(parts[0].source.dataset, merged)
+            found[name] = {model: arrays | derive(arrays) for model, arrays in found[name].items()}
     return found, missing
 
 
@@ -77,8 +69,7 @@ def _jobs(
     context: Context, suites: Mapping[str, Evaluator], folder: Path | None
 ) -> tuple[list[Job], list[NotMeasured]]:
     own = [context.validation]
-    models = {name: model_key(model) for name, model in context.models.items()} if folder else {}
-    keys = SourceKeys()
+    cache = None if folder is None else Cache(folder, context)
     jobs, missing = [], []
     for name, evaluator in suites.items():
         if evaluator.score is None:
@@ -89,11 +80,10 @@ def _jobs(
             missing.append(error)
             continue
         for source in sources:
-            scores = {model: Scores(len(source.images)) for model in context.models}
-            if folder is not None:
-                key = keys(source)
-                for model in models.items():
-                    scores[model[0]] = open_scores(folder, name, evaluator.uses, context.options, model, source, key)
+            if cache is None:
+                scores = {model: Scores(len(source.images)) for model in context.models}
+            else:
+                scores = cache.open(name, evaluator.uses, source)
             jobs.append(Job(name, evaluator, source, scores))
     return jobs, missing
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
+from recast.analysis.cka import tabulate_cka
+from recast.analysis.fourier import tabulate_fourier
 from recast.data import Data
 from recast.data.seeding import choose_balanced
 from recast.device import choose_device
@@ -30,8 +32,8 @@ from recast.evaluation.accuracy import (
 from recast.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.evaluation.context import Context, Evaluator, NotMeasured, PixelModel
 from recast.evaluation.cost import measure_cost
-from recast.evaluation.imagenet_corruptions import means_over_corruptions, means_with_mce, sources_corruptions
-from recast.evaluation.imagenet_sets import score_real, sources_imagenet_c, sources_of_set, sources_real
+from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
+from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.runner import Scored, score_suites
 from recast.evaluation.stats import Resampled, plain_mean
@@ -47,19 +49,21 @@ EVALUATORS = {
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
     "corruptions": Evaluator(score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)),
-    "imagenet-c": Evaluator(score_part, sources=sources_imagenet_c, derive=means_with_mce),
+    "imagenet-c": Evaluator(
+        score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
+    ),
     **{
         name: Evaluator(score_top, sources=partial(sources_of_set, suite=name))
         for name in ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch")
     },
-    "imagenet-real": Evaluator(score_real, sources=sources_real),
+    "imagenet-real": Evaluator(score_top, sources=sources_real),
     "resolution": Evaluator(score_resolution, sources=sources_resolution),
     "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours",)),
     "frequency": Evaluator(score_frequency),
     "cost": Evaluator(measure=measure_cost),
-    "fourier": Evaluator(tabulate=tables.analyse_fourier),
+    "fourier": Evaluator(tabulate=partial(tables.analyse, tabulate_fourier)),
     "heads": Evaluator(tabulate=tables.analyse_heads),
-    "cka": Evaluator(tabulate=tables.analyse_cka),
+    "cka": Evaluator(tabulate=partial(tables.analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=tables.analyse_agreement),
 }
 """By the names of `recast.run.suites`."""
@@ -174,7 +178,7 @@ def measure(
                 for model, metric, value, n in evaluator.measure(context):
                     results.rows.append(Row(run, model, name, context.data.name, metric, float(value), n))
             elif name in scored:
-                rows, differences = summarise(run, name, scored[name], context.options.seed)
+                rows, differences = summarise(run, name, context.dataset(name), scored[name], context.options.seed)
                 results.rows += rows
                 results.differences += differences
     return results
@@ -187,18 +191,18 @@ def groups(suites: Sequence[str]) -> list[list[str]]:
     return [shared, *alone] if shared else alone
 
 
-def summarise(run: str, name: str, scored: Scored, seed: int) -> tuple[list[Row], list[Difference]]:
+def summarise(run: str, name: str, dataset: str, scored: Scored, seed: int) -> tuple[list[Row], list[Difference]]:
     """Rows with 95 % intervals, and paired differences between arms."""
-    scores = {(model, metric): a for model, arrays in scored.scores.items() for metric, a in arrays.items()}
+    scores = {(model, metric): a for model, arrays in scored.items() for metric, a in arrays.items()}
     if not scores:
         return [], []
     found = Resampled(scores, EVALUATORS[name].statistics, seed)
     rows = [
-        Row(run, model, name, scored.dataset, metric, value, found.n, *found.interval(model, metric))
+        Row(run, model, name, dataset, metric, value, found.n, *found.interval(model, metric))
         for (model, metric), value in found.values.items()
     ]
     differences = [
-        Difference(run, model, other, name, scored.dataset, metric, *found.difference(model, other, metric), found.n)
+        Difference(run, model, other, name, dataset, metric, *found.difference(model, other, metric), found.n)
         for model, other in COMPARED
         for metric in dict.fromkeys(metric for _, metric in scores)
         if (model, metric) in scores and (other, metric) in scores

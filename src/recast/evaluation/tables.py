@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from recast.analysis.agreement import tabulate_agreement
-from recast.analysis.cka import tabulate_cka
-from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.head_statistics import tabulate_heads
 from recast.data.seeding import choose_balanced
 from recast.data.shards import ImageStream
@@ -19,25 +17,18 @@ from recast.surgery.apply import recast_layers
 IMAGES, HEAD_IMAGES = 500, 200
 """Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and
 the maps of all heads take their time."""
-EPOCHS = "epochs"
-"""Key of `Context.store`: kept weights, (model name, epoch, function that gives the model of that epoch) each."""
 
 
-def analyse_fourier(context: Context) -> Table:
-    """Δ log amplitude by block and frequency."""
-    return tabulate_fourier(context.models, lambda: _some(context))
+def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
+    """What `tabulate` finds in all models on some of the images."""
+    return tabulate(context.models, lambda: _some(context, IMAGES))
 
 
 def analyse_heads(context: Context) -> Table:
     """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
     if not any(recast_layers(model) for model in context.models.values()):
         raise NotMeasured("heads looks at recast layers, and no model here has one")
-    return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.store.get(EPOCHS, ()))
-
-
-def analyse_cka(context: Context) -> Table:
-    """Similarity of the layers of the first model to its own and to every other's."""
-    return tabulate_cka(context.models, lambda: _some(context))
+    return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.epochs)
 
 
 def analyse_agreement(context: Context) -> Table:
@@ -47,13 +38,13 @@ def analyse_agreement(context: Context) -> Table:
     return tabulate_agreement(context.models, batches, context.data.classes, names=names)
 
 
-def _some(context: Context, most: int = IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
+def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
     images = context.data.val
     is_stream = isinstance(images, ImageStream)
     if context.options.num_samples is None and len(images) > most and not is_stream:
         images = images.subset(choose_balanced(images.labels, most, "num_samples"))
-    for batch in context.batches(Source("", images, context.data.name)):
+    for batch in context.batches(Source(images)):
         if is_stream and batch.first >= most:
             return
         yield batch.images, batch.labels
