@@ -56,6 +56,8 @@ def golden_layer(gate: str, stride: int) -> tuple[Tensor, Weights]:
         center=torch.tensor(geometry.offsets(), dtype=torch.float64) + 0.5 * fill((9, 2), 0.5, 0.7),
         alpha=1 + 0.5 * torch.sin(head),
         gates=gates,
+        gaussian_heads=tuple(range(9)),
+        content_heads=tuple(range(9)),
         geometry=geometry,
     )
     return 3 * fill((1, 4, 5, 6), 0.7, 0.1), weights

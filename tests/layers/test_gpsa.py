@@ -176,7 +176,7 @@ def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = backends._streamed
 
     def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Tensor:
-        counted.append(len({*w.with_gaussian(), *w.with_content()}))
+        counted.append(len({*w.gaussian_heads, *w.content_heads}))
         return original(x, values, w, *rest)
 
     monkeypatch.setattr(backends, "_streamed", spy)

@@ -73,10 +73,10 @@ def test_no_map_is_kept_for_backward() -> None:
 
 def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
     weights = GPSA(512, 512, PAD_1, device="meta").weights()
-    assert not backends.keeps_gathered(14 * 14, 9, weights)
-    assert backends.keeps_gathered(28 * 28, 9, GPSA(256, 256, PAD_1, device="meta").weights())
-    assert not backends.keeps_gathered(56 * 56, 0, weights)
-    assert not backends.keeps_gathered(56 * 56, 9, weights._replace(groups=2))
+    assert not backends.keeps_gathered(14 * 14, weights)
+    assert backends.keeps_gathered(28 * 28, GPSA(256, 256, PAD_1, device="meta").weights())
+    assert not backends.keeps_gathered(56 * 56, weights._replace(content_heads=()))
+    assert not backends.keeps_gathered(56 * 56, weights._replace(groups=2))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

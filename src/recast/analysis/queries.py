@@ -91,7 +91,7 @@ def content_of(layer: GPSA, x: Tensor) -> Rows:
     """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = expand_heads(layer.weights())
-    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
+    q, k = queries(x, w), keys(x, w)
     hidden = torch.zeros(k.shape[2], dtype=x.dtype, device=x.device)
     if not layer.config.attend_padding:
         hidden = hidden.masked_fill(~real_keys(geometry, height, width, x.device), float("-inf"))
@@ -105,7 +105,7 @@ def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
     """A = softmax(Q Kᵀ / √D + B), as `recast.layers.functional.biased_maps` writes it out."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = layer.weights(height, width)
-    q, k = queries(x, w.query, w.num_heads, geometry), keys(geometry.pad(x), w.key, w.num_heads)
+    q, k = queries(x, w), keys(x, w)
     rows, columns = geometry.padded_size(height, width)
     windows = w.relative_bias.unfold(1, rows, geometry.stride[0]).unfold(2, columns, geometry.stride[1])
     down, right = geometry.output_size(height, width)

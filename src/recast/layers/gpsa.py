@@ -203,8 +203,8 @@ class GPSA(AttentionConv2d):
         """The tensors as the pure functions take them."""
         return Weights(
             self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
-            self.geometry, self.groups, self.config.attend_padding, self.config.content, self.gaussian_heads,
-            self.content_heads,
+            self.gaussian_heads, self.content_heads, self.geometry, self.groups, self.config.attend_padding,
+            self.config.content,
         )  # fmt: skip
 
     def chosen_backend(self) -> str:

@@ -46,7 +46,7 @@ def split(x: Tensor, w: Weights) -> Tensor:
         return _in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
     kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
     output = w.geometry.convolve(values, kernel, w.bias, w.groups)
-    if not w.with_gaussian() and not w.with_content():
+    if not w.gaussian_heads and not w.content_heads:
         return output
     return output + _streamed(x, values, w, None, None)
 
@@ -68,11 +68,11 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
     """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
     size = geometry.output_size(height, width)
-    heads, with_gaussian, with_content = tuple(range(w.num_heads)), w.with_gaussian(), w.with_content()
+    heads, with_gaussian, with_content = tuple(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
     kernel = w.weight.flatten(2)
     if shift is None:
         heads = tuple(h for h in heads if h in with_gaussian or h in with_content)
-        if len(heads) < w.num_heads:
+        if len(heads) < geometry.num_heads:
             kernel = kernel[..., list(heads)]
 
     # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
@@ -116,22 +116,22 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         window,
         w.groups,
         w.content == "linear",
-        keeps and keeps_gathered(size[0] * size[1], len(with_content), w),
+        keeps and keeps_gathered(size[0] * size[1], w),
     )
     return streamed.permute(0, 3, 1, 2)
 
 
-def keeps_gathered(queries: int, content_heads: int, w: Weights) -> bool:
+def keeps_gathered(queries: int, w: Weights) -> bool:
     """Whether the backward pass gets what the heads gathered (H·C numbers a query) or computes it again.
 
     Again where it costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers, whose kernels are
     small: there the memory would outweigh the layer many times.
     """
-    if w.groups > 1 or content_heads == 0:
+    if w.groups > 1 or not w.content_heads:
         return False
-    channels, width = w.weight.shape[1], w.head_dim
-    again = content_heads * queries * (channels + width)
-    step = 3 * (w.num_heads * channels * w.weight.shape[0] + content_heads * (2 * channels * width)) + 3 * again
+    outputs, channels, width, heads = *w.weight.shape[:2], w.head_dim, len(w.content_heads)
+    again = heads * queries * (channels + width)
+    step = 3 * (w.geometry.num_heads * channels * outputs + heads * (2 * channels * width)) + 3 * again
     return again > KEEP_COST * step
 
 

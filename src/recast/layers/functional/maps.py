@@ -98,15 +98,16 @@ def query_tokens(x: Tensor, geometry: Geometry) -> Tensor:
     ]
 
 
-def queries(x: Tensor, query: Tensor, num_heads: int, geometry: Geometry) -> Tensor:
-    """Q of every output pixel, (B, H, N, D)."""
-    tokens = query_tokens(x, geometry).flatten(2).transpose(1, 2)
-    return F.linear(tokens, query).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def queries(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
+    """Q of every output pixel, (B, H, N, D); of a layer with all content maps, as `keys`."""
+    tokens = query_tokens(x, w.geometry).flatten(2).transpose(1, 2)
+    return F.linear(tokens, w.query).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
-def keys(x: Tensor, key: Tensor, num_heads: int) -> Tensor:
-    """K of every pixel of `x`, (B, H, pixels, D)."""
-    return F.linear(x.flatten(2).transpose(1, 2), key).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def keys(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
+    """K of every pixel of the padded input, (B, H, M, D)."""
+    tokens = w.geometry.pad(x).flatten(2).transpose(1, 2)
+    return F.linear(tokens, w.key).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
 def content_map(x: Tensor, w: Weights) -> Tensor:
@@ -115,8 +116,7 @@ def content_map(x: Tensor, w: Weights) -> Tensor:
     softmax: C = softmax(Q Kᵀ / √D). linear: C = softmax_D(Q) · softmax_tokens(K)ᵀ, positive, rows sum to one, and of
     rank D (Shen et al. 2021, Efficient Attention).
     """
-    q, k = queries(x, w.query, w.num_heads, w.geometry), keys(w.geometry.pad(x), w.key, w.num_heads)
-    height, width = x.shape[-2:]
+    q, k, (height, width) = queries(x, w), keys(x, w), x.shape[-2:]
     hidden = ~real_keys(w.geometry, height, width, x.device) & (not w.attend_padding)
     if w.content == "linear":
         k = k.masked_fill(hidden[:, None], float("-inf"))
@@ -166,7 +166,7 @@ def gather(x: Tensor, w: Weights) -> Tensor:
     """
     values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2)
     gathered = values @ attention_maps(x, w).mix.to(values.dtype).flatten(1, 2).transpose(-1, -2)
-    return gathered.unflatten(-1, (w.num_heads, *w.geometry.output_size(*x.shape[-2:])))
+    return gathered.unflatten(-1, (w.geometry.num_heads, *w.geometry.output_size(*x.shape[-2:])))
 
 
 def dense(x: Tensor, w: Weights) -> Tensor:

@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     """All that a layer is. W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
 
     Every head has a position of the kernel; H_g of them have a Gaussian (`gaussian_heads`) and H_c a content map
-    (`content_heads`), all by default. A map that is missing has the coefficient zero.
+    (`content_heads`). A map that is missing has the coefficient zero.
     """
 
     weight: Tensor
@@ -57,34 +57,21 @@ class Weights(NamedTuple):
     alpha: Tensor
     """Locality strength α > 0, (H_g,), in 1/pixel²."""
     gates: Gates
+    gaussian_heads: tuple[int, ...]
+    """Heads with a Gaussian map, in order."""
+    content_heads: tuple[int, ...]
+    """Heads with a content map, in order."""
     geometry: Geometry
     groups: int = 1
     attend_padding: bool = False
     """Whether content attention sees the padding tokens."""
     content: str = "softmax"
     """Its kind, softmax or linear (`maps.content_map`)."""
-    gaussian_heads: tuple[int, ...] | None = None
-    """Heads with a Gaussian map, in order; None: all."""
-    content_heads: tuple[int, ...] | None = None
-    """Heads with a content map, in order; None: all."""
-
-    @property
-    def num_heads(self) -> int:
-        """One head per position of `weight`."""
-        return self.weight.shape[2] * self.weight.shape[3]
 
     @property
     def head_dim(self) -> int:
         """D, the width of a head's queries and keys."""
-        return self.query.shape[0] // max(1, len(self.with_content()))
-
-    def with_gaussian(self) -> tuple[int, ...]:
-        """Heads with a Gaussian map."""
-        return tuple(range(self.num_heads)) if self.gaussian_heads is None else self.gaussian_heads
-
-    def with_content(self) -> tuple[int, ...]:
-        """Heads with a content map."""
-        return tuple(range(self.num_heads)) if self.content_heads is None else self.content_heads
+        return self.query.shape[0] // max(1, len(self.content_heads))
 
 
 class BiasedWeights(NamedTuple):
@@ -99,11 +86,6 @@ class BiasedWeights(NamedTuple):
     """(H, R, S): a logit for every offset of the input, in the order of `relative_bias.offset_ranges`."""
     geometry: Geometry
     groups: int = 1
-
-    @property
-    def num_heads(self) -> int:
-        """One head per position of `weight`."""
-        return self.weight.shape[2] * self.weight.shape[3]
 
 
 # --- gates and positions from what is trained -------------------------------------------------------------------------
@@ -198,7 +180,7 @@ def take_heads(values: Tensor, heads: tuple[int, ...]) -> Tensor:
 
 def expand_heads(w: Weights) -> Weights:
     """The same layer with all maps present: those that were missing get the coefficient zero."""
-    num_heads, gaussian, content = w.num_heads, w.with_gaussian(), w.with_content()
+    num_heads, gaussian, content = w.geometry.num_heads, w.gaussian_heads, w.content_heads
     if len(gaussian) == len(content) == num_heads:
         return w
     absent = torch.tensor([float(h not in gaussian) for h in range(num_heads)], device=w.alpha.device)
@@ -220,15 +202,15 @@ def expand_heads(w: Weights) -> Weights:
         center=scatter_heads(w.center, gaussian, num_heads) + absent[:, None].to(w.center.dtype) * offsets,
         alpha=scatter_heads(w.alpha, gaussian, num_heads) + absent.to(w.alpha.dtype),
         gates=gates,
-        gaussian_heads=None,
-        content_heads=None,
+        gaussian_heads=tuple(range(num_heads)),
+        content_heads=tuple(range(num_heads)),
     )
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
     """The same layer with fewer maps: `gaussian` and `content` are heads whose maps stay."""
-    at = [w.with_gaussian().index(h) for h in gaussian]
-    among = [w.with_content().index(h) for h in content]
+    at = [w.gaussian_heads.index(h) for h in gaussian]
+    among = [w.content_heads.index(h) for h in content]
     rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
     return w._replace(
         query=w.query[rows],

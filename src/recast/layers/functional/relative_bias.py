@@ -88,5 +88,4 @@ def biased_maps(x: Tensor, w: BiasedWeights) -> BiasedMaps:
 
 def _attends(x: Tensor, w: BiasedWeights) -> tuple[Tensor, Tensor, Tensor]:
     """Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
-    q, k = queries(x, w.query, w.num_heads, w.geometry), keys(w.geometry.pad(x), w.key, w.num_heads)
-    return q, k, bias_map(w.relative_bias, w.geometry, *x.shape[-2:])
+    return queries(x, w), keys(x, w), bias_map(w.relative_bias, w.geometry, *x.shape[-2:])
