@@ -25,7 +25,6 @@ from recast.training.regularization import (
     drop_path_places,
     prepare_,
     set_drop_path_,
-    set_layer_scale_,
     train_mode,
 )
 
@@ -136,6 +135,10 @@ def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
     assert torch.allclose(added.mean(0), branch[0], atol=0.05 * float(branch.abs().max()))
 
 
+def scaled(model: nn.Module, value: float) -> Any:
+    return prepare_(model, Recipe(regularization=RegularizationConfig(layer_scale=value)))
+
+
 # --- LayerScale -------------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +149,7 @@ def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
 def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
     model = networks[name]
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    set_layer_scale_(model, 0.123)
+    scaled(model, 0.123)
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == set(layer_scales(model))
     assert len(changed) == count
@@ -158,7 +161,7 @@ def test_gates_are_no_layer_scale() -> None:
     recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["stages.3.blocks.0.conv_dw"]))
     layer = model.stages[3].blocks[0].conv_dw
     assert len(layer_scales(model)) == 9
-    set_layer_scale_(model, 0.5)
+    scaled(model, 0.5)
     assert not layer.gamma.any()  # the gate γ is still closed
 
 
@@ -177,7 +180,7 @@ def test_what_a_network_has_not_is_refused() -> None:
         with pytest.raises(RecastError, match=message):
             set_drop_path_(plain, rate, mode)  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="no LayerScale"):
-        set_layer_scale_(plain, 1e-4)
+        scaled(plain, 1e-4)
     with pytest.raises(RecastError, match="cannot recompute its activations"):
         prepare_(plain, Recipe(grad_checkpointing=True))
 

@@ -25,7 +25,6 @@ from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
 from recast.run.files import replaced
 from recast.run.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
-from recast.training.optim import make_optimizer
 from recast.training.switches import Switches
 
 VERSION = 3
@@ -60,23 +59,14 @@ class State:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
-    position: Position
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
+    position: Position = field(default_factory=Position)
 
     @property
     def evaluated(self) -> nn.Module:
         """The weights that are measured and kept: the average where there is one."""
         return self.model if self.ema is None else self.ema.module
-
-
-def new_state(model: nn.Module, recipe: Recipe, device: torch.device, switches: Switches | None = None) -> State:
-    """Weights as they are, a fresh optimiser and average, nothing done yet."""
-    decay = recipe.regularization.ema_decay
-    ema = None if decay is None else ModelEmaV3(model, decay=decay)
-    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    optimizer = make_optimizer(model, recipe.optim, recipe.data.batch_size)
-    return State(model, optimizer, scaler, ema, Position(), switches)
 
 
 def states(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event
 from types import FrameType
@@ -127,11 +127,6 @@ def wrapped(model: nn.Module, device: torch.device, before: nn.Module | None = N
     if process_count() == 1:
         return model
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-
-
-def without_sync(model: nn.Module, wanted: bool) -> AbstractContextManager[object]:
-    """Gradients of the block stay in this process: for all parts of an accumulated batch but the last."""
-    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def sum_over_processes_(values: Tensor, device: torch.device) -> Tensor:

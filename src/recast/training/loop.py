@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from recast.data import Data, loader
@@ -26,14 +27,14 @@ from recast.run.records import Epoch, Measured
 from recast.surgery.apply import recast_, recast_layers, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
-from recast.training.checkpoint import Position, new_state, newest_state, restore_, save_state, states
+from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count, stop_signals
 from recast.training.metrics import Journal, gates_and_spans, measure, read_metrics
 from recast.training.objective import Objective
-from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates
+from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer
 from recast.training.regularization import prepare_, train_mode
 from recast.training.step import Inputs, Unread, Update
-from recast.training.switches import Switches, probe_halves
+from recast.training.switches import Switches
 
 
 def fit(
@@ -91,7 +92,12 @@ class _Loop:
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
         self.rates = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
-        self.state = new_state(model, recipe, device, switches)
+        decay = recipe.regularization.ema_decay
+        self.state = State(
+            model, make_optimizer(model, recipe.optim, recipe.data.batch_size),
+            torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16"),
+            None if decay is None else ModelEmaV3(model, decay=decay), switches,
+        )  # fmt: skip
         self.objective = Objective(recipe, data, model, parent, self.batches, device)
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         network, inputs = distributed.wrapped(self.compiled, device), Inputs(data, recipe, device)
@@ -201,20 +207,6 @@ class _Loop:
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
 
-    def _decide(self, train_loss: float | None) -> None:
-        """Let a learned schedule look at the epoch that is over."""
-        state, epoch, recipe = self.state, self.state.position.epoch, self.recipe
-        switches = state.switches
-        if switches is None or not switches.to_be_decided(epoch):
-            return
-        rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(epoch * self.batches)
-        state.switches = on_first(
-            lambda: switches.decided(
-                state.model, probe_halves(self.data, recipe, self.device), self.objective.labels, train_loss, epoch,
-                rate * self.batches,
-            )
-        )  # fmt: skip
-
     def _look_at(self, finished: Iterable[tuple[int, float, bool]]) -> bool:
         """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
         position, stop = self.state.position, False
@@ -255,7 +247,14 @@ class _Loop:
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
             # before the state: a run that goes on from an earlier one writes the same file again
             self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
-        self._decide(train_loss)
+        if (switches := state.switches) is not None:
+            rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(position.epoch * self.batches)
+            state.switches = on_first(
+                lambda: switches.decided(
+                    state.model, self.data, recipe, self.objective.labels, train_loss, position.epoch,
+                    rate * self.batches,
+                )
+            )  # fmt: skip
         self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
         self._save()

@@ -81,32 +81,6 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-@torch.no_grad()
-def set_layer_scale_(model: nn.Module, value: float) -> nn.Module:
-    """Every LayerScale, y = x + γ·F(x) with γ one number a channel, becomes `value` (Touvron et al. 2021, CaiT).
-
-    Class-attention blocks included, as in the published code. Raises RecastError for a network without LayerScale.
-    """
-    if not (scales := layer_scales(model)):
-        raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
-    for scale in scales.values():
-        scale.fill_(value)
-    return model
-
-
-def set_grad_checkpointing_(model: nn.Module) -> nn.Module:
-    """Recompute activations in the backward pass, block by block (Chen et al. 2016). Raises RecastError where the
-    network cannot."""
-    try:
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
-    except (AssertionError, AttributeError, NotImplementedError):  # not timm's, or timm's way to say no
-        raise RecastError(
-            f"{type(model).__name__} cannot recompute its activations: leave grad_checkpointing out, "
-            "or use a larger accumulate"
-        ) from None
-    return model
-
-
 def heads(model: nn.Module, num_classes: int | None = None) -> list[nn.Module]:
     """What trains where the trunk is frozen: attention pooling, where there is any, and the classifiers.
 
@@ -119,7 +93,9 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, what is
     frozen, memory format.
 
-    LayerScale is set whatever weights the network has: weights to go on from are loaded after this. Where the trunk is
+    LayerScale, y = x + γ·F(x) with γ one number a channel (Touvron et al. 2021, CaiT), is set in class-attention blocks
+    too, as in the published code, and whatever weights the network has: weights to go on from are loaded after this.
+    Checkpointing recomputes activations in the backward pass, block by block (Chen et al. 2016). Where the trunk is
     frozen, nothing but `heads` asks for a gradient, so that no optimiser is given it. Raises RecastError for what the
     network has not.
     """
@@ -127,13 +103,22 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     if config.drop_path is not None:
         set_drop_path_(model, config.drop_path, config.drop_path_mode)
     if config.layer_scale is not None:
-        set_layer_scale_(model, config.layer_scale)
+        if not (scales := layer_scales(model)):
+            raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
+        for scale in scales.values():
+            nn.init.constant_(scale, config.layer_scale)
     if config.freeze == "trunk":
         trained = {id(p) for head in heads(model, recipe.model.num_classes) for p in head.parameters()}
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained)
     if recipe.grad_checkpointing:
-        set_grad_checkpointing_(model)
+        try:
+            model.set_grad_checkpointing(True)  # type: ignore[operator]
+        except (AssertionError, AttributeError, NotImplementedError):  # not timm's, or timm's way to say no
+            raise RecastError(
+                f"{type(model).__name__} cannot recompute its activations: leave grad_checkpointing out, "
+                "or use a larger accumulate"
+            ) from None
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
     return model

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from timm.utils import dispatch_clip_grad
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data
 from recast.data.seeding import mix_seed, seed_cpu
 from recast.run.config import Recipe
 from recast.training.checkpoint import State
-from recast.training.distributed import process_count, process_number, sum_over_processes_, without_sync
+from recast.training.distributed import process_count, process_number, sum_over_processes_
 from recast.training.objective import AMP_DTYPES, Objective
 from recast.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
 
@@ -76,6 +78,8 @@ class Update:
     def __call__(self, pixels: Tensor, labels: Tensor, lr_factor: float) -> Tensor:
         """One update on this process's share; returns its mean loss, a tensor that nobody has waited for."""
         state, recipe, parts = self.state, self.recipe, self.recipe.accumulate
+        # of several processes: gradients stay in each for all parts of the batch but the last
+        sharing = self.network if isinstance(self.network, DistributedDataParallel) else None
         set_learning_rate(state.optimizer, lr_factor)
         state.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.inputs.device)
@@ -83,7 +87,7 @@ class Update:
             number = process_number() + process_count() * part
             seed_step(recipe.seed, state.position.epoch, state.position.step, number)
             images, targets = self.inputs(pixels[part::parts], labels[part::parts])
-            with without_sync(self.network, part < parts - 1):
+            with nullcontext() if sharing is None or part == parts - 1 else sharing.no_sync():
                 total += self._backward(images, targets) / parts
         self.objective.after_backward(state.model)
         self._step()

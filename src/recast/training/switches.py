@@ -116,22 +116,20 @@ class Switches:
             )
         )
 
-    def to_be_decided(self, epoch: int) -> bool:
-        """Whether a learned schedule has something to measure after `epoch`."""
-        if not self.schedule.waiting() or epoch >= self.epochs:
-            return False
-        return epoch > 0 if self.schedule.name == "learned" else epoch + 1 in self.schedule.slots
-
     def decided(
-        self, network: nn.Module, halves: Sequence[Sequence[Batch]], loss: Loss, train_loss: float | None, epoch: int,
+        self, network: nn.Module, data: Data, recipe: Recipe, loss: Loss, train_loss: float | None, epoch: int,
         reach: float,
     ) -> Switches:  # fmt: skip
-        """The same switches with the measurement after `epoch`, and the dates that follow from it.
+        """The same switches, in a learned schedule with the measurement after `epoch` and the dates that follow.
 
-        network: the network as it is; only read. halves: two lists of (normalised images, labels). loss: mean over a
-        batch. train_loss: of this epoch, None before the first. reach: r, how far a gate can move in an epoch.
+        network: the network as it is; only read. loss: mean over a batch. train_loss: of this epoch, None before the
+        first. reach: r, how far a gate can move in an epoch.
         """
         schedule, waiting = self.schedule, self.schedule.waiting()
+        looks = epoch > 0 if schedule.name == "learned" else epoch + 1 in schedule.slots
+        if not waiting or not looks or epoch >= self.epochs:
+            return self
+        halves = probe_halves(data, recipe, next(network.parameters()).device)
         slopes = [gate_slopes(network, self.plan, waiting, half, loss) for half in halves]
         promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
         before = next((probe.train_loss for probe in self.probes if probe.epoch == epoch - 1), None)
