@@ -9,7 +9,7 @@ import timm
 import torch
 
 import recast
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -22,9 +22,8 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
             raise RuntimeError("it computes nothing")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
         raise RecastError(
-            f"device {str(name)!r} cannot be used here ({reason}): use device=cpu or device=auto"
+            f"device {str(name)!r} cannot be used here ({first_line(error)}): use device=cpu or device=auto"
         ) from None
     return device
 

@@ -101,13 +101,6 @@ def test_global_generators_are_left_alone() -> None:
     assert (torch.rand(1), np.random.rand(), random.random()) == expected
 
 
-def test_any_map_style_data_set_is_taken() -> None:
-    data = torch.utils.data.TensorDataset(torch.rand(6, 3, 4, 4), torch.arange(6))
-    images, labels = next(iter(loader(data, 4)))  # type: ignore[arg-type]
-    assert images.shape == (4, 3, 4, 4)
-    assert labels.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("augment", [SHIFTED, POLICY])
 @pytest.mark.parametrize(
     "options",
@@ -234,20 +227,18 @@ def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
     assert len(tried) == 1 + MAX_BAD
 
 
-class Dying(torch.utils.data.Dataset[tuple[Tensor, int]]):
+class Dying(ImageTensors):
     """Ends the process that asks for its third item."""
 
     def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__(torch.zeros(6, 3, 2, 2, dtype=torch.uint8), torch.arange(6))
         self.end, self.pid = end, os.getpid()
 
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index == 2:
+    def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
+        if 2 in indices:
             assert os.getpid() != self.pid
             self.end()
-        return torch.zeros(3, 2, 2), index
+        return super().batch(indices, seeds)
 
 
 # torch's signal handler raises wherever the main process happens to be: what multiprocessing (a socket) or torch's

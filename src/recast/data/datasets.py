@@ -210,7 +210,8 @@ class Found:
     """None: there is only something to evaluate on."""
     val: LabelledImages | None
     """None: a share of the training images is held out."""
-    classes: list[str]
+    classes: list[str] | None
+    """None: they have numbers only."""
     norm: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
     crop: Crop | None = None
     """None: by size."""

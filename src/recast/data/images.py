@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -64,7 +64,9 @@ def decode_errors(name: str) -> Iterator[None]:
     except IsADirectoryError:
         raise RecastError(f"expected an image file, got a folder: {name}") from None
     except _DECODE_ERRORS as error:
-        raise RecastError(f"cannot read image {name}: {_reason(error)}. Replace or remove the file") from None
+        unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text repeats the path, or names a BytesIO
+        reason = "not an image in a known format, or truncated" if unknown else first_line(error).rstrip(".")
+        raise RecastError(f"cannot read image {name}: {reason}. Replace or remove the file") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -75,13 +77,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, Image.UnidentifiedImageError):  # its text repeats the path, or names a BytesIO
-        return "not an image in a known format, or truncated"
-    lines = str(error).splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def crop_fraction(img_size: int) -> float:

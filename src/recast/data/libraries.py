@@ -5,7 +5,7 @@ timm's readers and torchvision's classes alike give an item by its number; `Item
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torchvision import datasets as vision
 from recast.data.datasets import IMAGENET, Found, ImageFiles
 from recast.data.folders import data_dir
 from recast.data.images import PHOTO, decode_errors, open_image, to_rgb
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, first_line, suggest
 from recast.run.config import DataConfig
 
 NORMS = {
@@ -69,10 +69,14 @@ def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
     return ImageFiles(labels, PHOTO, range(len(labels)), Item(dataset, where), where)
 
 
-def _numbered(*labels: Tensor) -> list[str]:
-    """Names of classes that have none."""
-    known = torch.cat(labels)
-    return [str(label) for label in range(int(known.max()) + 1 if len(known) else 0)]
+def pick_splits(where: str, splits: Collection[str]) -> tuple[str | None, str | None]:
+    """The splits to train and to validate on; either may be missing, not both."""
+    train, val = "train" if "train" in splits else None, next((s for s in VAL_SPLITS if s in splits), None)
+    if train is None and val is None:
+        raise RecastError(
+            f"{where} has the splits {', '.join(splits)}: expected train or one of {', '.join(VAL_SPLITS)}"
+        )
+    return train, val
 
 
 def find_in_torchvision(config: DataConfig) -> Found:
@@ -101,7 +105,7 @@ def read_vision(name: str, root: Path) -> Found:
         name,
         _images(ConcatDataset(train), labels[0], f"torch/{name} train"),
         _images(val, labels[1], f"torch/{name} validation"),
-        [str(one) for one in names] if names else _numbered(labels[0]),
+        [str(one) for one in names] if names else None,
         NORMS.get(name, IMAGENET),
         crop=None if in_memory else "random",
         flip=name not in CHARACTERS,
@@ -118,7 +122,7 @@ def _opened(name: str, root: Path, split: str) -> Any:
     except (RuntimeError, OSError, EOFError, ImportError) as error:
         option = "" if name in TIMM else f", split={split!r}"
         get = f"from torchvision.datasets import {vision_class}; {vision_class}({str(root)!r}{option}, download=True)"
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         archives = " or train.zip and test.zip" if name.startswith("cifar") else ""
         raise RecastError(
             f"{name} is not in {root}: expected the files of torchvision{archives} ({reason}). "
@@ -145,11 +149,7 @@ def find_on_hub(config: DataConfig) -> Found:
     name = config.name.partition("/")[2]
     cache = None if config.data_dir is None else str(Path(config.data_dir).expanduser())
     splits = _hub_splits(config.name, name, cache)
-    val_split = next((split for split in VAL_SPLITS if split in splits), None)
-    if val_split is None and "train" not in splits:
-        raise RecastError(
-            f"{config.name} has the splits {', '.join(splits)}: expected train or one of {', '.join(VAL_SPLITS)}"
-        )
+    train, val = pick_splits(config.name, splits)
     image_key, label_key, names = _columns(config.name, next(iter(splits.values())).features)
 
     def images(split: str | None) -> ImageFiles | None:
@@ -163,8 +163,7 @@ def find_on_hub(config: DataConfig) -> Found:
             raise RecastError(f"{where} {labels.index(None)} has no label")
         return _images(reader, torch.tensor(labels, dtype=torch.long), where)
 
-    train, val = images("train" if "train" in splits else None), images(val_split)
-    return Found(name, train, val, names or _numbered(*(part.labels for part in (train, val) if part is not None)))
+    return Found(name, images(train), images(val), names)
 
 
 def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, Any]:
@@ -175,8 +174,7 @@ def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, An
     try:
         splits: Mapping[str, Any] = datasets.load_dataset(name, cache_dir=cache)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise RecastError(f"cannot load {full_name}: {reason}") from None
+        raise RecastError(f"cannot load {full_name}: {first_line(error).rstrip('.')}") from None
     return splits
 
 

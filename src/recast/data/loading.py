@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from recast.data.datasets import LabelledImages
-from recast.data.seeding import mix_seed, seeded
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 
 T = TypeVar("T")
@@ -79,9 +79,9 @@ class Epoch:
         first = number * self.batch_size
         return range(first, min(first + self.batch_size, self.size))
 
-    def seeds(self, positions: Sequence[int], dataset: object) -> list[int]:
+    def seeds(self, positions: Sequence[int], dataset: LabelledImages) -> list[int]:
         """A seed for the augmentation of each image, by its position alone; zeros where there is none."""
-        if isinstance(dataset, LabelledImages) and dataset.augment is None:
+        if dataset.augment is None:
             return [0] * len(positions)
         return [mix_seed("augment", self.seed, self.epoch, position) for position in positions]
 
@@ -120,7 +120,7 @@ class Epoch:
 class MapBatches(Dataset[Any]):
     """Item i is this part's share of the i-th batch of the epoch, or the RecastError that it ended in."""
 
-    dataset: Dataset[tuple[Tensor, int]]
+    dataset: LabelledImages
     order: Tensor
     plan: Epoch
 
@@ -143,27 +143,18 @@ class MapBatches(Dataset[Any]):
                     [[i % size for i in range(index, index + tries)] for index in indices],
                     seeds,
                     lambda index, seed: self._read([index], [seed]),
-                    getattr(self.dataset, "image_name", "image {}".format),
+                    self.dataset.image_name,
                     f"{tries} images in a row cannot be read",
                 )
         except RecastError as error:
             return error
 
     def _read(self, indices: Sequence[int], seeds: Sequence[int]) -> Batch:
-        if not indices:
-            return NOTHING
-        if isinstance(self.dataset, LabelledImages):
-            return self.dataset.batch(indices, seeds)
-        items = []
-        for index, seed in zip(indices, seeds, strict=True):
-            with seeded(seed):
-                items.append(self.dataset[index])
-        images, labels = default_collate(items)
-        return images, labels
+        return self.dataset.batch(indices, seeds) if indices else NOTHING
 
 
 def loader(
-    dataset: Dataset[tuple[Tensor, int]],
+    dataset: LabelledImages,
     batch_size: int,
     *,
     shuffle_seed: int | None = None,
@@ -198,28 +189,27 @@ def loader(
             raise RecastError(f"{name} must be at least {least}, got {value}")
     if not 0 <= part < parts:
         raise RecastError(f"part must be one of 0 to {parts - 1}, got {part}")
-    size = len(dataset)  # type: ignore[arg-type]
+    size = len(dataset)
     plan = Epoch(size, batch_size, shuffle_seed, epoch, drop_last, part, parts, bad_image == "skip")
     if shuffle_seed is not None:
-        _check_training(size, len(plan), batch_size, parts)
+        if size == 0:
+            raise RecastError("the data set has no training images: it can be evaluated on, not trained on")
+        if len(plan) == 0:
+            raise RecastError(
+                f"a batch of {batch_size} is larger than the training set of {size} images, and an incomplete batch is "
+                f"dropped: set data.batch_size to {size} or less"
+            )
+        if batch_size < parts:
+            raise RecastError(f"a batch of {batch_size} leaves some of {parts} processes without an image: raise it")
     if not 0 <= start <= len(plan):
         raise RecastError(f"start must be between 0 and {len(plan)} (the batches of an epoch), got {start}")
-    if (streamed := getattr(dataset, "batches", None)) is not None:
-        return Loader(streamed(plan, start, repeats), plan, start, workers, pin_memory)
-    batches = MapBatches(dataset, epoch_order(size, shuffle_seed, epoch, repeats), plan)
+    streamed = getattr(dataset, "batches", None)
+    batches: MapBatches | IterableDataset[Any] = (
+        MapBatches(dataset, epoch_order(size, shuffle_seed, epoch, repeats), plan)
+        if streamed is None
+        else streamed(plan, start, repeats)
+    )
     return Loader(batches, plan, start, workers, pin_memory)
-
-
-def _check_training(images: int, batches: int, batch_size: int, parts: int) -> None:
-    if images == 0:
-        raise RecastError("the data set has no training images: it can be evaluated on, not trained on")
-    if batches == 0:
-        raise RecastError(
-            f"a batch of {batch_size} is larger than the training set of {images} images, and an incomplete batch is "
-            f"dropped: set data.batch_size to {images} or less"
-        )
-    if batch_size < parts:
-        raise RecastError(f"a batch of {batch_size} leaves some of {parts} processes without an image: set it higher")
 
 
 class Loader:

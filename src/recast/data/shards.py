@@ -24,10 +24,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from recast.data.datasets import Found, LabelledImages
 from recast.data.folders import data_dir
 from recast.data.images import PHOTO, open_image
-from recast.data.libraries import VAL_SPLITS
+from recast.data.libraries import pick_splits
 from recast.data.loading import Batch, Epoch, Loaded
 from recast.data.seeding import mix_seed
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.run.config import AugmentConfig, DataConfig
 
 INFO = "_info.json"
@@ -101,8 +101,7 @@ class ImageStream(LabelledImages):
             except RecastError:
                 raise
             except (OSError, EOFError, ValueError, tarfile.TarError) as error:
-                reason = str(error.args[0]) if error.args else type(error).__name__
-                raise RecastError(f"cannot read shard {shard}: {reason}. Is it complete?") from None
+                raise RecastError(f"cannot read shard {shard}: {first_line(error)}. Is it complete?") from None
 
     def _sample(self, fields: Mapping[str, Any]) -> Sample:
         name = f"{fields['__url__']}: {fields['__key__']}"
@@ -203,12 +202,8 @@ def find_shards(config: DataConfig) -> Found:
             raise RecastError(f"{root / INFO} says that the split {split} has no image")
         return ImageStream(shards, described.num_samples, len(classes), described.alt_label)
 
-    train = stream("train" if "train" in info["splits"] else None)
-    val = stream(next((split for split in VAL_SPLITS if split in info["splits"]), None))
-    if len(train) == len(val) == 0:
-        known = ", ".join(info["splits"])
-        raise RecastError(f"{root / INFO} has the splits {known}: expected train or one of {', '.join(VAL_SPLITS)}")
-    return Found(config.name.partition("/")[2], train, val, classes)
+    train, val = pick_splits(str(root / INFO), info["splits"])
+    return Found(config.name.partition("/")[2], stream(train), stream(val), classes)
 
 
 def _info(root: Path) -> Mapping[str, Any]:

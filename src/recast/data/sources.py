@@ -80,9 +80,10 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
         train, val = train.subset(kept), train.subset(held_out)
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
+    classes = found.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
-            _check_labels(images, found.classes, part)
+            _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or PHOTO
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
@@ -105,7 +106,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     resolved = resolve(augment, train.img_size, crop=found.crop, flip=found.flip)
     mean, std = (tuple(own or theirs) for own, theirs in zip((config.mean, config.std), found.norm, strict=True))
     train = train.augmented(resolved)
-    return Data(found.name, train, val, found.classes, mean, std, train.img_size, resolved, tuple(bad))
+    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, tuple(bad))
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:
