@@ -10,12 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.models.build import build_from, check_constructor
+from recast.models.weights import mismatch
 from recast.run.files import replaced
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan, plan_of
@@ -35,8 +36,6 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     if path.suffix != ".safetensors":
         raise RecastError(f"weights are saved as .safetensors, got {path.name}")
     if constructor is not None:
-        from recast.models.build import check_constructor
-
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_constructor(constructor)
     plan = plan_of(model)
@@ -85,8 +84,6 @@ def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: 
     if parent is None:
         if header["constructor"] is None:
             raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
-        from recast.models.build import build_from
-
         model = build_from(header["constructor"], allow_functions=allow_functions)
     else:
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
@@ -95,18 +92,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: 
     if header["plan"] is not None:
         model = recast_(model, Plan.from_json(header["plan"]))
     tensors = load_file(path)
-    _check_same(path, {k: v.shape for k, v in tensors.items()}, {k: v.shape for k, v in model.state_dict().items()})
+    if message := mismatch(model, tensors):
+        raise RecastError(f"{path} does not fit the model: {message}")
     model.load_state_dict(tensors, strict=True)
     return refresh_gates_(model.eval())
-
-
-def _check_same(path: str | Path, found: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
-    missing, foreign = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    if missing or foreign:
-        raise RecastError(
-            f"{path} does not fit the model: {len(missing)} tensors missing (first: {missing[:1]}), "
-            f"{len(foreign)} unknown (first: {foreign[:1]})"
-        )
-    for name, shape in expected.items():
-        if found[name] != shape:
-            raise RecastError(f"{path} does not fit the model: {name} is {tuple(found[name])}, expected {tuple(shape)}")

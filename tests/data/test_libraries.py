@@ -45,14 +45,6 @@ def test_grey_images_in_memory_become_rgb_at_their_own_size(tmp_path: Path, spel
     assert (image * 255).round().equal(torch.from_numpy(pixels[33]).float().expand(3, -1, -1))
 
 
-def test_characters_are_not_mirrored_and_subsets_are_balanced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_mnist(tmp_path / "mnist")
-    monkeypatch.setenv("RECAST_DATA", str(tmp_path))
-    data = load_data(DataConfig("torch/mnist", img_size=32, test_size=40, num_val=10, data_fraction=0.5))
-    assert (data.augment.flip, data.img_size, data.test_size) == (False, 32, 40)
-    assert data.train.labels.bincount().tolist() == [2] * 10
-
-
 def held(**names: Any) -> type[SimpleNamespace]:
     """A data set of torchvision whose labels lie under these names; its items are grey images of files."""
 
@@ -181,11 +173,6 @@ def test_one_split_is_divided_and_subsets_are_taken(make_hub: Any) -> None:
     assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([2, 4], [3, 3])
     assert data.val[0][0].shape == (3, 24, 24)
     assert not set(data.train.items) & set(data.val.items)
-
-
-def test_only_a_validation_split_can_be_evaluated_on(make_hub: Any) -> None:
-    data = load_data(make_hub({"validation": [0, 1]}))
-    assert (len(data.train), len(data.val)) == (0, 2)
 
 
 @pytest.mark.parametrize(

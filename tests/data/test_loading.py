@@ -80,19 +80,6 @@ def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
     assert list(loader(make_data(), 5, shuffle_seed=1, epoch=4, start=5)) == []
 
 
-def test_skipped_batches_are_not_loaded() -> None:
-    class Counting(ImageTensors):
-        loaded = 0
-
-        def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
-            Counting.loaded += 1
-            return super().batch(indices, seeds)
-
-    data = make_data()
-    assert len(list(loader(Counting(data.pixels, data.labels), 5, start=3))) == 2
-    assert Counting.loaded == 2
-
-
 def test_global_generators_are_left_alone() -> None:
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = torch.rand(1), np.random.rand(), random.random()
@@ -278,12 +265,6 @@ def test_a_death_that_the_training_step_hears_of_is_explained() -> None:
     with pytest.raises(RecastError, match=r"loader process died \(pid \d+: (killed by SIGKILL|exit code unknown)\)"):
         step()
     gc.collect()
-
-
-def test_other_errors_are_not_explained_away() -> None:
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        with worker_errors():
-            raise RuntimeError("shape mismatch")
 
 
 def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:

@@ -185,12 +185,6 @@ def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: st
     assert color_of(data.val[5][0]) == COLORS["zebra"]
 
 
-@pytest.mark.parametrize("prefix", ["", "train/"])
-def test_archive_of_class_folders_is_split(tmp_path: Path, prefix: str) -> None:
-    data = load_data(folder(make_zip(make_tree(tmp_path / "tree"), tmp_path / "a.zip", prefix)))
-    assert (data.classes, len(data.train), len(data.val)) == (CLASSES, 27, 3)
-
-
 def test_bad_archives_are_named(tmp_path: Path) -> None:
     config, path = folder(tmp_path / "a.zip"), tmp_path / "a.zip"
     tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import recast
 from recast.errors import RecastError
 from recast.models.adapt import classifiers, resampled
-from recast.models.build import build, build_from, constructor, input_defaults
+from recast.models.build import build, constructor, input_defaults
 from recast.models.patchconvnet import PatchConvNet
 from recast.run.config import ModelConfig
 
@@ -63,12 +63,6 @@ def test_classifiers_are_found(make: Callable[[], nn.Module], names: tuple[str, 
     assert classifiers(on_meta(make), 1000 if "torchvision" in make.__module__ else None) == names
 
 
-def test_what_a_pretrained_cfg_says_is_believed() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
-    model.pretrained_cfg = {"classifier": "0"}
-    assert classifiers(model) == ("0",)
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -98,23 +92,6 @@ def test_a_new_head_leaves_the_rest_as_in_the_file(saved: Callable[..., str], na
         else:
             assert torch.equal(value, parent.state_dict()[key]), key
     assert child.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 4)
-
-
-def test_a_new_head_is_new_also_for_as_many_classes(saved: Callable[..., str]) -> None:
-    parent = build(ModelConfig("digits_resnet"))
-    config = ModelConfig("digits_resnet", checkpoint=saved(parent), new_head=True)
-    assert not torch.equal(build(config).fc.weight, parent.fc.weight)
-    assert not torch.equal(build(config).fc.weight, build(config).fc.weight)  # drawn, not copied
-
-
-def test_both_heads_of_a_distilled_network_are_new(saved: Callable[..., str]) -> None:
-    name = "deit_tiny_distilled_patch16_224"
-    parent = timm.create_model(name, num_classes=5)
-    with pytest.raises(RecastError, match=r"has 5 classes, the data has 3: set model.new_head"):
-        build(ModelConfig(name, checkpoint=saved(parent)), num_classes=3)
-    child = build(ModelConfig(name, checkpoint=saved(parent), new_head=True), num_classes=3)
-    assert child.head.weight.shape == child.head_dist.weight.shape == (3, 192)
-    assert torch.equal(child.blocks[3].attn.qkv.weight, parent.blocks[3].attn.qkv.weight)
 
 
 def test_what_is_no_head_must_still_fit(saved: Callable[..., str], tmp_path: Path) -> None:
@@ -279,8 +256,3 @@ def test_sizes_that_cannot_be() -> None:
         build(ModelConfig("torchvision:vit_b_16", input_size=96))
     with pytest.raises(RecastError, match="ReLU takes no argument img_size"):
         build(ModelConfig("torch.nn:ReLU", input_size=8))
-
-
-def test_a_constructor_carries_the_size() -> None:
-    model = build_from({"name": "timm:test_vit", "kwargs": {"img_size": 48}})
-    assert model.pos_embed.shape == (1, 10, 64)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from recast.errors import RecastError
-from recast.models.build import build, build_from, constructor, input_defaults
+from recast.models.build import build, build_from, constructor
 from recast.run.config import ModelConfig
 
 OWN_NETWORKS = """
@@ -151,12 +151,6 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     for kwargs in ({"num_classes": "6"}, {"img_size": 0}, {"img_size": True}):
         with pytest.raises(RecastError, match=f"must set {next(iter(kwargs))} to a whole number from 1"):
             build_from({"name": "test_vit", "kwargs": kwargs})
-
-
-def test_input_defaults() -> None:
-    assert input_defaults(nn.Linear(1, 1)) is None
-    defaults = input_defaults(build(ModelConfig("cifar_resnet20_a")))
-    assert defaults == (32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch) -> None:

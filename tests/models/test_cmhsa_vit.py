@@ -7,17 +7,13 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
-from recast.models.build import build, input_defaults
+from recast.models.build import input_defaults
 from recast.models.cmhsa_vit import CMHSAViT
-from recast.models.pixel_conv import PixelConv2d
-from recast.run.config import ModelConfig
 from recast.surgery.parameters import layer_numbers, param_groups
-from recast.training.regularization import set_drop_path_
 
 # name: width, patch, side, classes, mixer's kernel parameters and bias
 SIZES = {
@@ -61,13 +57,6 @@ def test_parameters_and_macs(name: str) -> None:
     assert input_defaults(model).img_size == side  # type: ignore[union-attr]
 
 
-def test_names() -> None:
-    assert set(timm.list_models("cmhsa_vit_*")) == {f"cmhsa_vit_{name}" for name in SIZES}
-    assert timm.list_models("cmhsa_vit_*", pretrained=True) == []
-    assert build(ModelConfig("cmhsa_vit_3_tiny"), num_classes=7)(torch.randn(1, 3, 32, 32)).shape == (1, 7)
-    assert isinstance(build(ModelConfig("cmhsa_vit_5_tiny")).blocks[0].mixer, PixelConv2d)  # type: ignore[union-attr, index]
-
-
 def norm(x: Tensor, layer: Any) -> Tensor:
     return F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],), layer.weight, layer.bias, 1e-6).permute(0, 3, 1, 2)
 
@@ -96,14 +85,6 @@ def test_images_of_any_size(options: dict[str, Any]) -> None:
     assert model.forward_features(images(20, 32)).shape == (2, 16, 5, 8)
     assert model(images(19, 33)).shape == (2, 5)  # what is left over at the edge is not seen, as in any ViT
     assert model(images(4, 4)).shape == (2, 5)
-
-
-def test_stochastic_depth_has_two_places_a_block() -> None:
-    model = set_drop_path_(tiny(depth=3), 0.4)
-    rates = [[getattr(b.drop_path1, "drop_prob", 0), getattr(b.drop_path2, "drop_prob", 0)] for b in model.blocks]  # type: ignore[union-attr]
-    assert rates == [[0, 0], [0.2, 0.2], [0.4, 0.4]]
-    built = tiny(depth=3, drop_path_rate=0.4)
-    assert [isinstance(block.drop_path2, DropPath) for block in built.blocks] == [False, True, True]
 
 
 def test_layers_for_rates_and_decay() -> None:

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import timm
 import torch
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.ops import FeaturePyramidNetwork
 
 from recast.errors import RecastError
 from recast.models import patchconvnet
@@ -104,26 +100,6 @@ def test_what_each_map_is() -> None:
     torch.testing.assert_close(p32, x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1)))
     first, norm, second = neck.up4[0], neck.up4[1], neck.up4[3]
     torch.testing.assert_close(p4, second(nn.functional.gelu(norm(first(x)))))
-
-
-def test_other_norms() -> None:
-    x = torch.randn(1, 8, 2, 2)
-    for norm_layer in (LayerNorm2d, partial(nn.GroupNorm, 2)):
-        neck = Neck(8, norm_layer)
-        assert not any(isinstance(m, nn.BatchNorm2d) for m in neck.modules())
-        assert neck(x)[0].shape == (1, 8, 8, 8)
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(Neck(8)).eval()
-    assert any(isinstance(m, nn.SyncBatchNorm) for m in synced.modules())
-    assert synced(x)[0].shape == (1, 8, 8, 8)
-
-
-def test_a_feature_pyramid_takes_the_maps() -> None:
-    neck = Neck(8)
-    fpn = FeaturePyramidNetwork(list(neck.channels), 4)
-    maps = fpn({str(s): x for s, x in zip(neck.strides, neck(torch.randn(1, 8, 4, 6)), strict=True)})
-    assert {name: tuple(x.shape) for name, x in maps.items()} == {
-        str(s): (1, 4, 64 // s, 96 // s) for s in neck.strides
-    }
 
 
 @pytest.mark.parametrize(

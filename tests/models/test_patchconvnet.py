@@ -8,12 +8,10 @@ import pytest
 import timm
 import torch
 from timm.layers import DropPath
-from timm.models import group_parameters
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import recast
 from recast.errors import RecastError
 from recast.models.build import input_defaults
 from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
@@ -211,22 +209,6 @@ def test_images_need_not_be_square(lively: PatchConvNet) -> None:
     assert on_meta("s20").forward_features(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
 
 
-@pytest.mark.parametrize("per_class", [False, True])
-@torch.no_grad()
-def test_an_image_is_judged_alone(per_class: bool) -> None:
-    for model in (golden(per_class=per_class), tiny(per_class=per_class, norm_layer="batchnorm2d")):
-        torch.testing.assert_close(model(images()[1:]), model(images())[1:], rtol=1e-12, atol=1e-12)
-
-
-@torch.no_grad()
-def test_without_layer_scale_the_trunk_does_nothing(lively: PatchConvNet) -> None:
-    x = images()
-    assert not torch.allclose(lively.forward_features(x), lively.stem(x))
-    for block in lively.blocks:
-        block.ls.gamma.zero_()
-    assert torch.equal(lively.forward_features(x), lively.stem(x))
-
-
 @torch.no_grad()
 def test_drop_path_leaves_branches_out_per_image() -> None:
     uniform = tiny(depth=5, drop_path_rate=0.3)
@@ -360,30 +342,6 @@ def test_what_does_not_decay() -> None:
         (0.01, 311, 25_056_528),
     ]
     assert tiny(0, global_pool="").no_weight_decay() == set()
-
-
-def test_layers_in_order() -> None:
-    model = tiny(depth=12)
-    layers = group_parameters(model, model.group_matcher())
-    assert len(layers) == 1 + 12 + 1 + 1
-    assert layers[0] == [f"stem.{i}.weight" for i in (0, 2, 4, 6)]
-    assert all(name.startswith("blocks.10.") for name in layers[11])
-    assert "pool.cls_token" in layers[13]
-    assert layers[14] == ["head.weight", "head.bias"]
-
-
-@torch.no_grad()
-def test_its_convolutions_become_attention(lively: PatchConvNet) -> None:
-    model = lively.float()
-    x = images(32, 48).float()
-    expected = model(x)
-    child = recast.recast_(model, recast.plan(model, x))
-    assert [name for name, m in child.named_modules() if isinstance(m, recast.GPSA)] == [
-        "stem.6",
-        "blocks.0.conv_dw",
-        "blocks.1.conv_dw",
-    ]
-    assert torch.equal(child(x), expected)
 
 
 def test_mistakes() -> None:

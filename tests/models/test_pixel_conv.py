@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recast
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
 from recast.layers.gpsa import GPSA
@@ -78,15 +77,6 @@ def test_the_kernel_of_tokens_lays_out_any_tensor() -> None:
     assert torch.equal(conv.token_kernel(2 * numbers), 2 * T)
 
 
-@pytest.mark.parametrize(("kernel", "ranks"), [(3, (48, 12, 3)), (5, (48, 24, 12))])
-def test_only_the_middle_head_is_of_full_rank(kernel: int, ranks: tuple[int, int, int]) -> None:
-    """P²C in the middle, r·P·C at the sides, r²·C in the corners; r = ⌊K/2⌋, P = 4, C = 3."""
-    conv = pixel_conv(kernel, 4, (3, 3))
-    found = torch.linalg.matrix_rank(conv.token_kernel(conv.weight.detach()).permute(2, 3, 0, 1))
-    middle, side, corner = ranks
-    assert found.tolist() == [[corner, side, corner], [side, middle, side], [corner, side, corner]]
-
-
 @pytest.mark.parametrize(("gate", "config"), [("bias", {"bias_init": 40.0}), ("linear", {})])
 @pytest.mark.parametrize(("kernel", "patch"), [(3, 4), (5, 4), (7, 2), (3, 16), (5, 16)])
 def test_the_layer_of_attention_is_the_convolution_of_pixels(
@@ -117,19 +107,6 @@ def test_what_the_rule_keeps_and_refuses() -> None:
     assert (conv.kernel_size, conv.in_channels, conv.out_channels, conv.groups) == ((3, 3), 12, 8, 1)
     with pytest.raises(RecastError, match="keep_parametrization must be off"):
         layer_of(conv, "linear", (3, 3), keep_parametrization=True)
-
-
-def test_a_plan_sees_it() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 12, 2, stride=2), pixel_conv(5, 2, (3, 3)).float())
-    x = torch.randn(2, 3, 8, 10)
-    plan = recast.plan(model, x, RecastConfig(gate="bias"), where="1")
-    (step,) = plan.steps
-    assert (step.rule, step.geometry.num_heads, step.input, step.output) == ("PixelConv2d", 9, (12, 4, 5), (12, 4, 5))
-    assert step.before.parameters == 5 * 5 * 9 + 12
-    assert step.before.macs == 8 * 10 * 25 * 9  # at the pixels
-    before = recast.trace(model, plan, x)
-    result = recast.verify(before, recast.recast_(model, plan), x)
-    assert result.max_relative_error < 1e-5
 
 
 def test_mistakes() -> None:

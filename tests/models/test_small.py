@@ -60,16 +60,6 @@ def test_timm_creates_it_by_name(name: str) -> None:
     assert name in timm.list_models("*_resnet*")
 
 
-def test_features_and_classifier_follow_timm() -> None:
-    model = timm.create_model("cifar_resnet20_a", num_classes=0)
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 64)
-    model.reset_classifier(5)
-    assert model.get_classifier() is model.linear
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
-    maps = timm.create_model("cifar_resnet20", features_only=True)(torch.randn(1, 3, 32, 32))
-    assert [tuple(m.shape[1:]) for m in maps] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
-
-
 def test_normalisation_differs_by_tag() -> None:
     for name, classes, mean in (
         ("cifar_resnet20.cifar10", 10, (0.4914, 0.4822, 0.4465)),

@@ -178,35 +178,20 @@ def _cfg(file: str | None = None, size: int = 224) -> Any:
     return pretrained_cfg(size, 1000, IMAGENET, first_conv="stem.0", **address)
 
 
-# Released weights: architecture → tag → (file, side in pixels). The first tag is the default.
+TAGS = {"in1k": (224, "1k"), "in21k_ft_in1k": (224, "21k"), "in21k_ft_in1k_384": (384, "21k"),
+        "in21k_ft_in1k_512": (512, "21k")}  # fmt: skip
+"""Of released weights: the side of their images, and what they were trained on. The first is the default."""
 RELEASED = {
-    "s60": {"in1k": ("s60_224_1k", 224)}
-    | {f"in21k_ft_in1k{tag}": (f"s60_{side}_21k", side) for tag, side in (("", 224), ("_384", 384), ("_512", 512))},
-    "s120": {"in1k": ("s120_224_1k", 224)},
-    "b60": {
-        "in1k": ("b60_224_1k", 224),
-        "in21k_ft_in1k": ("b60_224_21k", 224),
-        "in21k_ft_in1k_384": ("b60_384_21k", 384),
-    },
-    "b120": {
-        "in1k": ("b120_224_1k", 224),
-        "in21k_ft_in1k": ("b120_224_21k", 224),
-        "in21k_ft_in1k_384": ("b120_384_21k", 384),
-    },
-    "s60_multi": {"ft_in1k": ("s60_multi_finetune_1k", 224), "in1k": ("s60_multi_scratch_1k", 224)},
-}
+    f"{variant}.{tag}": _cfg(f"{variant}_{side}_{images}", side)
+    for variant, count in {"s60": 4, "s120": 1, "b60": 3, "b120": 3}.items()
+    for tag, (side, images) in list(TAGS.items())[:count]
+} | {"s60_multi.ft_in1k": _cfg("s60_multi_finetune_1k"), "s60_multi.in1k": _cfg("s60_multi_scratch_1k")}
 KINDS: dict[str, dict[str, Any]] = {"": {}, "_multi": {"per_class": True}, "_bn": {"norm_layer": "batchnorm2d"}}
 VARIANTS = [(f"{size}{depth}{kind}", size, depth, kind) for size in DEPTHS for depth in DEPTHS[size] for kind in KINDS]
+_WITHOUT = {variant for variant, *_ in VARIANTS} - {name.partition(".")[0] for name in RELEASED}
 default_cfgs = generate_default_cfgs(
-    {f"patchconvnet_{variant}": _cfg() for variant, *_ in VARIANTS if variant not in RELEASED}
-    | {
-        f"patchconvnet_{variant}.{tag}": _cfg(file, side)
-        for variant, released in RELEASED.items()
-        for tag, (file, side) in released.items()
-    }
+    {f"patchconvnet_{name}": cfg for name, cfg in (dict.fromkeys(sorted(_WITHOUT), _cfg()) | RELEASED).items()}
 )
-
-
 for _variant, _size, _depth, _kind in VARIANTS:
     # LayerScale's start in the published code; for sizes that it lacks, that of the size nearest in depth and width
     _start = 1e-4 if _size == "s" and _depth <= 60 else 1e-6
