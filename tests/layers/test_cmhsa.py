@@ -75,19 +75,6 @@ def test_there_and_back() -> None:
         assert torch.equal(back(x), conv(x))
 
 
-def test_every_parameter_learns() -> None:
-    """W_qry not in the first step, as W_key = 0: after that it does."""
-    layer = layer_of(nn.Conv2d(4, 4, 3, padding=1).double(), (6, 6), bias_init=3.0)
-    x, target = double(2, 4, 6, 6), double(2, 4, 6, 6)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for step in range(2):
-        optimizer.zero_grad()
-        (layer(x) - target).square().sum().backward()
-        silent = {name for name, p in layer.named_parameters() if not bool(p.grad.any())}  # type: ignore[union-attr]
-        assert silent == ({"query"} if step == 0 else set())
-        optimizer.step()
-
-
 # --- the table of biases ----------------------------------------------------------------------------------------------
 
 
@@ -194,19 +181,6 @@ def test_what_the_rule_keeps() -> None:
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"alpha": 2.0}, {"lambda_init": 0.0}, {"gamma_init": 0.1}, {"s_init": 0.1}, {"gate_range": (0.0, 1.0)},
-        {"content": "linear"}, {"attend_padding": True}, {"backend": "dense"},
-    ],
-)  # fmt: skip
-def test_what_does_not_belong_to_the_bias_gate(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(RecastError, match=f"^{name} does not belong to gate='bias', got {name}="):
-        RecastConfig(gate="bias", **settings)
 
 
 def test_each_gate_has_its_layer() -> None:

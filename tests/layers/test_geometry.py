@@ -19,8 +19,6 @@ from recast.layers.geometry import Geometry, flip_transpose
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
-MODES = ("zeros", "reflect", "replicate", "circular")
-
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
 def test_random_geometries_agree_with_the_convolution(start: int, random_case: Any) -> None:
@@ -51,25 +49,6 @@ def test_every_tap_meets_its_pixel(start: int, random_case: Any) -> None:
             seen = F.conv2d(numbered, one_tap, None, geometry.stride, 0, geometry.dilation)[0, 0]
             expected = [[(i + down) * columns + j + right for j in columns_at] for i in rows_at]
             assert seen.tolist() == expected, f"{text}, head {head}"
-
-
-def test_asymmetric_padding_of_any_kind_is_computed() -> None:
-    """Paddings that `nn.Conv2d` has no word for: explicit padding, then the plain convolution."""
-    x, weight = torch.randn(1, 2, 7, 6), torch.randn(3, 2, 3, 2)
-    for padding, mode in itertools.product([(1, 0, 2, 1), (0, 2, 0, 0), (2, 2, 1, 1)], MODES):
-        geometry = Geometry((3, 2), (2, 1), padding, mode, (1, 2))  # type: ignore[arg-type]
-        top, bottom, left, right = padding
-        padded = F.pad(x, (left, right, top, bottom), mode="constant" if mode == "zeros" else mode)
-        expected = F.conv2d(padded, weight, None, (2, 1), 0, (1, 2))
-        torch.testing.assert_close(geometry.convolve(x, weight, None, 1), expected)
-        assert geometry.output_size(7, 6) == expected.shape[2:]
-
-
-def test_round_trip_through_plain_fields() -> None:
-    geometry = Geometry((2, 3), (1, 2), (0, 1, 1, 1), "reflect", (3, 1))
-    fields = {k: list(v) if isinstance(v, tuple) else v for k, v in geometry.to_dict().items()}  # as JSON gives it back
-    assert Geometry.from_dict(fields) == geometry
-    assert hash(Geometry.from_dict(fields)) == hash(geometry)
 
 
 @pytest.mark.parametrize(

@@ -50,18 +50,6 @@ def test_dates_are_whole_number_arithmetic() -> None:
                 assert (date - 1) * (layers + 1) <= epochs * (layers + 1 - number) < date * (layers + 1)
 
 
-def test_the_other_order_mirrors_it() -> None:
-    last, first = (Schedule.progressive(blocks(4), 50, order) for order in ("last_first", "first_first"))
-    assert [last.dates[f"blocks.{i}.mixer"] for i in range(4)] == [41, 31, 21, 11]
-    assert [first.dates[f"blocks.{i}.mixer"] for i in range(4)] == [11, 21, 31, 41]
-
-
-def test_more_layers_than_epochs_share_dates() -> None:
-    schedule = Schedule.progressive(blocks(6), 3)
-    assert sorted(schedule.dates.values()) == [1, 1, 2, 2, 3, 3]
-    assert schedule.due(1) == ("blocks.4.mixer", "blocks.5.mixer")
-
-
 def test_at_once_and_listed() -> None:
     plan = blocks(3)
     assert Schedule.at_once(plan, 101).due(101) == tuple(f"blocks.{i}.mixer" for i in range(3))
@@ -88,17 +76,6 @@ def test_slots_wait_for_their_layers() -> None:
     schedule = schedule.decided("blocks.0.mixer", 2)
     assert (schedule.due(2), schedule.slots) == (("blocks.0.mixer",), (3, 4))
     assert Schedule.from_dict(schedule.to_dict()) == schedule
-
-
-def test_it_is_printed_in_the_order_of_its_dates() -> None:
-    text = str(Schedule.listed(blocks(3), {7: ["blocks.0.mixer"], 1: ["blocks.2.mixer"]}))
-    lines = text.splitlines()
-    assert lines[0] == "schedule: listed"
-    assert "blocks.2.mixer" in lines[1]
-    assert lines[1].endswith("epoch 1 (the start)")
-    assert lines[2].endswith("epoch 7")
-    assert lines[3].endswith("stays a convolution")
-    assert "after every epoch for 3 layers" in str(Schedule.learned(blocks(3)))
 
 
 @pytest.mark.parametrize(
@@ -130,11 +107,6 @@ def test_schedules_of_recipes() -> None:
     learned = Schedule.of(ScheduleConfig("learned"), plan, 10)
     assert learned is not None
     assert learned.dates == {}
-
-
-def test_an_order_that_is_none() -> None:
-    with pytest.raises(RecastError, match="order must be one of last_first, first_first, learned"):
-        Schedule.progressive(blocks(2), 10, "middle")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.io import load, save
 from recast.layers.functional import gather
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.surgery.apply import gpsa_layers, recast_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
 
 SOFT = RecastConfig(gate="sigmoid")
@@ -95,16 +92,6 @@ def test_nothing_but_weight_and_bias_moves_and_modes_are_given_back() -> None:
     assert moved == {f"{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")}
     assert all(torch.equal(value, parent_state[name]) for name, value in parent.state_dict().items())
     assert parent.training
-
-
-def test_the_added_bias_is_in_the_plan_and_in_the_file(tmp_path: Path) -> None:
-    parent, child = pair()
-    calibrate_(child, parent, [smooth_images(20)])
-    assert all(step.bias_added for step in applied_plan(child).steps)
-    assert Plan.from_json(applied_plan(child).to_json()) == applied_plan(child)
-    path = save(child, tmp_path / "child.safetensors")
-    images = smooth_images(3, seed=2)
-    assert torch.equal(load(path, parent=parent)(images), child.eval()(images))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
 from recast.models.build import build, constructor
 from recast.models.cmhsa_vit import CMHSAViT
-from recast.run.config import DataConfig, ModelConfig, RecastConfig, Recipe
+from recast.run.config import ModelConfig, RecastConfig
 from recast.surgery.apply import recast_layers
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads
@@ -105,30 +103,6 @@ def test_any_convolution(name: str, size: tuple[int, int], where: Any, config: R
     assert max(result.layers.values()) < 2e-5
 
 
-def test_costs_are_those_of_the_recast_model() -> None:
-    parent, child, plan = recast_vit()
-    assert plan.before.parameters == sum(p.numel() for p in parent.parameters())
-    assert plan.after.parameters == sum(p.numel() for p in child.parameters())
-    # offsets of 4×5 queries to 6×7 keys: −4…4 and −5…5
-    assert plan.steps[0].after.parameters == 9 * 16 * 16 + 16 + 16 * 16 + 2 * 9 * 16 + 9 * 9 * 11
-    with FlopCounterMode(display=False) as flops:
-        child(images())
-    assert plan.after.macs == flops.get_total_flops() // 2 // 2
-    assert "no, gate" in str(plan)
-
-
-def test_one_step_after_another() -> None:
-    parent, child, plan = recast_vit()
-    partly = recast.recast_(copy.deepcopy(parent), plan, steps=["blocks.1.mixer"])
-    assert list(recast_layers(partly)) == ["blocks.1.mixer"]
-    recast.recast_(partly, plan, steps=["blocks.0.mixer"])
-    assert list(recast_layers(partly)) == ["blocks.0.mixer", "blocks.1.mixer"]
-    # queries start at random, but W_key = 0
-    assert torch.equal(output(partly, images()), output(child, images()))
-    with pytest.raises(RecastError, match=r"blocks.0.mixer is already CMHSA: plan from the parent"):
-        recast.plan(child, images(), BIAS)
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -176,23 +150,3 @@ def test_maps_are_recorded() -> None:
     assert not found.mix.requires_grad
     x = child.blocks[0].norm1(child.patch_embed(images()))
     assert torch.equal(found.mix, child.blocks[0].mixer.attention(x))
-
-
-def test_a_run_from_training_to_the_report(tmp_path: Path) -> None:
-    from recast.evaluation.run_folder import evaluate_run, open_run
-    from recast.training.run import train
-
-    data = DataConfig("digits", img_size=16, num_train=40, num_val=20, batch_size=20)
-    recipe = Recipe(ModelConfig("digits_resnet"), data, recast=BIAS, where=["layer3.1.conv1"], epochs=1, device="cpu")
-    with pytest.warns(UserWarning, match="its attention hardly learns: --bias-init 10 to 15"):
-        folder = train(recipe, tmp_path / "mine", progress=False)
-    verified = json.loads((folder / "verify.json").read_text(encoding="utf-8"))
-    assert 0 < verified["max_relative_error"] < 1e-5
-    found = evaluate_run(folder, ["clean"], device="cpu", progress=False)
-    rows = {(row.model, row.metric): row.value for row in found.rows}
-    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert rows["recast", "top1"] == pytest.approx(last["val_top1"])
-    assert not (folder / "attention.npz").exists()
-    layer = open_run(folder).models["recast"].get_submodule("layer3.1.conv1")
-    assert isinstance(layer, CMHSA)
-    assert layer.key.detach().abs().max() > 0  # trained

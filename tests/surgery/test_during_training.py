@@ -169,16 +169,6 @@ def test_rates_are_those_of_the_moment() -> None:
     assert next(g for g in same.param_groups if g["name"] == "sigmoid_gates")["lr"] == 1e-2, "T-CNN*: the same rate"
 
 
-def test_an_optimiser_that_counts_steps_by_group_starts_new_parameters_at_zero() -> None:
-    _, _, child, carried = twins("lamb")
-    recast_during_training_(child, carried, every(child), ["stem"])
-    assert isinstance(child.stem, GPSA)
-    home = next(g for g in carried.param_groups if any(p is child.stem.weight for p in g["params"]))
-    own = next(g for g in carried.param_groups if any(p is child.stem.query for p in g["params"]))
-    assert int(home["step"]) == 8
-    assert "step" not in own
-
-
 def test_averages_keep_their_kernels() -> None:
     _, _, child, carried = twins("adamw")
     ema = ModelEmaV3(child, decay=0.5)

@@ -79,20 +79,6 @@ def test_a_layer_whose_gates_closed_again_folds_with_its_values(
             assert float((opened - expected).abs().max()) > 1e-3 * scale, text
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("training", [True, False])
-def test_flags_come_back(kind: str, training: bool, case_of: Any, layer_of: Any) -> None:
-    for frozen in ("", "weight gain", "bias"):
-        module = case_of(kind, 1, torch.bfloat16).module.train(training)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name not in frozen.split())
-        folded = convolution_of(layer_of(module).fold())
-        assert folded.training == training
-        assert folded.weight.dtype == torch.bfloat16
-        assert folded.weight.requires_grad == ("weight" not in frozen)
-        assert folded.bias is None or folded.bias.requires_grad == ("bias" not in frozen)
-
-
 @pytest.mark.parametrize("fold", [recast.fold_, lambda model: reparameterize_model(model, inplace=True)])
 @pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
 def test_a_network_of_every_class_folds_and_is_loaded_folded(

@@ -74,15 +74,6 @@ def test_blocks_of_other_libraries(name: str, recast_and_verify: Any) -> None:
     assert all(bool(child.get_submodule(n).gamma.grad.any()) for n in names if child.get_submodule(n).num_heads > 1)
 
 
-def test_a_shared_layer_stays_shared(recast_and_verify: Any) -> None:
-    child, _, plan = recast_and_verify(Shared(), X)
-    assert child.alias[0] is child.up
-    assert {step.name: step.calls for step in plan.steps} == {"up": 2, "same": 2}
-    recast.fold_(child)
-    assert child.alias[0] is child.up
-    assert isinstance(child.up, nn.ConvTranspose2d)
-
-
 def compiled(module: nn.Module) -> Any:
     torch._dynamo.reset()
     return torch.compile(module, backend="eager")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -198,22 +197,6 @@ def test_without_the_option_the_kernel_is_plain(name: str, training: bool) -> No
     assert torch.equal(child.eval()(X), parent.eval()(X))
 
 
-def test_a_step_of_training_leaves_the_constraint_in_place() -> None:
-    """After the optimiser the kernel still is what its parametrisation makes, and the gain of a scaled one moved."""
-    _, child = planned(with_gain(ScaledStdConv2d(4, 6, 3)))
-    layer = child[0]
-    gain = counterpart("gain", layer)
-    before = gain.detach().clone()
-    optimizer = torch.optim.SGD(recast.param_groups(child), lr=0.5)
-    child(X).square().mean().backward()
-    optimizer.step()
-    kernel = layer.weight.detach()
-    assert bool((gain != before).all())
-    assert float(kernel.mean((1, 2, 3)).abs().max()) < 1e-6
-    expected = (gain.detach().flatten() / 6).abs()  # scale is 1/√fan-in, of 36
-    torch.testing.assert_close(kernel.flatten(1).std(1, correction=0), expected, rtol=1e-3, atol=0)
-
-
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.Module]) -> None:
     module = norm(nn.ConvTranspose2d(4, 6, 3, 2))
@@ -221,15 +204,3 @@ def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.
         recast.plan(nn.Sequential(module), X, KEEP, where=["0"])
     parent, child = planned(module, RecastConfig())
     assert torch.equal(child.eval()(X), parent.eval()(X))
-
-
-@pytest.mark.parametrize("config", [RecastConfig(), KEEP])
-def test_a_parametrised_bias_is_trained_on(config: RecastConfig) -> None:
-    """Dropped for its result, as a parametrised weight is; with the option it is kept, or refused."""
-    module = conv()
-    parametrize.register_parametrization(module, "bias", Gain())
-    if config.keep_parametrization:
-        with contextlib.suppress(RecastError):
-            assert parametrize.is_parametrized(planned(module, config)[1][0], "bias")
-    else:
-        assert planned(module, config)[1][0].bias.requires_grad

@@ -149,17 +149,6 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str, around: Any) 
     recast.recast_(model, planned)
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_hooks_that_came_after_the_plan_are_refused(name: str, around: Any) -> None:
-    model = around(conv())
-    planned = recast.plan(model, X, where="all")
-    HOOKS[name](model.conv)  # type: ignore[arg-type]
-    with pytest.raises(RecastError, match="conv cannot be recast: Conv2d carries hooks"):
-        recast.recast_(model, planned)
-    assert type(model.stem) is nn.Conv2d
-    assert not hasattr(model, "recast_plan")
-
-
 def test_what_is_no_convolution() -> None:
     others = (nn.Linear(3, 3), nn.BatchNorm2d(3), nn.Sequential(nn.Conv2d(3, 3, 1)), nn.MaxPool2d(2), nn.Unfold(2))
     assert not any(map(is_convolution, others))

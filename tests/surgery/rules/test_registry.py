@@ -62,13 +62,6 @@ def test_subclasses_that_compute_something_else_are_refused(kind: type[nn.Module
     assert (refusal(conv) or "").startswith("no rule for Other (rules exist for Conv2d, Conv2dSame, ConvTranspose2d")
 
 
-def test_a_mixed_subclass_follows_what_it_computes() -> None:
-    """Two bases: the method that runs decides, and only the base that it belongs to has a rule for it."""
-    taken = type("StdAnd", (StdConv2d, Scaled), {})(4, 6, 3)
-    assert find_rule(taken)[0] is StdConv2d  # type: ignore[index]
-    assert find_rule(type("And", (Scaled, StdConv2d), {})(4, 6, 3)) is None
-
-
 def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch, layer_of: Any) -> None:
     """The exact type wins over its bases: a convolution with a forward of its own can be given a rule."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
