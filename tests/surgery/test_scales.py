@@ -11,6 +11,8 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 from recast.surgery.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
 
 
@@ -20,6 +22,13 @@ def test_every_layer_scale_of_a_network_is_woken() -> None:
     scales = {name: scale.detach() for name, scale in layer_scales(model).items()}
     assert any(name.endswith("gamma_xca") for name in scales)
     assert all(0.5 <= float(scale.min()) < float(scale.max()) <= 1 for scale in scales.values())
+
+
+def test_gates_are_no_layer_scale() -> None:
+    model = timm.create_model("test_convnext", num_classes=3)
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), where=["stages.3.blocks.0.conv_dw"]))
+    assert len(layer_scales(model)) == 9
+    assert not any("conv_dw" in name for name in layer_scales(model))
 
 
 def test_running_statistics_become_those_of_the_example() -> None:

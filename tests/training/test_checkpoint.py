@@ -126,13 +126,6 @@ def test_a_failed_save_leaves_the_states_before_it(
     assert_same(tmp_path / "straight", tmp_path / "run")
 
 
-def test_the_last_k_states_are_kept(tmp_path: Path) -> None:
-    small_fit(tmp_path, save_steps=2, keep=3)
-    assert [path.name for path in states(tmp_path)] == [
-        "state-00003-00000002.pt", "state-00003-00000004.pt", "state-00004-00000000.pt",
-    ]  # fmt: skip
-
-
 def test_a_finished_training_is_left_alone_and_resuming_nothing_starts(tmp_path: Path) -> None:
     rows = small_fit(tmp_path, resume=True)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from timm.data.mixup import mixup_target
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
 
 from recast.errors import RecastError
@@ -60,13 +59,6 @@ def test_mixed_targets_are_not_smoothed_again(binary: bool) -> None:
     # a label that timm's Mixup has smoothed, mixed with nothing, is the label that we smooth
     targets = mixup_target(LABELS, 4, lam=1.0, smoothing=0.1)
     torch.testing.assert_close(loss(LOGITS, targets), loss(LOGITS, LABELS))
-
-
-def test_cross_entropy_is_timms() -> None:
-    torch.testing.assert_close(
-        make(label_smoothing=0.2)(LOGITS, LABELS), LabelSmoothingCrossEntropy(0.2)(LOGITS, LABELS)
-    )
-    torch.testing.assert_close(make()(LOGITS, MIXED), SoftTargetCrossEntropy()(LOGITS, MIXED))
 
 
 def test_a_threshold_between_the_shares_keeps_the_larger_class_alone() -> None:

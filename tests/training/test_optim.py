@@ -104,16 +104,6 @@ def test_every_group_keeps_its_ratio_through_warm_up_and_cosine() -> None:
             assert gate_lr == pytest.approx(50 * lr if ratio else 0.1 * schedule.factor(step))
 
 
-def test_gates_are_a_group_that_never_decays() -> None:
-    model = small_child()
-    optimizer = make_optimizer(model, OptimConfig(lr=1e-3, weight_decay=0.1), 8)
-    groups = {group["name"]: group for group in optimizer.param_groups}
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert (groups["decay"]["weight_decay"], groups["gates"]["weight_decay"]) == (0.1, 0)
-    layer = gpsa_layers(model)["4"]
-    assert {id(p) for p in groups["gates"]["params"]} == {id(layer.gamma), id(layer.spread)}
-
-
 # --- layers with rates of their own -----------------------------------------------------------------------------------
 
 

@@ -17,9 +17,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.small import CifarResNet
-from recast.run.config import RecastConfig, Recipe, RegularizationConfig
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
+from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.scales import layer_scales
 from recast.training.regularization import (
     drop_path_places,
@@ -154,15 +152,6 @@ def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: 
     assert changed == set(layer_scales(model))
     assert len(changed) == count
     assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
-
-
-def test_gates_are_no_layer_scale() -> None:
-    model = timm.create_model("test_convnext", num_classes=3)
-    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["stages.3.blocks.0.conv_dw"]))
-    layer = model.stages[3].blocks[0].conv_dw
-    assert len(layer_scales(model)) == 9
-    scaled(model, 0.5)
-    assert not layer.gamma.any()  # the gate γ is still closed
 
 
 # --- what a network has not -------------------------------------------------------------------------------------------

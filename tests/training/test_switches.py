@@ -93,12 +93,6 @@ def test_what_happened_is_in_schedule_json(tmp_path: Path) -> None:
     assert [sorted(row["layers"]) for row in rows] == [[], [], ["4"], ["0", "4"]]
 
 
-def test_the_paper_s_start_is_seen_to_move_the_network(tmp_path: Path) -> None:
-    scheduled(tmp_path, plan=planned(gate="sigmoid"))
-    switch = schedule_of(tmp_path)["switches"][0]
-    assert abs(switch["after"]["val_loss"] - switch["before"]["val_loss"]) > 1e-4
-
-
 def test_until_the_first_switch_it_is_the_plain_training(tmp_path: Path) -> None:
     rows = scheduled(tmp_path / "a")
     plain = small_fit(tmp_path / "b", small_parent())
