@@ -88,7 +88,7 @@ def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
         ("metrics.jsonl", "\n", "is empty"),
         ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss, val_top1 is missing"),
         ("plan.json", '{"steps": []}', "lacks left"),
-        ("plan.json", '{"steps": [{"name": "a", "before": 1, "after": {}}], "left": []}', "got int"),
+        ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', "lacks before, after"),
         ("verify.json", "[]", "must be a JSON object, got list"),
         ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),
         ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2: expected 9"),

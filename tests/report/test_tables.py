@@ -116,14 +116,19 @@ def test_heat_table(make_run: MakeRun) -> None:
 
 
 def test_plan_and_heads(make_run: MakeRun) -> None:
-    run = read_run(make_run())
+    path = make_run()
+    heads_file = path / "analysis" / "heads.csv"
+    lines_of = heads_file.read_text(encoding="utf-8").splitlines()
+    lines_of[6] = lines_of[6].replace(",false,", ",true,")
+    heads_file.write_text("\n".join(lines_of) + "\n", encoding="utf-8")
+    run = read_run(path)
     plan, heads = plan_table(run), head_table(run)
     assert plan is not None
     assert heads is not None
     assert plan.groups[0].rows[0][0].small == ("3×3, stride 2", "32×8×8 → 64×4×4")
     assert plan.groups[0].rows[0][2].text == "16 × 100"
     assert plan.foot[2].title == "152,026 → 191,438"
-    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "0 of 9"]
+    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9 (1,2)"]  # as in the charts
     reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
     run.plan["left"][:] = [{"name": name, "reason": reason} for name, reason in (reasons | {"e": "1×1"}).items()]
     found = left_by_reason(run)

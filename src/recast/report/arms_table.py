@@ -54,18 +54,16 @@ def _table(run: Run, label: str, rows: Sequence[Row]) -> Table:
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Line]]:
-    """Title → lines: a group for every suite (and data set, where a suite saw several), the other test sets in one.
+    """Title → lines: a group for every suite, the other test sets in one.
 
     Suites that are not known come before the costs; metrics stand as they were measured.
     """
     masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)  # worth a line only then
     kept = [row for row in rows if not PER_CORRUPTION.match(row.metric) and (masked or row.metric != "no_gradient")]
     kept.sort(key=lambda row: ORDER.index(row.suite) if row.suite in ORDER else ORDER.index("cost") - 0.5)
-    own = {row.dataset for row in kept if row.suite in SUITES and SUITES[row.suite].uses_own_images}
     groups: dict[str, dict[tuple[str, str], Line]] = {}
     for row in kept:
         title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
-        title += f" · {row.dataset}" if row.dataset in own and len(own) > 1 else ""
         groups.setdefault(title, {}).setdefault((row.suite, row.metric), []).append(row)
     return {title: list(lines.values()) for title, lines in groups.items()}
 

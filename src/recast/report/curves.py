@@ -13,7 +13,7 @@ from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy
-from recast.run.files import mapping, number
+from recast.run.files import number
 from recast.run.suites import CATEGORIES, PER_CORRUPTION, of_kind
 
 MOST_SWITCHES = 24
@@ -87,14 +87,8 @@ def settings(run: Run, suite: str, metric: str = "top1") -> dict[str, tuple[str,
 
 
 def numbered(found: Mapping[str, tuple[str, str]]) -> Keyed:
-    """Those settings that are numbers."""
-    keyed = {}
-    for text, key in found.items():
-        try:
-            keyed[float(text)] = key
-        except ValueError:
-            continue
-    return {value: key for value, key in keyed.items() if math.isfinite(value)}
+    """The settings as numbers."""
+    return {float(text): key for text, key in found.items()}
 
 
 def named(ticks: Iterable[float]) -> dict[float, str]:
@@ -279,8 +273,8 @@ def _cost(run: Run, arm: str, cost: str) -> float:
     found = run.value(arm, "cost", cost)
     if math.isfinite(found) or cost not in {"macs", "parameters"}:
         return found
-    when = "after" if arm == "recast" else "before"
-    return number(mapping(mapping(run.plan.get("totals")).get(when)).get(cost))
+    totals = run.plan.get("totals") or {}
+    return number(totals.get("after" if arm == "recast" else "before", {}).get(cost))
 
 
 def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:

@@ -51,25 +51,20 @@ def compact(value: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size and math.isfinite(value):
             return f"{decimal(value / size, 2 if abs(value) < 10 * size else 1)}{NBSP}{unit}"
-    return decimal(value, 0 if math.isfinite(value) and value == int(value) else 1)
+    return decimal(value, 0 if value % 1 == 0 else 1)
 
 
 def memory(value: float) -> str:
     """Bytes in binary units."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= size and math.isfinite(value):
-            return f"{decimal(value / size)}{NBSP}{unit}"
-    return f"{decimal(value, 0)}{NBSP}B" if math.isfinite(value) else MISSING
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)):
+        if abs(value) >= size or size == 1:
+            return f"{decimal(value / size, int(size > 1))}{NBSP}{unit}" if math.isfinite(value) else MISSING
+    raise AssertionError
 
 
 def error(value: float) -> str:
     """A relative error: 0, 3e−7, 0.79."""
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0 or value >= 0.001:
-        return f"{value:.2g}"
-    mantissa, _, exponent = f"{value:.0e}".partition("e")
-    return f"{mantissa}e−{abs(int(exponent))}"
+    return significant(value, 2 if value >= 0.001 else 1) if math.isfinite(value) else "not finite"
 
 
 def duration(seconds: float) -> str:

@@ -33,26 +33,18 @@ def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
     return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
-def fourier_mode(run: Run) -> str:
-    """The mode that is drawn: true frequencies where they were measured."""
-    modes = {line.mode for line in run.fourier}
-    return "true" if "true" in modes or not modes else min(modes)
-
-
 def fourier_note(run: Run) -> str:
     """On how many images, and how frequencies were taken; empty where nothing was measured."""
-    how = "Frequencies as how-do-vits-work’s notebook labels them: for maps of even size, its π is less than π."
-    if fourier_mode(run) == "true":
-        how = "True frequencies: π is the fastest change that a map of its size can hold."
+    how = "True frequencies: π is the fastest change that a map of its size can hold."
     images = max((line.n for line in run.fourier), default=0)
     return f"{how} Means over {images:,} images and all channels, after the logarithm." if images else ""
 
 
 def _blocks(run: Run, arm: str) -> Blocks:
     """Block → its curve, in the network's order."""
-    mode, blocks = fourier_mode(run), dict[str, list[FourierLine]]()
+    blocks: dict[str, list[FourierLine]] = {}
     for line in sorted(run.fourier, key=lambda line: (line.index, line.frequency)):
-        if (line.model, line.mode) == (arm, mode) and math.isfinite(line.delta_log_amplitude):
+        if line.model == arm and math.isfinite(line.delta_log_amplitude):
             blocks.setdefault(line.block, []).append(line)
     return blocks
 

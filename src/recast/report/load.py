@@ -178,7 +178,7 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan={"steps": [], "left": []} if recipe.is_plain else _plan(path / "plan.json"),
+        plan={"steps": [], "left": [], "edits": []} if recipe.is_plain else _plan(path / "plan.json"),
         metrics=_metrics(path / "metrics.jsonl"),
         control=_optional(path / "finetuned" / "metrics.jsonl", _metrics) or [],
         verify=_optional(path / "verify.json", _verify),
@@ -201,7 +201,7 @@ def _optional(path: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def _plan(path: Path) -> dict[str, Any]:
-    plan = read_json(path, "steps", "left")
+    plan = read_json(path, "steps", "left", "edits", "totals")
     for step in plan["steps"]:
         require(f"a step of {path}", step, ("name", "before", "after"))
         require(f"the cost before {step['name']} in {path}", step["before"])

@@ -13,7 +13,7 @@ from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.tables import left_by_reason, plan_table
 from recast.report.verdict import accuracy, agreement, test_images
-from recast.run.files import mapping, number
+from recast.run.files import number
 from recast.run.records import Provenance
 from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import SUITES
@@ -41,9 +41,8 @@ def tiles(run: Run) -> list[dict[str, str]]:
             images_are = "ImageNet-C" if suite == "imagenet-c" else "corrupted images"
             found.append(_compared(run, f"Top-1 on {images_are}", corrupted))
             break
-    totals = mapping(run.plan.get("totals"))
-    before, after = (number(mapping(totals.get(when)).get("macs")) for when in ("before", "after"))
-    if before > 0 and math.isfinite(after):
+    if totals := run.plan.get("totals"):
+        before, after = (totals[when]["macs"] for when in ("before", "after"))
         how = "as attention" if run.recipe.recast.gate == "bias" else "with every head open"
         found.append(
             {
@@ -96,16 +95,12 @@ def notes(run: Run) -> list[str]:
 
 def plan_part(run: Run) -> dict[str, Any]:
     """The section "What was recast"."""
-    edits = run.plan.get("edits") or []
     return {
         "lead": _plan_lead(run),
         "table": plan_table(run),
         "note": str(run.plan.get("note") or ""),
         "left": left_by_reason(run),
-        "edits": [
-            ", ".join(f"{key} {value}" for key, value in edit.items()) if isinstance(edit, dict) else str(edit)
-            for edit in edits
-        ],
+        "edits": [", ".join(f"{key} {value}" for key, value in edit.items()) for edit in run.plan["edits"]],
     }
 
 
@@ -126,23 +121,20 @@ def _plan_lead(run: Run) -> str:
 def facts(run: Run) -> dict[str, str]:
     """What the run was made with."""
     environment = run.environment
-    command = environment.get("command")
-    named = ("recast", "torch", "timm", "python")
-    versions = [f"{name} {environment[name]}" for name in named if environment.get(name)]
-    machine = [str(environment[name]) for name in ("platform", "device") if environment.get(name)]
-    if environment.get("cpu_count"):
-        machine.append(f"{environment['cpu_count']} CPUs")
+    versions = [f"{name} {environment[name]}" for name in ("recast", "torch", "timm", "python") if name in environment]
+    machine = [str(environment[name]) for name in ("platform", "device") if name in environment]
+    machine += [f"{environment['cpu_count']} CPUs"] if "cpu_count" in environment else []
     found = {
-        "Command": " ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        "Command": environment.get("command"),
         "Run folder": run.name,
         "Seed": str(run.recipe.seed),
         "Versions": ", ".join(versions),
         "Machine": ", ".join(machine),
-        "Date": str(environment.get("date") or ""),
+        "Date": environment.get("date"),
         "Time": formats.duration(number(environment.get("seconds"))),
-        "Verified with": str((run.verify or {}).get("backend") or ""),
+        "Verified with": (run.verify or {}).get("backend"),
     }
-    return {name: value for name, value in found.items() if value not in {"", formats.MISSING}}
+    return {name: str(value) for name, value in found.items() if value not in (None, "", formats.MISSING)}
 
 
 def provenance(run: Run) -> list[dict[str, Any]]:

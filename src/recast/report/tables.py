@@ -13,10 +13,11 @@ from recast.report.arms_table import arm_heads, write
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
 from recast.report.load import ARMS, Run
+from recast.report.maps import head_labels
 from recast.report.seeds import why_no_mean
 from recast.report.table import Cell, Group, Table
 from recast.report.verdict import accuracy, is_exact
-from recast.run.files import mapping, number
+from recast.run.files import number
 from recast.run.records import HeadLine, Measured, Switch
 from recast.run.statistics import mean_interval
 from recast.run.suites import PER_CORRUPTION, base
@@ -32,42 +33,35 @@ def plan_table(run: Run) -> Table | None:
         return None
     rows = []
     for step in run.plan["steps"]:
-        sizes = " → ".join("×".join(map(str, step[key])) for key in ("input", "output") if step.get(key))
-        tokens = f"{step['queries']:,} × {step['keys']:,}" if {"queries", "keys"} <= set(step) else formats.MISSING
-        start = {True: "exact", False: "not exact"}.get(step.get("exact"), formats.MISSING)
-        rows.append(
-            [
-                Cell(str(step["name"]), (_kernel(step), sizes), code=True),
-                Cell(str(step.get("heads", formats.MISSING))),
-                Cell(tokens),
-                *_costs(step["before"], step["after"]),
-                Cell(start, kind="text"),
-            ]
-        )
+        sizes = " → ".join("×".join(map(str, step[key])) for key in ("input", "output"))
+        name = Cell(str(step["name"]), (_kernel(step), sizes), code=True)
+        counts = Cell(str(step["heads"])), Cell(f"{step['queries']:,} × {step['keys']:,}")
+        start = Cell("exact" if step["exact"] else "not exact", kind="text")
+        rows.append([name, *counts, *_costs(step["before"], step["after"]), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
-    totals = mapping(run.plan.get("totals"))
-    costs = _costs(*(mapping(totals.get(when)) for when in ("before", "after")))
-    foot = [Cell("Whole model"), Cell("", span=2), *costs, Cell("")] if totals else []
+    totals = run.plan["totals"]
+    foot = [Cell("Whole model"), Cell("", span=2), *_costs(totals["before"], totals["after"]), Cell("")]
     return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot)
 
 
 def _kernel(step: Mapping[str, Any]) -> str:
-    text = "×".join(str(size) for size in step.get("kernel") or []) or formats.MISSING
+    text = "×".join(map(str, step["kernel"]))
     for key in ("stride", "dilation"):
-        sizes = step.get(key) or [1]
-        if any(size != 1 for size in sizes):
+        sizes = step[key]
+        if set(sizes) != {1}:
             text += f", {key} " + ("×".join(map(str, sizes)) if len(set(sizes)) > 1 else str(sizes[0]))
-    return text + (f", {step['groups']} groups" if step.get("groups", 1) != 1 else "")
+    return text + (f", {step['groups']} groups" if step["groups"] != 1 else "")
 
 
-def _costs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Cell]:
-    cells = []
-    for key, as_text in COSTS.items():
-        old, new = number(before.get(key)), number(after.get(key))
-        known = math.isfinite(old) and math.isfinite(new)
-        title = f"{old:,.0f} → {new:,.0f}" if known else "unknown"
-        cells.append(Cell(f"{as_text(old)} → {as_text(new)}", (formats.share(new, old),), title))
-    return cells
+def _costs(before: Mapping[str, int], after: Mapping[str, int]) -> list[Cell]:
+    return [
+        Cell(
+            f"{as_text(before[key])} → {as_text(after[key])}",
+            (formats.share(after[key], before[key]),),
+            f"{before[key]:,} → {after[key]:,}",
+        )
+        for key, as_text in COSTS.items()
+    ]
 
 
 def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
@@ -108,10 +102,12 @@ def last_heads(run: Run) -> dict[str, list[HeadLine]]:
 
 def head_table(run: Run) -> Table | None:
     """Mean and range over the heads of each layer, as they are at the end; None where nothing was measured."""
+    kernels = {step["name"]: step["kernel"] for step in run.plan["steps"]}
     rows = []
     for layer, heads in last_heads(run).items():
         stayed = [one for one in heads if one.is_convolution]
-        names = ", ".join(str(one.head) if one.tap_row is None else f"{one.tap_row},{one.tap_column}" for one in stayed)
+        labels = head_labels(len(heads), kernels.get(layer, ()))
+        names = ", ".join(labels[one.head] for one in stayed)
         which = f" ({names})" if 0 < len(stayed) < len(heads) and len(stayed) <= 9 else ""
         measured = ("distance", "nonlocality", "entropy", "span")
         ranges = [formats.mean_range([number(getattr(one, name)) for one in heads]) for name in measured]

@@ -189,8 +189,8 @@ class HeadLine:
     """None: the network as it is now."""
     layer: str
     head: int
-    tap_row: int | None
-    tap_column: int | None
+    tap_row: int
+    tap_column: int
     gate: float | None
     """Share of content attention; None where there is no gate."""
     span: float | None
