@@ -102,12 +102,6 @@ def test_another_librarys_images_keep_its_index() -> None:
     assert part.image_name(0) == "torch/x train 30"
 
 
-def test_settings_are_checked_when_the_data_are_made(data: LabelledImages) -> None:
-    with pytest.raises(RecastError, match="unknown auto_augment"):
-        data.augmented(AugmentConfig(auto_augment="nothing"))
-    assert data.augmented(AugmentConfig()).augment == AugmentConfig(crop="pad", flip=True)
-
-
 def test_more_than_memory_allows_is_refused_before_decoding() -> None:
     with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
         ImageFiles(torch.zeros(1_000_000), 224, [], where="big.zip:").decoded(skip=False)

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast.errors import RecastError
 from recast.models.build import input_defaults
 from recast.models.cmhsa_vit import CMHSAViT
-from recast.surgery.parameters import layer_numbers, param_groups
 
 # name: width, patch, side, classes, mixer's kernel parameters and bias
 SIZES = {
@@ -85,15 +84,6 @@ def test_images_of_any_size(options: dict[str, Any]) -> None:
     assert model.forward_features(images(20, 32)).shape == (2, 16, 5, 8)
     assert model(images(19, 33)).shape == (2, 5)  # what is left over at the edge is not seen, as in any ViT
     assert model(images(4, 4)).shape == (2, 5)
-
-
-def test_layers_for_rates_and_decay() -> None:
-    numbers = layer_numbers(tiny(depth=3))
-    assert [numbers[f"blocks.{i}.mixer.weight"] for i in range(3)] == [1, 2, 3]
-    # as in timm: the norm goes with the last block
-    assert (numbers["patch_embed.weight"], numbers["norm.weight"], numbers["head.bias"]) == (0, 3, 4)
-    groups = {group["name"]: len(group["params"]) for group in param_groups(tiny())}
-    assert groups == {"decay": 1 + 2 * 3 + 1, "no_decay": 1 + 2 * 7 + 2 + 1}
 
 
 @pytest.mark.parametrize(

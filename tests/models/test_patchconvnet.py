@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.layers import DropPath
-from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -198,31 +196,6 @@ def test_golden_values_with_a_token_a_class() -> None:
 
 
 @torch.no_grad()
-def test_images_need_not_be_square(lively: PatchConvNet) -> None:
-    x = images(96, 160)
-    maps = lively.forward_features(x)
-    assert maps.shape == (2, 16, 6, 10)
-    assert lively.pool(maps, return_attention=True)[1].shape == (2, 1, 1, 61)
-    assert lively.pool.attention_maps(maps).shape == (2, 1, 1, 6, 10)
-    assert lively(x).shape == (2, 3)
-    assert lively.forward_features(images(70, 33)).shape == (2, 16, 5, 3)
-    assert on_meta("s20").forward_features(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
-
-
-@torch.no_grad()
-def test_drop_path_leaves_branches_out_per_image() -> None:
-    uniform = tiny(depth=5, drop_path_rate=0.3)
-    assert [m.drop_prob for m in uniform.modules() if isinstance(m, DropPath)] == [0.3] * 5  # none in the pooling
-    model = tiny(depth=1, drop_path_rate=0.25, init_values=1.0)
-    x = images(16, 16, count=1).repeat(400, 1, 1, 1)
-    stem, full = model.stem(x), model.blocks.eval()(model.stem(x))
-    y = model.blocks.train()(stem)
-    out = (y == stem).flatten(1).all(1)
-    assert 0.18 < float(out.double().mean()) < 0.32
-    torch.testing.assert_close(y[~out], (stem + (full - stem) / 0.75)[~out])
-
-
-@torch.no_grad()
 def test_the_start_of_a_per_class_network() -> None:
     """The same logits where the single token does not look at itself; others where it does."""
     single = golden()
@@ -234,18 +207,6 @@ def test_the_start_of_a_per_class_network() -> None:
     torch.testing.assert_close(same(images()), single(images()), rtol=0, atol=1e-14)
     single.pool.cls_in_keys = False
     torch.testing.assert_close(single(images()), multi(images()), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("name", "start"), [("s20", 1e-4), ("s60", 1e-4), ("s120", 1e-6), ("b36", 1e-6), ("l60_bn", 1e-6)]
-)
-def test_layer_scale_starts(name: str, start: float) -> None:
-    model = timm.create_model(f"patchconvnet_{name}", embed_dim=16, num_classes=2)
-    gammas = [value for key, value in model.named_parameters() if key.endswith(".gamma")]
-    assert len(gammas) == int(re.findall(r"\d+", name)[0]) + 2
-    assert all(set(gamma.tolist()) == {torch.tensor(start).item()} for gamma in gammas)
-    assert not model.head.bias.detach().any()
-    assert model.stem[0].weight.detach().abs().max() > 0.1  # PyTorch's own, not the 0.02 of the linear layers
 
 
 # --- published checkpoints -------------------------------------------------------------------------------------------
@@ -304,12 +265,10 @@ def test_timm_loads_published_weights() -> None:
 def test_names_and_addresses_of_weights() -> None:
     names = {f"patchconvnet_{size}{kind}" for size in SIZES for kind in ("", "_multi", "_bn")}
     assert set(timm.list_models("patchconvnet_*")) == names
-    assert set(timm.list_models("patchconvnet_*", pretrained=True)) == {
-        *(f"patchconvnet_{size}.in1k" for size in ("s60", "s120", "b60", "b120")),
-        *(f"patchconvnet_{size}.in21k_ft_in1k{side}" for size in ("s60", "b60", "b120") for side in ("", "_384")),
-        "patchconvnet_s60.in21k_ft_in1k_512",
-        "patchconvnet_s60_multi.in1k",
-        "patchconvnet_s60_multi.ft_in1k",
+    published = timm.list_models("patchconvnet_*", pretrained=True)
+    assert len(published) == 13
+    assert {name.partition(".")[0] for name in published} == {
+        f"patchconvnet_{size}" for size in ("s60", "s120", "b60", "b120", "s60_multi")
     }
     cfg = timm.get_pretrained_cfg("patchconvnet_b60.in21k_ft_in1k_384")
     assert cfg.url == "https://dl.fbaipublicfiles.com/deit/b60_384_21k.pth"
@@ -330,18 +289,6 @@ def test_new_classes_get_new_tokens() -> None:
     assert model(images()).shape == (2, 5)
     model.reset_classifier(0)
     assert model(images()).shape == (2, 5, 16)
-
-
-def test_what_does_not_decay() -> None:
-    with torch.device("meta"):
-        model = timm.create_model("patchconvnet_s60")
-    assert model.no_weight_decay() == {"pool.cls_token"}
-    groups = param_groups_weight_decay(model, 0.01, no_weight_decay_list=model.no_weight_decay())
-    assert [(g["weight_decay"], len(g["params"]), sum(p.numel() for p in g["params"])) for g in groups] == [
-        (0.0, 496, 174_568),
-        (0.01, 311, 25_056_528),
-    ]
-    assert tiny(0, global_pool="").no_weight_decay() == set()
 
 
 def test_mistakes() -> None:

@@ -65,18 +65,6 @@ def test_the_kernel_of_tokens_is_the_same_convolution(
         assert error_of(y[..., m:-m, m:-m], expected[..., m:-m, m:-m]) < 1e-10
 
 
-def test_the_kernel_of_tokens_lays_out_any_tensor() -> None:
-    conv = pixel_conv(3, 4)
-    numbers = 1 + torch.arange(conv.weight.numel()).view(conv.weight.shape)
-    T = conv.token_kernel(numbers)
-    assert T.dtype == torch.long
-    found, counts = T.unique(return_counts=True)
-    assert found.tolist() == list(range(numbers.numel() + 1))
-    assert set(counts[1:].tolist()) == {16}  # every weight once for every pixel that is written
-    assert conv.token_kernel(torch.empty(numbers.shape, device="meta")).shape == T.shape
-    assert torch.equal(conv.token_kernel(2 * numbers), 2 * T)
-
-
 @pytest.mark.parametrize(("gate", "config"), [("bias", {"bias_init": 40.0}), ("linear", {})])
 @pytest.mark.parametrize(("kernel", "patch"), [(3, 4), (5, 4), (7, 2), (3, 16), (5, 16)])
 def test_the_layer_of_attention_is_the_convolution_of_pixels(
