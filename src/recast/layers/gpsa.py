@@ -276,12 +276,11 @@ class GPSA(AttentionConv2d):
             )
         if self.config.gate == "sigmoid" and len(gaussian) < self.num_heads:
             raise RecastError("a head with a sigmoid gate is its Gaussian and its content map: only content is pruned")
-        among_content = [self.content_heads.index(h) for h in content]
-        among_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
-        rows = dict.fromkeys(("center", "raw_alpha", "spread"), among_gaussian)
-        rows |= dict.fromkeys(("gamma", "lam"), among_content)
-        width = [h * self.head_dim + d for h in among_content for d in range(self.head_dim)]
-        rows |= {"query": width, "key": width}
+        of_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
+        of_content = [self.content_heads.index(h) for h in content]
+        width = [h * self.head_dim + d for h in of_content for d in range(self.head_dim)]
+        rows = {"center": of_gaussian, "raw_alpha": of_gaussian, "spread": of_gaussian, "query": width, "key": width}
+        rows |= {"gamma": of_content, "lam": of_content}
         for name, index in rows.items():
             if (old := self._parameters.get(name)) is not None:
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
@@ -326,13 +325,11 @@ class GPSA(AttentionConv2d):
         return self.__dict__ | {"_seen": None, "_skips_closed": False}
 
     def extra_repr(self) -> str:
-        def count(heads: tuple[int, ...] | None) -> str:
-            return "all" if heads is None or len(heads) == self.num_heads else str(len(heads))
-
-        maps = f"{count(self.gaussian_heads)} Gaussian, {count(self.content_heads)} content"
-        content = "" if self.config.content == "softmax" else f", content={self.config.content}"
-        opened = "all" if self.open_heads is None else str(len(self.open_heads))
+        maps = [len(self.gaussian_heads), len(self.content_heads)]
+        gaussian, content = ("all" if count == self.num_heads else count for count in maps)
+        opened = "all" if self.open_heads is None else len(self.open_heads)
+        kind = "" if self.config.content == "softmax" else f", content={self.config.content}"
         return self._repr(
-            f" ({maps}; {opened} open in eval)",
-            f"{content}, value={self.value is not None}, backend={self.chosen_backend()}",
+            f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",
+            f"{kind}, value={self.value is not None}, backend={self.chosen_backend()}",
         )

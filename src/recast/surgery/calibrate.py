@@ -64,20 +64,16 @@ class _Normal:
 
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module,
-    parent: nn.Module,
-    batches: Iterable[Example],
-    ridge: float = 1e-4,
-    *,
+    child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: float = 1e-4, *,
     shrink_to_kernel: bool = True,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.
 
     Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
     `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
     the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
-    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches,
-    a parent that lacks a layer, and C-MHSA layers.
+    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches, a parent that lacks a layer, and
+    C-MHSA layers.
     """
     plan = applied_plan(child)
     layers = gpsa_layers(child)

@@ -119,14 +119,14 @@ def full_precision() -> Iterator[None]:
 @contextmanager
 def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
     """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
-    before = {name: layer.backend for name, layer in gpsa_layers(model).items()}
+    before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
     try:
-        for layer in gpsa_layers(model).values():
-            layer.backend = backend or layer.backend
+        for layer, own in before:
+            layer.backend = backend or own
         yield
     finally:
-        for name, layer in gpsa_layers(model).items():
-            layer.backend = before[name]
+        for layer, own in before:
+            layer.backend = own
 
 
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
@@ -156,9 +156,10 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
     if silent := [name for name in before.layers if name not in after.layers]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
-    pairs = list(zip(tree_leaves(after.output), tree_leaves(before.output), strict=False))
+    outputs, expected = tree_leaves(after.output), tree_leaves(before.output)
+    pairs = zip(outputs, expected, strict=False)
     tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    if not tensors or len(tree_leaves(after.output)) != len(tree_leaves(before.output)):
+    if not tensors or len(outputs) != len(expected):
         raise RecastError("parent and child return different kinds of output: they cannot be compared")
     images, (first, reference) = batch_of(batch), tensors[0]
     # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
