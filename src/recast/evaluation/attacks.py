@@ -12,6 +12,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,16 +29,6 @@ MIN_CLASSES = 4
 """AutoAttack's targeted DLR loss compares with the fourth largest logit."""
 
 
-def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float, *, gradient: Tensor | None = None) -> Tensor:
-    """One step of size ε (in 1/255). `model` takes pixels (B, C, H, W) in [0, 1] and should be in eval mode.
-
-    gradient: ∇ₓ at the images, where it is known already.
-    """
-    if eps == 0:
-        return images
-    return _ascend(images, loss_gradient(model, images, labels) if gradient is None else gradient, eps / 255)
-
-
 def pgd(
     model: nn.Module,
     images: Tensor,
@@ -51,6 +42,7 @@ def pgd(
 ) -> Tensor:
     """Projected gradient ascent in the ε-ball; ε and `step_size` are in 1/255, step_size None is 2.5·ε/steps.
 
+    `model` takes pixels (B, C, H, W) in [0, 1] and should be in eval mode. One step of size ε is FGSM.
     noise: (B, C, H, W) in [-1, 1], the start in the ball in units of ε; None starts at the images, where `gradient` is
     ∇ₓ if it is known already.
     """
@@ -64,12 +56,8 @@ def pgd(
     for number in range(steps):
         known = gradient if number == 0 and noise is None else None
         uphill = loss_gradient(model, attacked, labels) if known is None else known
-        attacked = torch.clamp(_ascend(attacked, uphill, step), low, high)
+        attacked = torch.clamp(attacked + step * uphill.sign(), low, high)
     return attacked
-
-
-def _ascend(images: Tensor, gradient: Tensor, step: float) -> Tensor:
-    return (images + step * gradient.sign()).clamp(0, 1)
 
 
 def score_fgsm(batch: Batch) -> Iterator[Score]:
@@ -77,7 +65,7 @@ def score_fgsm(batch: Batch) -> Iterator[Score]:
     for name, model in batch.models.items():
         gradient = batch.gradient(name)
         for eps in batch.options.eps:
-            attacked = fgsm(model, batch.images, batch.labels, eps, gradient=gradient)
+            attacked = pgd(model, batch.images, batch.labels, eps, steps=1, step_size=eps, gradient=gradient)
             yield Score(name, f"top1@{eps:g}", batch.is_correct(name, attacked))
         yield Score(name, "no_gradient", (gradient.flatten(1) == 0).all(1).float())
 
@@ -86,20 +74,14 @@ def score_pgd(batch: Batch) -> Iterator[Score]:
     """top1@ε for every ε: correct under every restart."""
     options = batch.options
     for name, model in batch.models.items():
+        attack = partial(pgd, model, batch.images, batch.labels, steps=options.steps, step_size=options.step_size)
         for eps in options.eps:
             survived = torch.ones(len(batch), device=batch.images.device)
             for start in range(options.restarts):
-                is_random = options.random_start or start > 0
-                attacked = pgd(
-                    model,
-                    batch.images,
-                    batch.labels,
-                    eps,
-                    steps=options.steps,
-                    step_size=options.step_size,
-                    noise=_noise(batch, start) if is_random else None,
-                    gradient=None if is_random else batch.gradient(name),
-                )
+                if options.random_start or start > 0:
+                    attacked = attack(eps, noise=_noise(batch, start))
+                else:
+                    attacked = attack(eps, gradient=batch.gradient(name))
                 survived *= batch.is_correct(name, attacked)
             yield Score(name, f"top1@{eps:g}", survived)
 
@@ -111,30 +93,22 @@ def _noise(batch: Batch, start: int) -> Tensor:
     return (2 * torch.stack(drawn) - 1).to(batch.images)
 
 
-def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, *, seed: int = 0) -> Tensor:
+def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, classes: int, *, seed: int = 0) -> Tensor:
     """Attacked pixels (B, C, H, W) within ε (in 1/255) of `images` and in [0, 1]; unchanged where no attack succeeded.
 
     The standard ensemble: APGD on the cross-entropy, targeted APGD on the DLR loss, targeted FAB (nine target classes
     each) and Square (5,000 queries), one after the other: thousands of passes for each image.
 
     `model` takes pixels and should be in eval mode; its parameters get no gradient, the global random generators are
-    restored. The random numbers follow from `seed` and from the other images of the batch. Raises NotMeasured without
-    the package, RecastError for a model with fewer than 4 classes.
+    restored. The random numbers follow from `seed` and from the other images of the batch.
     """
-    attack_class = _package()
-    if eps == 0:
-        return images
-    with torch.no_grad():
-        classes = model(images[:1]).shape[1]
-    if classes < MIN_CLASSES:
-        raise RecastError(f"AutoAttack's targeted loss needs at least {MIN_CLASSES} classes, the model has {classes}")
     tracer = sys.gettrace()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with seeded_on(images.device, seed), contextlib.redirect_stdout(io.StringIO()):
         for parameter in trainable:  # FAB calls backward
             parameter.requires_grad_(False)
         try:
-            attack = attack_class(
+            attack = _package()(
                 model, norm="Linf", eps=eps / 255, version="standard", device=images.device, seed=seed % 2**32
             )
             attack.fab.n_target_classes = attack.apgd_targeted.n_target_classes = min(TARGETS, classes - 1)
@@ -163,6 +137,7 @@ def sources_autoattack(context: Context) -> list[Source]:
 
 def score_autoattack(batch: Batch) -> Iterator[Score]:
     """top1@ε for every ε."""
+    classes = len(batch.context.data.classes)
     for name, model in batch.models.items():
         survived = batch.is_correct(name)
         left = survived.bool()
@@ -170,6 +145,6 @@ def score_autoattack(batch: Batch) -> Iterator[Score]:
             score = survived.clone()
             if eps > 0 and left.any():
                 seed = mix_seed("autoattack", batch.options.seed, batch.first)
-                attacked = auto_attack(model, batch.images[left], batch.labels[left], eps, seed=seed)
+                attacked = auto_attack(model, batch.images[left], batch.labels[left], eps, classes, seed=seed)
                 score[left] = is_correct(batch.logits(name, attacked), batch.labels[left])
             yield Score(name, f"top1@{eps:g}", score)

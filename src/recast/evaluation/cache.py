@@ -78,7 +78,7 @@ class Cache:
         held = vars(images)
         told = sorted((name, value) for name, value in held.items() if _is_plain(value))
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {told}".encode())
-        for name in ("labels", "rows", "pixels"):
+        for name in ("labels", "pixels"):
             if isinstance(tensor := held.get(name), Tensor):
                 _add(digest, name, tensor)
         if isinstance(base := held.get("base"), LabelledImages):

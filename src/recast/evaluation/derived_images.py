@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.data.images import crop_fraction, resize_to, to_pixels
-from recast.errors import RecastError
-from recast.run.config import AugmentConfig
 
 
 @dataclass(eq=False)
 class DerivedImages(LabelledImages):
-    """Images of `base`, changed: what a change draws follows from the image's index in `base` alone."""
+    """Images of `base`, changed: what a change draws follows from the image's index alone."""
 
     base: LabelledImages
-    rows: Tensor | None = field(default=None, kw_only=True)
-    """(N,) int64: the index in `base` of each image; None: all of them."""
 
     def __post_init__(self) -> None:
-        self.labels = self.base.labels if self.rows is None else self.base.labels[self.rows]
-        self.img_size, self.augment = self.base.img_size, None
+        self.labels, self.img_size, self.augment = self.base.labels, self.base.img_size, None
 
-    def changed(self, rows: list[int]) -> Tensor:
+    def changed(self, indices: Sequence[int]) -> Tensor:
         """(B, 3, height, width) of these images of `base`, of which there is one at least."""
         raise NotImplementedError
 
-    def _in_base(self, indices: Sequence[int]) -> Tensor:
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        return chosen if self.rows is None else self.rows[chosen]
-
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        rows = self._in_base(indices)
-        return self.changed(rows.tolist()), self.base.labels[rows]
+        return self.changed(indices), self.labels[torch.as_tensor(indices)]
 
     def image_name(self, index: int) -> str:
-        return self.base.image_name(int(self._in_base([index])))
-
-    def subset(self, indices: Tensor) -> Self:
-        return replace(self, rows=self._in_base(indices.tolist()))
-
-    def augmented(self, augment: AugmentConfig | None) -> Self:
-        if augment is not None:
-            raise RecastError("images that are changed for a test are not augmented")
-        return self
+        return self.base.image_name(index)
 
 
 @dataclass(eq=False)
@@ -62,14 +43,13 @@ class ResizedImages(DerivedImages):
         super().__post_init__()
         self.img_size = max(self.size)
 
-    def changed(self, rows: list[int]) -> Tensor:
-        own = self.base.img_size
+    def changed(self, indices: Sequence[int]) -> Tensor:
+        own, crop_pct = self.base.img_size, self.base.crop_pct
         if self.size == (own, own):
-            return self.base.batch(rows)[0]
-        crop_pct = self.base.crop_pct
+            return self.base.batch(indices)[0]
         pixels = []
-        for row in rows:
-            image = self.base.open(row)
+        for index in indices:
+            image = self.base.open(index)
             is_whole = crop_pct is None and image.size == (own, own)  # which is left as it is at its own size
             share = 1.0 if is_whole else crop_pct or crop_fraction(own)
             pixels.append(to_pixels(resize_to(image, self.size, share)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -68,11 +68,11 @@ class CorruptedImages(DerivedImages):
     severity: int
     seed: int = 0
 
-    def changed(self, rows: list[int]) -> Tensor:
-        plain = (self.base.batch(rows)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    def changed(self, indices: Sequence[int]) -> Tensor:
+        plain = (self.base.batch(indices)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
         corrupted = [
-            corrupt_bytes(image, self.kind, self.severity, mix_seed("corruptions", self.seed, self.kind, row))
-            for image, row in zip(plain, rows, strict=True)
+            corrupt_bytes(image, self.kind, self.severity, mix_seed("corruptions", self.seed, self.kind, index))
+            for image, index in zip(plain, indices, strict=True)
         ]
         return torch.from_numpy(np.stack(corrupted)).permute(0, 3, 1, 2).float().div_(255)
 

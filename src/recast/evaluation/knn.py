@@ -57,17 +57,15 @@ def _vectors(x: Tensor, channels_first: bool) -> Tensor:
 def nearest(queries: Tensor, bank: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """Similarities (B, k), largest first, and indices (B, k) of the k rows of `bank` (N, D) nearest to each of (B, D).
 
-    Both are unit vectors. Never holds more than B·(chunk + k) similarities.
+    Both are unit vectors. Never holds more than B·(chunk + k·N/chunk) similarities.
     """
-    best = queries.new_empty(len(queries), 0)
-    where = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
-    for begin in range(0, len(bank), chunk):
-        similar = queries @ bank[begin : begin + chunk].T
-        values, columns = similar.topk(min(k, similar.shape[1]), dim=1)
-        values, columns = torch.cat([best, values], 1), torch.cat([where, columns + begin], 1)
-        best, order = values.topk(min(k, values.shape[1]), dim=1)
-        where = columns.gather(1, order)
-    return best, where
+    values, indices = [], []
+    for begin, some in zip(range(0, len(bank), chunk), bank.split(chunk), strict=True):
+        found = (queries @ some.T).topk(min(k, len(some)), dim=1)
+        values.append(found.values)
+        indices.append(found.indices + begin)
+    best, order = torch.cat(values, 1).topk(min(k, len(bank)), dim=1)
+    return best, torch.cat(indices, 1).gather(1, order)
 
 
 def vote(similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: int) -> dict[int, Tensor]:
@@ -124,7 +122,7 @@ def _banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     if todo := [name for name in batch.models if name not in banks]:
         found: dict[str, list[Tensor]] = {name: [] for name in todo}
         labels = []
-        for part in context.batches(Source(bank_images(context.data))):
+        for part in context.batches(Source(batch.source.depends[0])):
             labels.append(part.labels)
             for name in todo:
                 vectors = features(context.models[name], part.images, len(context.data.classes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,26 +11,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 
+from recast.analysis.agreement import tabulate_agreement
 from recast.analysis.cka import tabulate_cka
 from recast.analysis.fourier import tabulate_fourier
+from recast.analysis.head_statistics import tabulate_heads
 from recast.data import Data
 from recast.data.seeding import choose_balanced
+from recast.data.shards import ImageStream
 from recast.device import choose_device
 from recast.errors import RecastError, suggest
-from recast.evaluation import attacks, tables
-from recast.evaluation.accuracy import (
-    expected_calibration_error,
-    score_clean,
-    score_frequency,
-    score_part,
-    score_resolution,
-    score_top,
-    sources_resolution,
-)
+from recast.evaluation import accuracy, attacks
 from recast.evaluation.basic_corruptions import mean_over_corruptions, score_basic
-from recast.evaluation.context import Context, Evaluator, NotMeasured, PixelModel
+from recast.evaluation.context import Context, Evaluator, NotMeasured, PixelModel, Source
 from recast.evaluation.cost import measure_cost
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
@@ -40,31 +34,68 @@ from recast.evaluation.stats import Resampled, plain_mean
 from recast.run.config.evaluation import Options
 from recast.run.records import Difference, Row, Table
 from recast.run.suites import SUITES
+from recast.surgery.apply import recast_layers
 from recast.tracing.hooks import in_eval
 
+IMAGES, HEAD_IMAGES = 500, 200
+"""Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and
+the maps of all heads take their time."""
+
+
+def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
+    """What `tabulate` finds in all models on some of the images."""
+    return tabulate(context.models, lambda: _some(context, IMAGES))
+
+
+def analyse_heads(context: Context) -> Table:
+    """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
+    if not any(recast_layers(model) for model in context.models.values()):
+        raise NotMeasured("heads looks at recast layers, and no model here has one")
+    return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.epochs)
+
+
+def analyse_agreement(context: Context) -> Table:
+    """Every model's prediction for every validation image."""
+    names = [context.data.val.image_name(index) for index in range(len(context.data.val))]
+    batches = lambda: ((batch.images, batch.labels) for batch in context.batches())  # noqa: E731
+    return tabulate_agreement(context.models, batches, context.data.classes, names=names)
+
+
+def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
+    images = context.data.val
+    is_stream = isinstance(images, ImageStream)
+    if context.options.num_samples is None and len(images) > most and not is_stream:
+        images = images.subset(choose_balanced(images.labels, most, "num_samples"))
+    for batch in context.batches(Source(images)):
+        if is_stream and batch.first >= most:
+            return
+        yield batch.images, batch.labels
+
+
 EVALUATORS = {
-    "clean": Evaluator(score_clean, statistics={"loss": plain_mean, "ece": expected_calibration_error}),
+    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
-    "corruptions": Evaluator(score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)),
+    "corruptions": Evaluator(accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)),
     "imagenet-c": Evaluator(
-        score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
+        accuracy.score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
     ),
     **{
-        name: Evaluator(score_top, sources=partial(sources_of_set, suite=name))
+        name: Evaluator(accuracy.score_top, sources=partial(sources_of_set, suite=name))
         for name in ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch")
     },
-    "imagenet-real": Evaluator(score_top, sources=sources_real),
-    "resolution": Evaluator(score_resolution, sources=sources_resolution),
+    "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
+    "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
     "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours",)),
-    "frequency": Evaluator(score_frequency),
+    "frequency": Evaluator(accuracy.score_frequency),
     "cost": Evaluator(measure=measure_cost),
-    "fourier": Evaluator(tabulate=partial(tables.analyse, tabulate_fourier)),
-    "heads": Evaluator(tabulate=tables.analyse_heads),
-    "cka": Evaluator(tabulate=partial(tables.analyse, tabulate_cka)),
-    "agreement": Evaluator(tabulate=tables.analyse_agreement),
+    "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
+    "heads": Evaluator(tabulate=analyse_heads),
+    "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
+    "agreement": Evaluator(tabulate=analyse_agreement),
 }
 """By the names of `recast.run.suites`."""
 

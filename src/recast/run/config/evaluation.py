@@ -44,10 +44,10 @@ class Options:
             parse_size(size)
 
 
-def parse_size(text: str) -> tuple[int, int]:
-    """(height, width) of "160" or "128x192"; RecastError for anything else."""
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
+def parse_size(text: str, name: str = "each of sizes") -> tuple[int, int]:
+    """(height, width) of "160" or "128x192"; RecastError with the option's name for anything else."""
+    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text.strip().lower())
     size = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if min(size) < 1:
-        raise RecastError(f"sizes must be numbers such as 160, or HEIGHTxWIDTH such as 128x192, got {text!r}")
+        raise RecastError(f"{name} takes pixels, 224 or 224x160 (height x width), got {text!r}")
     return size
