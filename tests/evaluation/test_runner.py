@@ -39,7 +39,9 @@ class Counting(nn.Module):
         return self.linear(x.flatten(1)) * self.scale
 
 
-def rows_of(models: Any, data: Data, suites: Any = "clean", size: int = 20, cache: Path | None = None, **told: Any) -> list[Row]:
+def rows_of(
+    models: Any, data: Data, suites: Any = "clean", size: int = 20, cache: Path | None = None, **told: Any
+) -> list[Row]:
     return evaluate(models, suites, data, cache=cache, options=Options(**told), batch_size=size, progress=False)
 
 

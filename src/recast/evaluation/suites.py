@@ -74,12 +74,16 @@ def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 EVALUATORS = {
-    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}),
+    "clean": Evaluator(
+        accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
+    ),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
-    "corruptions": Evaluator(accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)),
+    "corruptions": Evaluator(
+        accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
+    ),
     "imagenet-c": Evaluator(
         accuracy.score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
     ),
