@@ -107,7 +107,6 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
 def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
     images = CorruptedImages(digits32.val, kind, 2)
     whole = images.batch(range(6))[0]
-    assert whole.equal(torch.cat([images.batch([0, 1])[0], images.batch([2, 3, 4, 5])[0]]))
     assert whole.equal(torch.cat([batch for batch, _ in loader(images, 4, workers=1)]))
     backwards = images.batch([5, 4, 3, 2, 1, 0])
     assert whole.flip(0).equal(backwards[0])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,14 @@ class Decode(nn.Module):
     `loud`: an output that is larger than all the others.
     """
 
-    def __init__(self, outputs: list[int] | None = None, loud: int | None = None) -> None:
+    def __init__(self, outputs: Sequence[int] = range(1000), loud: int | None = None) -> None:
         super().__init__()
-        self.outputs, self.loud = torch.arange(1000) if outputs is None else torch.tensor(outputs), loud
+        self.outputs, self.loud = torch.tensor(outputs), loud
 
     def forward(self, x: Tensor) -> Tensor:
-        digits = (255 * x.mean((2, 3)) / 20).round()
-        label = (digits * torch.tensor([100, 10, 1])).sum(1).long()
+        label = (255 * x.mean((2, 3)) / 20).round() @ torch.tensor([100.0, 10.0, 1.0])
         logits = torch.zeros(len(x), len(self.outputs))
-        logits[:, self.outputs] = -(torch.arange(len(self.outputs)) - label[:, None]).abs().float()
+        logits[:, self.outputs] = -(torch.arange(len(self.outputs)) - label[:, None]).abs()
         if self.loud is not None:
             logits[:, self.loud] = 1
         return logits
@@ -125,6 +124,7 @@ def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
     for classes, message in (
         (NAMES[::-1], r"classes in their order, but \d+ of digits have other names: class 0 is .*'tench"),
         ([NAMES[1], NAMES[0], *NAMES[2:]], "2 of digits have other names: class 0 is"),
+        (list(imagenet_wnids()[:100]), r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"),
     ):
         with pytest.raises(NotMeasured, match=message):
             outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
@@ -132,27 +132,20 @@ def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
     assert outputs_of(context(named(digits, few)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
-def test_other_classes_are_one_clear_error(digits: Data, score: Score) -> None:
-    for suite in SETS:
-        with pytest.raises(NotMeasured, match=r"1000 classes, digits has 10: .*leave imagenet-.* out"):
-            score(suite, Decode(), digits)
-    with pytest.raises(NotMeasured, match=r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"):
-        score("imagenet-a", Decode(), named(digits, list(imagenet_wnids()[:100])))
-
-
-def test_missing_sets_are_named_with_the_way_to_get_them(
-    tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suite", SETS)
+def test_missing_sets_and_other_classes_are_one_clear_error(
+    suite: str, tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RECAST_DATA", raising=False)
-    data = named(digits)
-    for suite in SETS:
-        for root in (tmp_path, None):
-            with pytest.raises(NotMeasured) as raised:
-                score(suite, Decode(), data, sets=root)
-            assert SUITES[suite].needs in str(raised.value)
+    with pytest.raises(NotMeasured, match=rf"1000 classes, digits has 10: .*leave {suite} out"):
+        score(suite, Decode(), digits)
+    for root in (tmp_path, None):
+        with pytest.raises(NotMeasured) as raised:
+            score(suite, Decode(), named(digits), sets=root)
+        assert SUITES[suite].needs in str(raised.value)
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
-    with pytest.raises(NotMeasured, match=f"no folder imagenet-a in {tmp_path}"):
-        score("imagenet-a", Decode(), data)
+    with pytest.raises(NotMeasured, match=f"no folder {suite} in {tmp_path}"):
+        score(suite, Decode(), named(digits))
 
 
 def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
@@ -288,11 +281,10 @@ def test_bad_images(tmp_path: Path, three: Data) -> None:
     wrong = root / "fog" / "3" / WNIDS[0] / "val_00.png"
     Image.new("RGB", (20, 24)).save(wrong)
     sources = {source.part: source for source in sources_imagenet_c(context(three, tmp_path))}
-    with pytest.raises(RecastError, match=r"without resizing, .* 20x20 pixels, but .*val_00.png has 24x20"):
-        sources["fog/3"].images.batch([0])
-    wrong.unlink()
-    with pytest.raises(RecastError, match="no such image"):
-        sources["fog/3"].images.batch([0])
+    for message in (r"without resizing, .* 20x20 pixels, but .*val_00.png has 24x20", "no such image"):
+        with pytest.raises(RecastError, match=message):
+            sources["fog/3"].images.batch([0])
+        wrong.unlink(missing_ok=True)
     for image in (root / "gaussian_noise" / "1" / WNIDS[1]).iterdir():
         image.unlink()
     with pytest.raises(NotMeasured, match=f"class folders without an image: {WNIDS[1]}"):

@@ -68,15 +68,6 @@ def test_training_flags_are_restored_each(digits: Data, fail: bool) -> None:
     assert all(parameter.grad is None for parameter in spy.parameters())
 
 
-def test_rows_come_by_suite_then_model(trained: nn.Module, digits: Data) -> None:
-    models = {"parent": trained, "recast": trained}
-    rows = evaluate(models, ["fgsm", "clean", "clean"], digits, options=Options(eps=(1, 1)), progress=False)
-    assert [(row.suite, row.model, row.metric) for row in rows] == [
-        *[("fgsm", model, metric) for model in models for metric in ("top1@1", "no_gradient")],
-        *[("clean", model, metric) for model in models for metric in ("top1", "top5", "loss", "ece")],
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
