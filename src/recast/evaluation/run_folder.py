@@ -111,7 +111,7 @@ def evaluate_run(
     """Measure the arms of a run side by side and keep everything in its folder.
 
     RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
-    RUN/analysis/SUITE.csv            the tables of the suites that have one (`TABLES`)
+    RUN/analysis/SUITE.csv            the tables of the suites that fill one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/attention.npz                 maps of a few images, for the report
