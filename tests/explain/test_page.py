@@ -142,9 +142,6 @@ def test_images_that_do_not_fit_get_a_page_each(tmp_path: Path) -> None:
     assert data_of(pages[1])["home"] == "../all.html"
     assert data_of(pages[1])["pictures"][0]["name"] == "cat 1.jpg"
     assert data_of(pages[1])["notes"] == []  # none had to become coarser
-    (both,) = write_pages(scene, tmp_path / "together.html", together=True, limit=one)
-    assert len(data_of(both)["pictures"]) == 3
-    assert data_of(both)["notes"] != []
 
 
 def test_file_names_are_safe_and_no_two_alike() -> None:

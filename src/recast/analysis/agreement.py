@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +14,16 @@ from recast.run.statistics import Agreement
 from recast.tracing.hooks import in_eval
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What models say of the same images, in their order."""
-
-    labels: tuple[int, ...]
-    predicted: dict[str, tuple[int, ...]]
-    """Model: its class of every image."""
-
-
 @torch.no_grad()
-def predict(models: Mapping[str, nn.Module], batches: Batches) -> Predictions:
-    """The class with the largest logit, of every image and model, in one pass over the images.
+def predict(models: Mapping[str, nn.Module], batches: Batches) -> dict[str, list[int]]:
+    """Of every image its "label" and, by the name of each model, the class with the largest logit, in one pass.
 
     models: take images, give logits (B, classes). Raises `RecastError` for other outputs, NaN, and no images.
     """
-    if not models:
-        raise RecastError("there are no models to predict with")
-    labels: list[Tensor] = []
-    predicted: dict[str, list[Tensor]] = {name: [] for name in models}
+    found: dict[str, list[Tensor]] = {name: [] for name in ("label", *models)}
     with in_eval(*models.values()):
-        for images, known in batches():
-            labels.append(known.cpu())
+        for images, labels in batches():
+            found["label"].append(labels.cpu())
             for name, model in models.items():
                 logits = model(images.to(device_of(model)))
                 if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images):
@@ -44,20 +31,18 @@ def predict(models: Mapping[str, nn.Module], batches: Batches) -> Predictions:
                     raise RecastError(f"model {name!r} must give logits ({len(images)}, classes), got {got}")
                 if bool(logits.isnan().any()):
                     raise RecastError(f"model {name!r} gives NaN: its predictions mean nothing")
-                predicted[name].append(logits.argmax(1).cpu())
-    if not labels:
+                found[name].append(logits.argmax(1).cpu())
+    if not found["label"]:
         raise RecastError("there are no images to predict")
-    return Predictions(
-        tuple(torch.cat(labels).tolist()), {name: tuple(torch.cat(parts).tolist()) for name, parts in predicted.items()}
-    )
+    return {name: torch.cat(parts).tolist() for name, parts in found.items()}
 
 
-def agreement(predictions: Predictions, model: str, against: str) -> Agreement:
-    """Compare `model` with `against`. Raises `RecastError` for a model without predictions."""
+def agreement(predictions: Mapping[str, list[int]], model: str, against: str) -> Agreement:
+    """Compare `model` with `against`, as `predict` gives them. Raises `RecastError` for a model without predictions."""
     for name in (model, against):
-        if name not in predictions.predicted:
-            raise RecastError(f"there are predictions of {', '.join(predictions.predicted)}, none of {name!r}")
-    return Agreement.of(predictions.labels, predictions.predicted[model], predictions.predicted[against])
+        if name not in predictions:
+            raise RecastError(f"there are predictions of {', '.join(predictions)}, none of {name!r}")
+    return Agreement.of(predictions["label"], predictions[model], predictions[against])
 
 
 def tabulate_agreement(
@@ -69,12 +54,13 @@ def tabulate_agreement(
     Raises `RecastError` as `predict` does, and for labels, logits or names that do not fit.
     """
     found = predict(models, batches)
-    if names is not None and len(names) != len(found.labels):
-        raise RecastError(f"a name for each of {len(found.labels)} images is needed, got {len(names)}")
-    largest = max(max(found.labels), *(max(values) for values in found.predicted.values()))
+    count = len(found["label"])
+    if names is not None and len(names) != count:
+        raise RecastError(f"a name for each of {count} images is needed, got {len(names)}")
+    largest = max(max(values) for values in found.values())
     if largest >= len(classes):
         raise RecastError(f"class {largest} has no name: {len(classes)} were given")
-    images = [None] * len(found.labels) if names is None else names
-    said = [[classes[one] for one in column] for column in (found.labels, *found.predicted.values())]
-    rows = tuple(zip(range(len(images)), images, *said, strict=True))
-    return Table("agreement", ("index", "image", "label", *found.predicted), rows)
+    said = [[classes[one] for one in values] for values in found.values()]
+    images = [None] * count if names is None else names
+    rows = tuple(zip(range(count), images, *said, strict=True))
+    return Table("agreement", ("index", "image", *found), rows)

@@ -97,7 +97,7 @@ def explain(
         (mean or own.mean or IMAGENET[0], std or own.std or IMAGENET[1]),
         {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
     )
-    return write_pages(scene, Path(out), together=True)[0]
+    return write_pages(scene, Path(out))[0]
 
 
 def make_scene(

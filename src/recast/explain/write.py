@@ -35,23 +35,22 @@ class Explained:
     notes: list[str]
 
 
-def write_pages(
-    scene: Scene, out: Path, *, together: bool = False, limit: int = LIMIT, layer: str | None = None
-) -> list[Path]:
+def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | None = None) -> list[Path]:
     """Write the scene to the file `out`, HTML or PNG; returns the files written, the one to open first.
 
-    Several images share one page while its data stay below `limit` bytes (`together`: always, with coarser maps).
-    Otherwise every image has a page of its own in the folder OUT_files/ beside `out`, which lists them. `layer` is open
-    first (default: `first_layer`), and the one that a PNG draws (`write_sheet`). Written under temporary names and
-    renamed. Raises `RecastError` where nothing can be written, and for a layer without maps.
+    Several images share one page while its data stay below `limit` bytes. Otherwise every image has a page of its own in
+    the folder OUT_files/ beside `out`, which lists them. `layer` is open first (default: `first_layer`), and the one that
+    a PNG draws (`write_sheet`). Written under temporary names and renamed. Raises `RecastError` where nothing can be
+    written, and for a layer without maps.
     """
     check_target(out)
     if out.suffix.lower() == PICTURE:
         from recast.explain.sheet import write_sheet
 
         return write_sheet(scene, out, layer)
-    packed = pack(scene, limit if together or len(scene.pictures) == 1 else None, layer)
-    if together or len(scene.pictures) == 1 or len(_json(packed).encode()) <= limit:
+    alone = len(scene.pictures) == 1
+    packed = pack(scene, limit if alone else None, layer)
+    if alone or len(_json(packed).encode()) <= limit:
         return [_write(out, render(packed))]
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
