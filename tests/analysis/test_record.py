@@ -91,18 +91,14 @@ def test_the_maps_of_a_pass_make_its_output(network: Any) -> None:
     assert torch.allclose(again, output.flatten(2), atol=1e-5)
     assert not maps["2"].mix.requires_grad
     assert maps["2"].patches.shape == (2, 15, 20, *maps["2"].grid)
+    biased = recast_(nn.Conv2d(3, 4, 3), plan(nn.Conv2d(3, 4, 3), x, RecastConfig(gate="bias"), where="all"))
+    with record(biased) as of_bias:
+        biased(x)
+    assert of_bias[""].position.shape == (1, 9, 48, 80)
+    assert of_bias[""].content.shape == of_bias[""].mix.shape == (2, 9, 48, 80)
     for part in (maps["2"].shift, maps["2"].gaussian, maps["2"].content):
         assert torch.allclose(part.sum(-1), torch.ones(()), atol=1e-5)
     assert_no_hooks(network)
-
-
-def test_parts_of_cmhsa() -> None:
-    made = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
-    recast_(made, plan(made, torch.randn(1, 3, 5, 6), RecastConfig(gate="bias"), where="all"))
-    with record(made) as maps:
-        made(torch.randn(2, 3, 5, 6))
-    assert maps["0"].position.shape == (1, 9, 30, 56)
-    assert maps["0"].content.shape == maps["0"].mix.shape == (2, 9, 30, 56)
 
 
 def test_hooks_go_when_the_pass_fails(network: nn.Module) -> None:
@@ -306,15 +302,6 @@ def test_pools(per_class: bool, heads: int) -> None:
     assert close(of.kept + of.tokens.sum((-2, -1)), torch.ones((), dtype=torch.float64))
     assert close(class_maps(model, x), of.tokens.mean(1))
     assert_no_hooks(model)
-
-
-@pytest.mark.parametrize("per_class", [False, True])
-def test_swapped_pools(per_class: bool) -> None:
-    model = attention_pool_(resnet(), per_class, example=torch.randn(1, 3, 64, 64))
-    assert class_maps(model, torch.randn(1, 3, 64, 96)).std() < 1e-6  # starts as the average
-    maps = class_maps(stirred(model), torch.rand(1, 3, 64, 96).double())
-    assert maps.shape == (1, 7 if per_class else 1, 2, 3)
-    assert maps.std() > 1e-3
 
 
 def test_pools_of_tokens_lie_on_their_grid() -> None:

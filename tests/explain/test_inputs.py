@@ -16,7 +16,6 @@ from recast.data import Data
 from recast.data.datasets import ImageTensors
 from recast.data.images import load_image
 from recast.errors import RecastError
-from recast.explain import inputs
 from recast.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
 
 SIZE = (16, 16)
@@ -83,19 +82,6 @@ def test_a_rectangle_is_the_largest_of_its_shape_in_the_middle(tmp_path: Path) -
     assert red[:, -1].min() > 0.97
     assert green[0].mean() == pytest.approx(0.26, abs=0.02)  # … and the middle half of the height
     assert green[-1].mean() == pytest.approx(0.74, abs=0.02)
-
-
-def test_a_strip_is_cut_before_it_is_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def resize(image: Image.Image, *rest: object) -> Image.Image:
-        seen.append(image.size)
-        return image.resize(SIZE)
-
-    monkeypatch.setattr(inputs, "resize_and_crop", resize)
-    for height, width in ((2, 9000), (9000, 3), (20, 400)):
-        read_image(save(photo(height, width), tmp_path / "x.png"), SIZE)
-    assert seen == [(40, 2), (3, 60), (400, 20)]
 
 
 def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -146,12 +145,6 @@ class BlockSequence:
     @torch.no_grad()
     def run(self, images: Tensor, keep: Keep) -> None:
         """A pass in eval mode: `keep(name, output)` is called at every point, in its order, once a pass."""
-        with in_eval(self.model), self.watched(keep):
-            self.model(images.to(device_of(self.model)))
-
-    @contextmanager
-    def watched(self, keep: Keep) -> Iterator[None]:
-        """The same for passes inside the block, as the caller makes them."""
         blocks = {name: self.network.get_submodule(name) for name in self.blocks}
         widths = {name: _widths(block) for name, block in blocks.items()}
         inside = tuple(f"{name}." for name in blocks)
@@ -181,11 +174,12 @@ class BlockSequence:
             once(name, output)
 
         with (
+            in_eval(self.model),
             hooked(stem, after=lambda _name, _module, _inputs, output: self._see_grid(output)),
             hooked(blocks.items(), before=enter, after=leave),
             hooked(middles, before=lambda name, _module, inputs: once(name, next(iter(inputs), None))),
         ):
-            yield
+            self.model(images.to(device_of(self.model)))
 
     def _see_grid(self, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 4:

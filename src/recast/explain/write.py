@@ -38,10 +38,10 @@ class Explained:
 def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | None = None) -> list[Path]:
     """Write the scene to the file `out`, HTML or PNG; returns the files written, the one to open first.
 
-    Several images share one page while its data stay below `limit` bytes. Otherwise every image has a page of its own in
-    the folder OUT_files/ beside `out`, which lists them. `layer` is open first (default: `first_layer`), and the one that
-    a PNG draws (`write_sheet`). Written under temporary names and renamed. Raises `RecastError` where nothing can be
-    written, and for a layer without maps.
+    Several images share one page while its data stay below `limit` bytes. Otherwise every image has a page of its own
+    in the folder OUT_files/ beside `out`, which lists them. `layer` is open first (default: `first_layer`), and the one
+    that a PNG draws (`write_sheet`). Written under temporary names and renamed. Raises `RecastError` where nothing can
+    be written, and for a layer without maps.
     """
     check_target(out)
     if out.suffix.lower() == PICTURE:
