@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from recast.report import charts, curves, draw, layers, maps
-from recast.report.charts import DEPTHS, PAGE, PAPER, VARIABLES, Chart, joined, styled
+from recast.report.charts import DEPTHS, PAGE, PAPER, VARIABLES, Chart
 from recast.report.draw import Point, Series, series_chart
 from recast.report.load import Attention, AttentionLayer, Run, read_run
 
@@ -139,16 +139,6 @@ def test_pointing_at_a_value_hits_its_point(full: Run) -> None:
     assert len(hits) == 12
     for x, y in hits:
         assert min(abs(x - across) + abs(y - up) for across, up in marks) < 0.15
-
-
-def test_small_charts_are_joined_for_paper(full: Run) -> None:
-    found = curves.corruptions(full)
-    chart = joined("severity", "Title", found)
-    assert chart.columns[0] == "panel"
-    assert len(chart.rows) == sum(len(single.rows) for single in found)
-    with styled(PAPER):
-        figure, _ = chart.draw(PAPER)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [single.title for single in found]
 
 
 @pytest.mark.parametrize("positions", [[0.5] * 5, [0.0, 0.01, 0.99, 1.0], [0.1, 0.5, 0.9], [0.97] * 4, []])

@@ -22,10 +22,6 @@ def run(make_run: MakeRun) -> Run:
     return read_run(make_run(source="during"))
 
 
-def test_a_run_recast_before_training_has_none(make_run: MakeRun) -> None:
-    assert switches.switch_part(read_run(make_run())) == {}
-
-
 def test_every_switch_is_a_line(make_run: MakeRun) -> None:
     path = make_run(source="during")
     found = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]

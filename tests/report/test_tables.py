@@ -104,17 +104,6 @@ def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
     assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
 
 
-def test_heat_table(make_run: MakeRun) -> None:
-    run = read_run(make_run())
-    ((_, against, table),) = heat_tables(run)
-    assert against == "finetuned"
-    assert [cell.text for cell in table.heads[1:]] == ["1", "2", "3", "4", "5"]
-    cells = {row[0].text: row[1:] for row in table.groups[0].rows}
-    gain = run.value("recast", "basic", "top1/contrast/1") - run.value("finetuned", "basic", "top1/contrast/1")
-    assert cells["contrast"][0].small == (formats.signed(gain),)
-    assert max(cell.strength for row in cells.values() for cell in row) == 55
-
-
 def test_plan_and_heads(make_run: MakeRun) -> None:
     path = make_run()
     heads_file = path / "analysis" / "heads.csv"
