@@ -59,11 +59,15 @@ def fit(
     """
     out = Path(out)
     check_trainable(recipe)
-    with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
-        weights = out / "weights.safetensors"
-        if not resume and on_first(lambda: bool(states(out)) or weights.exists() or (out / "metrics.jsonl").exists()):
+    log, weights = out / "metrics.jsonl", out / "weights.safetensors"
+
+    def finished() -> list[dict[str, Any]]:
+        if not resume and (log.exists() or states(out) or weights.exists()):
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
-        if rows := on_first(lambda: read_metrics(out / "metrics.jsonl") if weights.exists() else []):  # written last
+        return read_metrics(log) if weights.exists() else []  # written last: the training is finished
+
+    with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
+        if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 ended = Plan.from_json(saved)  # its pool is in the model that was given
                 recast_(model, ended, steps=[step.name for step in ended.steps])

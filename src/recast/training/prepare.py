@@ -11,7 +11,6 @@ from torch import nn
 
 from recast.data import Data, load_data, loader
 from recast.data.seeding import mix_seed, seeded
-from recast.device import choose_device
 from recast.errors import RecastError, first_line
 from recast.models.build import build, input_defaults
 from recast.run.config import Recipe
@@ -86,7 +85,6 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     if (config.checkpoint or config.pretrained) and recipe.regularization.layer_scale is not None and not resume:
         raise RecastError("regularization.layer_scale would wipe the trained LayerScale: it is for random weights")
     recipe = with_size(recipe)
-    choose_device(recipe.device)
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
