@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.data import load_data, loader
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, input_defaults
 from recast.run.config import DataConfig, ModelConfig, RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.planning import plan
 

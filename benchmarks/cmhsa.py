@@ -35,13 +35,13 @@ from torch.nn import functional as F
 
 from recast.analysis.record import record
 from recast.data import Data, load_data
-from recast.layers.cmhsa import CMHSA
+from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.functional.maps import shift_map
 from recast.layers.functional.relative_bias import biased_maps
 from recast.models.build import build
 from recast.models.pixel_conv import PixelConv2d
 from recast.run.config import DataConfig, ModelConfig, RecastConfig
-from recast.surgery.apply import recast_, recast_layers
+from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
 from recast.surgery.rules import find_rule

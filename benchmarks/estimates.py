@@ -64,7 +64,7 @@ def forward_cost(model: nn.Module, x: Tensor) -> tuple[float, float]:
     """MACs and bytes kept for backward of a real forward in eval mode, per image; attention as in training."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from recast.surgery.apply import gpsa_layers
+    from recast.layers.gpsa import gpsa_layers
     from recast.tracing.cost import SavedBytes
 
     model.eval()

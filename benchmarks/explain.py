@@ -24,7 +24,8 @@ from torch import nn
 from recast.explain.inputs import Input
 from recast.explain.make import make_scene
 from recast.explain.write import write_pages
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
 RESULT = Path(__file__).parents[1] / "results" / "explain.csv"

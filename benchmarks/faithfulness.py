@@ -49,9 +49,10 @@ from trained import trained
 
 from recast.data import load_data
 from recast.evaluation.stats import Resampled, plain_mean
+from recast.layers.attention_pool import attention_pools
 from recast.models.build import build
 from recast.run.config import DataConfig, ModelConfig, PoolConfig
-from recast.surgery.pooling.swap import attention_pool_, attention_pools
+from recast.surgery.pooling.swap import attention_pool_
 
 RESULTS = Path(__file__).parents[1] / "results"
 STEPS = 8

@@ -28,7 +28,8 @@ from torchvision.transforms.v2.functional import normalize
 from recast.data import Data, load_data
 from recast.models.build import build
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
-from recast.surgery.apply import param_groups, recast_
+from recast.surgery.apply import recast_
+from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
 from recast.training.loop import fit
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
-from recast.surgery.apply import gpsa_layers
+from recast.layers.gpsa import gpsa_layers
 from recast.tracing.cost import SavedBytes
 
 RESULT = Path(__file__).parents[1] / "results" / "model.csv"

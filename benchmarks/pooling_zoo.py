@@ -36,8 +36,9 @@ import torch
 from torch import Tensor, nn
 
 import recast.layers.attention_pool
+from recast.layers.attention_pool import attention_pools
 from recast.run.config import PoolConfig
-from recast.surgery.pooling.swap import attention_pools, swap_
+from recast.surgery.pooling.swap import swap_
 from recast.zoo.architectures import architectures, instantiate, skeleton, spatial_convolutions
 
 OUT = Path(__file__).parents[1] / "results" / "pooling_zoo.csv"

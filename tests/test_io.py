@@ -15,13 +15,13 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load, read_header, save
-from recast.layers.gpsa import GPSA
+from recast.layers.attention_pool import attention_pools
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pools
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

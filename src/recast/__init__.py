@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from recast.layers.gpsa import GPSA
     from recast.run.config import PoolConfig, RecastConfig
     from recast.run.schedule import Schedule
-    from recast.surgery.apply import param_groups, recast_, refresh_gates_
+    from recast.surgery.apply import recast_, refresh_gates_
     from recast.surgery.calibrate import calibrate_
     from recast.surgery.during_training import recast_during_training_
     from recast.surgery.folding.model import fold_
+    from recast.surgery.parameters import param_groups
     from recast.surgery.plan import Plan
     from recast.surgery.planning import plan
     from recast.surgery.pooling.swap import attention_pool_
@@ -74,7 +75,7 @@ _HOME = {
     "evaluate": "evaluation",
     "fold_": "surgery.folding.model",
     "load": "io",
-    "param_groups": "surgery.apply",
+    "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",

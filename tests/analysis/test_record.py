@@ -16,10 +16,10 @@ from torchvision.models import VisionTransformer
 from recast.analysis.record import Record, class_maps, record, token_names
 from recast.analysis.transformers import MLP, NO_GRID, NOT_WHOLE, Grids
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.patchconvnet import PatchConvNet
 from recast.run.config import RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.tracing.hooks import captured_inputs

@@ -20,10 +20,11 @@ from recast.explain.inputs import ranked
 from recast.explain.maps import pool_layer, record_maps, stored_maps
 from recast.explain.pack import pack_maps
 from recast.explain.scene import Maps, Prediction, percent
+from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.patchconvnet import PatchConvNet
 from recast.run.config import RecastConfig
-from recast.surgery.apply import recast_, recast_layers
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 

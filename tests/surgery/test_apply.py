@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
 from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
-from recast.surgery.apply import gpsa_layers, param_groups, recast_, refresh_gates_
+from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.folding.model import fold_
+from recast.surgery.parameters import param_groups
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pool_, attention_pools
+from recast.surgery.pooling.swap import attention_pool_
 
 X = torch.zeros(2, 3, 16, 16)
 

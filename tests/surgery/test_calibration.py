@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.functional import gather
-from recast.layers.gpsa import GPSA
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.config import RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.planning import plan
 

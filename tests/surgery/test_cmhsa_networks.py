@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.layers.cmhsa import CMHSA
+from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.models.build import build, constructor
 from recast.models.cmhsa_vit import CMHSAViT
 from recast.run.config import ModelConfig, RecastConfig
-from recast.surgery.apply import recast_layers
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads
 

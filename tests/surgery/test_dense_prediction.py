@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import randomize_scales_

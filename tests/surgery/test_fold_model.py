@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import gpsa_layers
+from recast.layers.gpsa import GPSA, gpsa_layers
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 3])

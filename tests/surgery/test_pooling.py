@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from torchvision import models as torchvision_models
 
 from recast import plan, recast_
 from recast.errors import RecastError
-from recast.layers.attention_pool import AttentionPool, ClassHead
+from recast.layers.attention_pool import AttentionPool, ClassHead, attention_pools
 from recast.run.config import PoolConfig
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place
-from recast.surgery.pooling.swap import attention_pool_, attention_pools
+from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.scales import randomize_scales_
 from recast.tracing.hooks import captured_inputs
 
@@ -217,6 +218,32 @@ def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
         with pytest.raises(RecastError, match=r"pooling of this .* is attention"):
             model.reset_classifier(3, "max")
         assert not [name for name in model.state_dict() if "replaced" in name]
+
+
+def replica(module: nn.Module) -> Any:
+    """A copy as `nn.DataParallel` makes one for every device, parameters included."""
+    copied: Any = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(copied, name, None if parameter is None else parameter.clone())
+    for name, child in module._modules.items():
+        copied._modules[name] = None if child is None else replica(child)
+    return copied
+
+
+@pytest.mark.parametrize("kind", ["module, flat", "head, tokens", "append after a ReLU"])
+@torch.no_grad()
+def test_a_replica_for_another_device_pools_by_its_own_weights(kind: str) -> None:
+    x = images()
+    model = attention_pool_(randomize_scales_(small(kind).eval(), x), example=x)
+    expected, copied = model(x), replica(model)
+    torch.testing.assert_close(copied(x), expected)
+    (pool,) = attention_pools(copied).values()
+    pool.attn.q.weight.normal_()
+    assert error(copied(x), expected) > 1e-6
+    assert torch.equal(model(x), expected)
+    gone = weakref.ref(copied)
+    del copied, pool
+    assert gone() is None
 
 
 class Branches(nn.Module):

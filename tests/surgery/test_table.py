@@ -5,9 +5,9 @@ import timm
 import torch
 
 from recast.run.config import RecastConfig
-from recast.surgery.plan import Plan
+from recast.surgery.plan import Plan, plan_table
 from recast.surgery.planning import plan
-from recast.surgery.table import plan_table, quantity
+from recast.surgery.table import quantity
 
 
 @pytest.fixture(scope="module")

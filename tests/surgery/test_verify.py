@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.models.small import CifarResNet
 from recast.run.config import RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.verify import TOLERANCE, relative_error, trace, verify
 

@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from recast import param_groups
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.models.small import CifarResNet
 from recast.run.config import RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
-from recast.surgery.plan import Fold
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
+from recast.surgery.records import Fold
 from recast.tracing.hooks import in_eval
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RegularizationConfig, ScheduleConfig
-from recast.surgery.apply import gpsa_layers
 from recast.training import loop
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted

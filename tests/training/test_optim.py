@@ -13,8 +13,9 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import OptimConfig, RecastConfig
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.training.optim import (
     WarmupCosine,

@@ -16,10 +16,11 @@ from small import assert_same, digits_recipe, small_child, small_fit, small_pare
 from torch import nn
 
 from recast.io import load
+from recast.layers.attention_pool import attention_pools
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
-from recast.surgery.apply import gpsa_layers
 from recast.surgery.plan import applied_plan
-from recast.surgery.pooling.swap import attention_pool_, attention_pools
+from recast.surgery.pooling.swap import attention_pool_
 from recast.training.distributed import Interrupted
 from recast.training.metrics import read_metrics
 from recast.training.optim import learning_rates, make_optimizer

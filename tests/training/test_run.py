@@ -24,6 +24,7 @@ from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import evaluate_run, open_run
 from recast.io import load
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
 from recast.run.config import (
     AugmentConfig,
@@ -35,7 +36,6 @@ from recast.run.config import (
     RegularizationConfig,
 )
 from recast.run.recipe import load_recipe
-from recast.surgery.apply import gpsa_layers
 from recast.surgery.plan import applied_plan
 from recast.training import loop
 from recast.training import run as run_module

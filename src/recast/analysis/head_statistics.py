@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
 from recast.analysis.queries import pieces, positions, under_taps
 from recast.errors import RecastError
-from recast.layers.cmhsa import RecastLayer
+from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
 from recast.run.records import HeadLine, Table
-from recast.surgery.apply import recast_layers
 from recast.tracing.hooks import hooked, in_eval
 
 TOLERANCE = 1e-3

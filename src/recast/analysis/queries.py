@@ -16,9 +16,8 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.functional import expand_heads, gaussian_factors
 from recast.layers.functional.maps import keys, queries, real_keys
 from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.files import replaced
-from recast.surgery.apply import gpsa_layers
 from recast.tracing.hooks import hooked, in_eval
 
 MAX_NUMBERS = 2**18

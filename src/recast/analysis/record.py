@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_tokens
 from recast.errors import RecastError
-from recast.layers.attention_pool import AttentionPool
-from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.surgery.apply import recast_layers
+from recast.layers.attention_pool import AttentionPool, attention_pools
+from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.surgery.budget import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
-from recast.surgery.pooling.swap import attention_pools
 from recast.tracing.hooks import hooked, in_eval
 
 

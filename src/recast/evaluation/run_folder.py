@@ -23,13 +23,13 @@ from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
 from recast.evaluation.suites import EVALUATORS, Results, check_suites, groups, measure, open_context
 from recast.io import load
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Provenance, read_rows, write_differences, write_rows, write_table
-from recast.surgery.apply import gpsa_layers
 
 NUM_PICTURES = 4
 

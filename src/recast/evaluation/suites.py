@@ -34,7 +34,7 @@ from recast.evaluation.stats import Resampled, plain_mean
 from recast.run.config.evaluation import Options
 from recast.run.records import Difference, Row, Table
 from recast.run.suites import SUITES
-from recast.surgery.apply import recast_layers
+from recast.layers.cmhsa import recast_layers
 from recast.tracing.hooks import in_eval
 
 IMAGES, HEAD_IMAGES = 500, 200

@@ -14,10 +14,10 @@ from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError
 from recast.explain.inputs import ranked
 from recast.explain.scene import Axis, Floats, Layer, Maps, Prediction, percent
+from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
-from recast.surgery.pooling.swap import attention_pools
 from recast.tracing.hooks import in_eval
 
 MAX_QUERIES, MAX_KEYS = 400, 1024

@@ -179,3 +179,8 @@ class ClassHead(nn.Linear):
         logits = torch.einsum("bkc,kc->bk", z, self.weight)
         logits = logits if self.bias is None else logits + self.bias
         return logits[:, :, None, None] if self.as_map else logits
+
+
+def attention_pools(model: nn.Module) -> dict[str, AttentionPool]:
+    """The attention pooling layers of a model by name, in the order of `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, AttentionPool)}

@@ -129,3 +129,8 @@ def _shared(rows: range, others: range) -> tuple[slice, slice]:
 
 RecastLayer = GPSA | CMHSA
 """A convolution that became attention, whichever way."""
+
+
+def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
+    """The layers that were convolutions, GPSA and C-MHSA, by name, each once, in the order of `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}

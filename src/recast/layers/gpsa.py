@@ -333,3 +333,8 @@ class GPSA(AttentionConv2d):
             f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",
             f"{kind}, value={self.value is not None}, backend={self.chosen_backend()}",
         )
+
+
+def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
+    """The GPSA layers of a model by name, each once, in the order of `named_modules`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}

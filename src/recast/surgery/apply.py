@@ -9,23 +9,13 @@ from torch import nn
 
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.gpsa import GPSA
+from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.forms import as_folded, what_remains
-from recast.surgery.parameters import param_groups as param_groups
-from recast.surgery.plan import NOTHING, Plan, Step, plan_of, set_plan_
+from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
+from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, find_rule, refusal
 from recast.surgery.stride import Edit, apply_edits_, replace_module_
-
-
-def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
-    """The GPSA layers of a model by name, each once, in the order of `named_modules`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}
-
-
-def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
-    """The layers that were convolutions, GPSA and C-MHSA, by name, each once, in the order of `named_modules`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:

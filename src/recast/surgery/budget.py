@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 
 from recast.errors import RecastError, suggest
-from recast.surgery.plan import Step
+from recast.surgery.records import Step
 from recast.surgery.table import quantity
 from recast.tracing.cost import Cost
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.cmhsa import RecastLayer
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import gpsa_layers, recast_layers
+from recast.layers.cmhsa import RecastLayer, recast_layers
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision

@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.surgery.plan import Plan
-from recast.surgery.pooling.swap import attention_pools
 
 PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""

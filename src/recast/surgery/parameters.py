@@ -11,10 +11,10 @@ from timm.models.mlp_mixer import Affine
 from torch import nn
 
 from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import CMHSA
 from recast.layers.gpsa import GPSA
 from recast.surgery.plan import Plan
-from recast.surgery.pooling.swap import attention_pools
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1

@@ -1,10 +1,10 @@
-"""A plan as data: its steps, what it leaves and why, where it pools, and the JSON that replays it."""
+"""A plan as data: settings, steps, costs, the table that people read and the JSON that replays it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -12,101 +12,15 @@ from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import read_fields
+from recast.surgery import table
+from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit
+from recast.surgery.table import terminal_width
 from recast.tracing.cost import Cost
 
 VERSION = 5
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
-
-Layout = Literal["NCHW", "NHWC", "NLC", "flat"]
-
-
-@dataclass(frozen=True)
-class Fold:
-    """The form that folding gave a layer: what a replay needs before the weights fit."""
-
-    convolution: bool
-    """It is a convolution, with a kernel of `kernel` rows and columns."""
-    kernel: tuple[int, int]
-    gaussian_heads: tuple[int, ...]
-    """Heads that keep a Gaussian map."""
-    content_heads: tuple[int, ...]
-    """Heads that keep a content map."""
-    value: bool
-    """W_val is still there (it was not multiplied into W_out)."""
-    batch_norm: str | None = None
-    """Name of the BatchNorm that was multiplied into the layer."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One convolution that becomes GPSA. Sizes are (channels, rows, columns) at the example; costs are per image."""
-
-    name: str
-    rule: str
-    parent_geometry: Geometry
-    geometry: Geometry
-    groups: int
-    input: tuple[int, int, int]
-    output: tuple[int, int, int]
-    before: Cost
-    after: Cost
-    exact: bool
-    calls: int = 1
-    bias_added: bool = False
-    """Calibration gave the layer a bias that the convolution did not have."""
-    fold: Fold | None = None
-    """What `fold_` made of the layer."""
-
-    @property
-    def queries(self) -> int:
-        """Output pixels."""
-        return self.output[1] * self.output[2]
-
-    @property
-    def keys(self) -> int:
-        """Tokens: pixels of the explicitly padded input."""
-        rows, columns = self.geometry.padded_size(*self.input[1:])
-        return rows * columns
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields, those of the geometry among them, and what a reader wants to see beside them."""
-        plain = asdict(self)
-        shown = {"heads": self.geometry.num_heads, "queries": self.queries, "keys": self.keys}
-        return plain | plain.pop("geometry") | shown
-
-
-@dataclass(frozen=True)
-class Left:
-    """A convolution that stays as it is, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where attention pooling goes, as `find_place` found it."""
-
-    how: Literal["module", "append", "head"]
-    """module: it replaces the pooling module `name`. append: it follows the last layer of the nn.Sequential `name`, and
-    the code that pools after it sees one position. head: before the network's `forward_head`."""
-    name: str
-    dim: int
-    """Channels of what is pooled."""
-    takes: Layout
-    gives: Layout
-    prefix_tokens: int = 0
-    """Tokens before those of the patches."""
-    classifier: str | None = None
-    """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
-    averages: bool = True
-    """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
-    positions: int = 0
-    """How many are pooled of the images that it was found with."""
-    relu: bool = False
-    """append: the code applies a ReLU before it averages, so the pooling gets one too."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +104,23 @@ class Plan:
         return replace(self, pool=None, pool_cost=None, place=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
-        from recast.surgery.table import plan_table
+        return plan_table(self, terminal_width())
 
-        return plan_table(self)
+
+def plan_table(plan: Plan, width: int) -> str:
+    """One line per convolution: what it becomes, shapes, tokens, cost before → after; then why the others stay.
+
+    Where `width` is too small for that, before and after stand below one another.
+    """
+    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast"
+    text = title + ("\n" if plan.pool is None else ", attention pooling\n")
+    if plan.before.parameters:  # else nobody counted
+        text += table.layers(plan.steps, plan.before, plan.after, width) + "\n"
+    if plan.pool is not None:
+        text += "\n" + table.pooling(plan.pool, plan.pool_cost, width) + "\n"
+    if plan.edits:
+        text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
+    return text + (table.left(plan.left, width) if plan.left else "") + (f"\nnote: {plan.note}\n" if plan.note else "")
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

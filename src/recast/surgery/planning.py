@@ -14,9 +14,10 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.budget import Budget, keep_within
-from recast.surgery.plan import GEOMETRY, Edited, Left, Place, Plan, Step
+from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import noise, put_pool_
+from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
 from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_

@@ -6,16 +6,15 @@ import io
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from recast.run.config import PoolConfig
-    from recast.surgery.plan import Plan, Step
-    from recast.tracing.cost import Cost
+from recast.run.config import PoolConfig
+from recast.surgery.records import Left, Step
+from recast.tracing.cost import Cost
 
 # wider than any plan: columns keep their natural width, nothing is cut off
 WIDTH = 1000
@@ -26,13 +25,13 @@ NAMED = 4
 def quantity(value: float, unit: str = "", base: int = 1000) -> str:
     """A number with three digits and a prefix: 2.36 M, 1.72 MiB."""
     prefixes = ("", "k", "M", "G", "T") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti")
-    size = float(value)
-    for prefix in prefixes[:-1]:
-        if abs(size) < base:
-            # `.3g` would turn to 1e+03 here, all of 1000…1023 KiB included
-            return f"{size:.0f} {prefix}{unit}".strip() if abs(size) >= 999.5 else f"{size:.3g} {prefix}{unit}".strip()
+    size, prefix = float(value), ""
+    for prefix in prefixes:
+        if abs(size) < base or prefix == prefixes[-1]:
+            break
         size /= base
-    return f"{size:.3g} {prefixes[-1]}{unit}"
+    # `.3g` would turn to 1e+03 here, all of 1000…1023 KiB included
+    return f"{size:{'.0f' if abs(size) >= 999.5 else '.3g'}} {prefix}{unit}".strip()
 
 
 def terminal_width() -> int:
@@ -40,35 +39,26 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
-def plan_table(plan: Plan, width: int | None = None) -> str:
-    """One line per convolution: what it becomes, shapes, tokens, cost before → after; then why the others stay.
-
-    Where `width` (of the terminal, if not given) is too small for that, before and after stand below one another.
-    """
-    width = width or terminal_width()
-    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast"
-    text = title + ("\n" if plan.pool is None else ", attention pooling\n")
-    if plan.before.parameters:  # else nobody counted
-        table = _wide(plan)
-        fits = Console(width=WIDTH).measure(table).maximum <= width
-        text += render(table if fits else _narrow(plan), width) + "\n"
-        before, after = (quantity(cost.fixed_bytes, "B", 1024) for cost in (plan.before, plan.after))
-        whatever = f"a training step also keeps {before} → {after} whatever the batch"
-        text += textwrap.fill(f"MACs and activations are for one image; {whatever}", width) + "\n"
-    if plan.pool is not None:
-        text += "\n" + textwrap.fill(_pool(plan, plan.pool), width) + "\n"
-    if plan.edits:
-        text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    return text + (_left(plan, width) if plan.left else "") + (f"\nnote: {plan.note}\n" if plan.note else "")
+def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
+    """What every layer becomes and costs, one line each, or several where the width asks for it."""
+    table = _wide(steps)
+    table.add_section()
+    table.add_row("whole model", "", "", "", "", *_costs(before, after), "")
+    if Console(width=WIDTH).measure(table).maximum > width:
+        table = _narrow(steps)
+        table.add_row("whole model", "", "", *_costs(before, after, "\n→ "))
+    kept = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
+    note = f"MACs and activations are for one image; a training step also keeps {kept} whatever the batch"
+    return render(table, width) + "\n" + textwrap.fill(note, width)
 
 
-def _wide(plan: Plan) -> Table:
+def _wide(steps: Sequence[Step]) -> Table:
     table = Table()
     for column in ("layer", "convolution", "heads", "input → output", "tokens"):
         table.add_column(column, no_wrap=True)
     for column in ("parameters", "MACs", "activations", "exact"):
         table.add_column(column, justify="right", no_wrap=True)
-    for step in plan.steps:
+    for step in steps:
         table.add_row(
             step.name or "(the model)",
             _convolution(step),
@@ -78,17 +68,15 @@ def _wide(plan: Plan) -> Table:
             *_costs(step.before, step.after),
             "yes" if step.exact else f"no, {_why_inexact(step)}",
         )
-    table.add_section()
-    table.add_row("whole model", "", "", "", "", *_costs(plan.before, plan.after), "")
     return table
 
 
-def _narrow(plan: Plan) -> Table:
+def _narrow(steps: Sequence[Step]) -> Table:
     table = Table(show_lines=True, box=box.HORIZONTALS, padding=(0, 1))
     table.add_column("layer", overflow="fold")
     for column in ("input\n→ output", "tokens", "parameters", "MACs", "activations"):
         table.add_column(column, justify="right", no_wrap=True)
-    for step in plan.steps:
+    for step in steps:
         table.add_row(
             f"{step.name or '(the model)'}\n{_convolution(step)}, {step.geometry.num_heads} heads"
             + ("" if step.exact else f"\nnot exact: {_why_inexact(step)}"),
@@ -96,14 +84,13 @@ def _narrow(plan: Plan) -> Table:
             f"{step.queries}\n× {step.keys}",
             *_costs(step.before, step.after, "\n→ "),
         )
-    table.add_row("whole model", "", "", *_costs(plan.before, plan.after, "\n→ "))
     return table
 
 
-def _left(plan: Plan, width: int) -> str:
+def left(convolutions: Sequence[Left], width: int) -> str:
     """The convolutions that stay, by reason."""
     reasons: dict[str, list[str]] = {}
-    for item in plan.left:
+    for item in convolutions:
         reasons.setdefault(item.reason, []).append(item.name)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", no_wrap=True)
@@ -111,7 +98,7 @@ def _left(plan: Plan, width: int) -> str:
     for reason, names in reasons.items():
         rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         table.add_row(str(len(names)), f"{reason}\n{', '.join(names[:NAMED])}{rest}")
-    return f"\n{len(plan.left)} left as they are\n{render(table, width)}\n"
+    return f"\n{len(convolutions)} left as they are\n{render(table, width)}\n"
 
 
 def _costs(before: Cost, after: Cost, arrow: str = " → ") -> list[str]:
@@ -121,16 +108,16 @@ def _costs(before: Cost, after: Cost, arrow: str = " → ") -> list[str]:
     return [pair("parameters"), pair("macs"), pair("activation_bytes", "B", 1024)]
 
 
-def _pool(plan: Plan, config: PoolConfig) -> str:
+def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
     """What the pooling becomes, and what that adds."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
     start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"
     text = f"attention pooling: {tokens}, {config.num_heads} head{'s' * (config.num_heads > 1)}, {start}"
-    if plan.pool_cost is None:
-        return text
-    parameters, macs = quantity(plan.pool_cost.parameters), quantity(plan.pool_cost.macs)
-    activations = quantity(plan.pool_cost.activation_bytes, "B", 1024)
-    return f"{text}; adds {parameters} parameters, {macs} MACs and {activations} of activations, counted above"
+    if cost is not None:
+        activations = quantity(cost.activation_bytes, "B", 1024)
+        text += f"; adds {quantity(cost.parameters)} parameters, {quantity(cost.macs)} MACs and {activations} of "
+        text += "activations, counted above"
+    return textwrap.fill(text, width)
 
 
 def _convolution(step: Step) -> str:

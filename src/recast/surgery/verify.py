@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
+from recast.layers.cmhsa import recast_layers
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Backend
-from recast.surgery.apply import gpsa_layers, recast_layers
 from recast.surgery.plan import Plan, applied_plan
-from recast.surgery.pooling.swap import attention_pools
 from recast.surgery.rules import parametrization_of
 from recast.tracing.hooks import captured_outputs, hooked, in_eval, named
 from recast.tracing.observe import Example, batch_of, run_example

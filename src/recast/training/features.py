@@ -30,8 +30,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import gpsa_layers
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.plan import applied_plan
 from recast.surgery.rules import is_convolution
 from recast.tracing.hooks import captured_outputs, hooked, named

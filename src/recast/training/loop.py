@@ -19,12 +19,13 @@ from recast.data.loading import Loader, worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.io import read_header, save
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_weights
 from recast.run.config import Recipe
 from recast.run.files import write_json
 from recast.run.records import Epoch, Measured
-from recast.surgery.apply import recast_, recast_layers, refresh_gates_
+from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
 from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states

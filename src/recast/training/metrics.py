@@ -23,11 +23,11 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, loader
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Recipe
 from recast.run.files import write_text
 from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch
-from recast.surgery.apply import gpsa_layers
 from recast.training.checkpoint import Position
 from recast.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from recast.data import Data
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Recipe, RegularizationConfig
-from recast.surgery.apply import gpsa_layers
 from recast.training.distill import Distillation, Outputs, build_teacher, train_token_, widened
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.training.regularization import set_drop_path_

@@ -18,9 +18,9 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
 from recast.run.config import Recipe
-from recast.surgery.pooling.swap import attention_pools
 from recast.surgery.scales import batch_norms, layer_scales
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")

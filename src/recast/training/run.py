@@ -31,8 +31,9 @@ from recast.run.recipe import save_recipe
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.plan import Left, Plan, applied_plan, plan_of
+from recast.surgery.plan import Plan, applied_plan, plan_of
 from recast.surgery.planning import plan
+from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import Exactness, verify
 from recast.training.checkpoint import states

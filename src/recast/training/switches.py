@@ -37,11 +37,12 @@ from torchvision.transforms.v2.functional import normalize
 from recast.data import Data, loader
 from recast.data.seeding import mix_seed, seeded, seeded_on
 from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig, Recipe
 from recast.run.fields import read_fields
 from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
-from recast.surgery.apply import gpsa_layers, recast_
+from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.tracing.hooks import in_eval

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import gpsa_layers, recast_, refresh_gates_
+from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.verify import Trace, full_precision, relative_error, swapped_heads, trace, use_backend, verify

@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from recast.layers.functional.operands import expand_heads, fold_value
 from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA
-from recast.surgery.plan import Fold
+from recast.surgery.records import Fold
 from recast.tracing.hooks import hooked
 from recast.tracing.observe import Example, run_example
 

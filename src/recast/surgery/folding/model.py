@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import gpsa_layers
+from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.surgery.stride import replace_module_

@@ -7,6 +7,7 @@ So whatever lies between pooling and classifier (norms, dropout, a convolution) 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.surgery.plan import Layout
+from recast.surgery.records import Layout
 from recast.surgery.stride import replace_module_
 
 
@@ -80,13 +81,23 @@ def hold_pool_(model: Any, before_head: bool) -> None:
     """
     if before_head:
         model.forward_head = partial(_forward_head, model)
+        model.register_forward_pre_hook(_hold_replica)
     if hasattr(model, "reset_classifier") and hasattr(model, "get_classifier"):
         model.reset_classifier = partial(_reset_classifier, model)
 
 
+def _hold_replica(model: Any, _inputs: object) -> None:
+    """Give a replica of `nn.DataParallel` a method of its own: it is a shallow copy, with the method of the original.
+
+    By a weak reference: a replica in a circle would keep its memory until the next garbage collection.
+    """
+    if getattr(model, "_is_replica", False):
+        model.forward_head = partial(_forward_head, weakref.proxy(model))
+
+
 def _forward_head(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The network's own, which gets a single position, the pooled one: the mean over it is that position."""
-    logits: Tensor = type(model).forward_head(model, model.attention_pool(x), *args, **kwargs)
+    logits: Tensor = model.__class__.forward_head(model, model.attention_pool(x), *args, **kwargs)
     return logits
 
 

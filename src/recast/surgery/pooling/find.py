@@ -14,7 +14,7 @@ from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.surgery.plan import Layout, Place
+from recast.surgery.records import Layout, Place
 from recast.tracing.hooks import hooked, in_eval, named, replaced_output
 
 POOLS: tuple[type[nn.Module], ...] = (

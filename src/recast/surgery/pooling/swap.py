@@ -9,22 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.attention_pool import AttentionPool
+from recast.layers.attention_pool import attention_pools
 from recast.run.config import PoolConfig, RecastConfig
-from recast.surgery.plan import NOTHING, Place, Plan, plan_of, set_plan_
+from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place
+from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import in_eval
 
 SIDES = (128, 224, 64, 32, 256, 384)
 """Sides in pixels that a network is tried with which does not say what it takes."""
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
-
-
-def attention_pools(model: nn.Module) -> dict[str, AttentionPool]:
-    """The attention pooling layers of a model by name, in the order of `named_modules`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, AttentionPool)}
 
 
 def attention_pool_(

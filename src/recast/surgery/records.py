@@ -1,0 +1,98 @@
+"""What a plan is made of: the layers it takes, those it leaves, and where it pools."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from recast.layers.geometry import Geometry
+from recast.tracing.cost import Cost
+
+Layout = Literal["NCHW", "NHWC", "NLC", "flat"]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The form that folding gave a layer: what a replay needs before the weights fit."""
+
+    convolution: bool
+    """It is a convolution, with a kernel of `kernel` rows and columns."""
+    kernel: tuple[int, int]
+    gaussian_heads: tuple[int, ...]
+    """Heads that keep a Gaussian map."""
+    content_heads: tuple[int, ...]
+    """Heads that keep a content map."""
+    value: bool
+    """W_val is still there (it was not multiplied into W_out)."""
+    batch_norm: str | None = None
+    """Name of the BatchNorm that was multiplied into the layer."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One convolution that becomes GPSA. Sizes are (channels, rows, columns) at the example; costs are per image."""
+
+    name: str
+    rule: str
+    parent_geometry: Geometry
+    geometry: Geometry
+    groups: int
+    input: tuple[int, int, int]
+    output: tuple[int, int, int]
+    before: Cost
+    after: Cost
+    exact: bool
+    calls: int = 1
+    bias_added: bool = False
+    """Calibration gave the layer a bias that the convolution did not have."""
+    fold: Fold | None = None
+    """What `fold_` made of the layer."""
+
+    @property
+    def queries(self) -> int:
+        """Output pixels."""
+        return self.output[1] * self.output[2]
+
+    @property
+    def keys(self) -> int:
+        """Tokens: pixels of the explicitly padded input."""
+        rows, columns = self.geometry.padded_size(*self.input[1:])
+        return rows * columns
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields, those of the geometry among them, and what a reader wants to see beside them."""
+        plain = asdict(self)
+        shown = {"heads": self.geometry.num_heads, "queries": self.queries, "keys": self.keys}
+        return plain | plain.pop("geometry") | shown
+
+
+@dataclass(frozen=True)
+class Left:
+    """A convolution that stays as it is, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where attention pooling goes, as `find_place` found it."""
+
+    how: Literal["module", "append", "head"]
+    """module: it replaces the pooling module `name`. append: it follows the last layer of the nn.Sequential `name`, and
+    the code that pools after it sees one position. head: before the network's `forward_head`."""
+    name: str
+    dim: int
+    """Channels of what is pooled."""
+    takes: Layout
+    gives: Layout
+    prefix_tokens: int = 0
+    """Tokens before those of the patches."""
+    classifier: str | None = None
+    """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
+    averages: bool = True
+    """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
+    positions: int = 0
+    """How many are pooled of the images that it was found with."""
+    relu: bool = False
+    """append: the code applies a ReLU before it averages, so the pooling gets one too."""
