@@ -12,7 +12,6 @@ from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 
-from recast.layers.attention_pool import attention_pools
 from recast.models.patchconvnet import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

@@ -31,10 +31,10 @@ from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, 
 from recast.evaluation.knn import score_knn, sources_knn
 from recast.evaluation.runner import Scored, score_suites
 from recast.evaluation.stats import Resampled, plain_mean
+from recast.layers.cmhsa import recast_layers
 from recast.run.config.evaluation import Options
 from recast.run.records import Difference, Row, Table
 from recast.run.suites import SUITES
-from recast.layers.cmhsa import recast_layers
 from recast.tracing.hooks import in_eval
 
 IMAGES, HEAD_IMAGES = 500, 200
