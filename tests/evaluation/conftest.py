@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recast.data import Data, load_data
 from recast.evaluation.context import PixelModel
@@ -48,6 +48,38 @@ def trained(digits: Data) -> nn.Module:
         optimizer.step()
     optimizer.zero_grad()
     return net.eval()
+
+
+class Spy(nn.Module):
+    """A linear classifier that remembers what it saw, and may be stopped after some images."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 16 * 16, 10))
+        self.pixels: list[Tensor] = []  # a list: no setting, which would make it another model
+        self.limit = [10**9]
+        self.scale = 1.0
+
+    @property
+    def batches(self) -> list[int]:
+        return [len(images) for images in self.pixels]
+
+    @property
+    def seen(self) -> int:
+        return sum(self.batches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.layers.training
+        if self.seen + len(x) > self.limit[0]:
+            raise KeyboardInterrupt
+        self.pixels.append(x.detach().clone())
+        return self.layers(x) * self.scale
+
+
+@pytest.fixture
+def spy() -> type[Spy]:
+    return Spy
 
 
 @pytest.fixture

@@ -93,24 +93,11 @@ def test_a_classifier_that_is_not_called() -> None:
         features(Unused(), torch.randn(2, 3, 8, 8), 4)
 
 
-class Spread(nn.Module):
-    """The image itself is the feature."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-        self.head = nn.Linear(3 * 256, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(len(x))
-        return self.head(x.flatten(1))
-
-
-def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]]) -> None:
+def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any) -> None:
     augmented = replace(digits, train=digits.train.augmented(AugmentConfig()))
-    model = Spread().eval()
+    model = spy().eval()
     found = score("knn", model, augmented, 50, neighbours=(1, 5))
-    assert model.seen == [50] * 5  # four batches of 200 training images once, one of the validation
+    assert model.batches == [50] * 5  # four batches of 200 training images once, one of the validation
     assert list(found) == ["top1@1", "top1@5"]
     bank, queries = (
         F.normalize(normalize(part.plain().batch(range(len(part)))[0], digits.mean, digits.std).flatten(1), dim=1)

@@ -17,28 +17,6 @@ from recast.evaluation.suites import evaluate, measure, open_context
 from recast.run.records import Row
 
 
-class Counting(nn.Module):
-    """Counts the images it sees and may be stopped after some of them."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.linear = nn.Linear(3 * 16 * 16, 10)
-        self.batches: list[int] = []  # a list: no setting, which would make it another model
-        self.limit = [10**9]
-        self.scale = 1.0
-
-    @property
-    def seen(self) -> int:
-        return sum(self.batches)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.seen + len(x) > self.limit[0]:
-            raise KeyboardInterrupt
-        self.batches.append(len(x))
-        return self.linear(x.flatten(1)) * self.scale
-
-
 def rows_of(
     models: Any, data: Data, suites: Any = "clean", size: int = 20, cache: Path | None = None, **told: Any
 ) -> list[Row]:
@@ -49,32 +27,32 @@ def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", size: i
     return [row.value for row in rows_of(model, data, suite, size, cache, **told)]
 
 
-def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path) -> None:
-    model = Counting()
+def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy()
     first = run(model, digits, tmp_path)
     assert model.seen == 50
-    again = Counting()
+    again = spy()
     assert run(again, digits, tmp_path) == first
     assert again.seen == 0
     assert run(model, digits, tmp_path / "elsewhere") == first
     assert model.seen == 100
 
 
-def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path) -> None:
-    expected = run(Counting(), digits, tmp_path)
-    turned = Counting()
+def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
+    expected = run(spy(), digits, tmp_path)
+    turned = spy()
     turned.scale = -1.0  # in no tensor and in no repr
     for model, data in (
-        (Counting(seed=1), digits),
+        (spy(seed=1), digits),
         (turned, digits),
-        (Counting(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
-        (Counting(), replace(digits, mean=(0.5, 0.5, 0.5))),
-        (Counting(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
+        (spy(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
+        (spy(), replace(digits, mean=(0.5, 0.5, 0.5))),
+        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
     ):
         found = run(model, data, tmp_path)
         assert model.seen == 50
         assert found != expected or data.val is not digits.val
-    attacked = Counting()
+    attacked = spy()
     run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
     once = attacked.seen
     for options, seen in (
@@ -87,9 +65,9 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
 
 
 @pytest.mark.parametrize("batch_size", [20, 7])
-def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int) -> None:
-    expected = run(Counting(), digits, tmp_path / "whole")
-    model = Counting()
+def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int, spy: Any) -> None:
+    expected = run(spy(), digits, tmp_path / "whole")
+    model = spy()
     model.limit[0] = 40
     with pytest.raises(KeyboardInterrupt):
         run(model, digits, tmp_path / "cache")
@@ -99,9 +77,9 @@ def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: i
     assert model.seen == 40 + (10 if batch_size == 20 else 15)  # from the batch that holds image 40
 
 
-def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> None:
+def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path, spy: Any) -> None:
     """Both models' scores of a suite are taken together: the second fails in the second batch."""
-    first, second = Counting(), Counting(1)
+    first, second = spy(), spy(1)
     second.limit[0] = 20
     with pytest.raises(KeyboardInterrupt):
         rows_of({"a": first, "b": second}, digits, cache=tmp_path)
@@ -110,21 +88,21 @@ def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path) -> Non
     assert (first.seen, second.seen) == (40 + 30, 20 + 30)
 
 
-def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path) -> None:
-    expected = run(Counting(), digits, tmp_path)
+def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any) -> None:
+    expected = run(spy(), digits, tmp_path)
     (path,) = tmp_path.rglob("*.npz")
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"not a zip"):
         path.write_bytes(damaged)
-        model = Counting()
+        model = spy()
         assert run(model, digits, tmp_path) == expected
         assert model.seen == 50
 
 
-def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: Path) -> None:
+def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: Path, spy: Any) -> None:
     """Of `resolution`, a refused size is not kept as scored; an error in the middle is no refusal."""
 
-    class Moody(Counting):
+    class Moody(spy):
         fails_at = 0  # of the class: no setting of the model
 
         def forward(self, x: Tensor) -> Tensor:
@@ -143,14 +121,14 @@ def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: 
     assert top1 == run(model, digits, tmp_path)[0]
 
 
-def test_neighbours_of_other_training_images_are_measured(digits: Data, tmp_path: Path) -> None:
-    found = [run(Counting(), data, tmp_path, "knn", neighbours=(1,)) for data in (digits, digits)]
+def test_neighbours_of_other_training_images_are_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
+    found = [run(spy(), data, tmp_path, "knn", neighbours=(1,)) for data in (digits, digits)]
     other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
-    assert found[0] == found[1] != run(Counting(), other, tmp_path, "knn", neighbours=(1,))
+    assert found[0] == found[1] != run(spy(), other, tmp_path, "knn", neighbours=(1,))
 
 
 def test_suites_of_the_same_images_share_the_pass_and_the_forward_pass(
-    digits: Data, monkeypatch: pytest.MonkeyPatch
+    digits: Data, monkeypatch: pytest.MonkeyPatch, spy: Any
 ) -> None:
     loads = []
     real = Context.batches
@@ -160,24 +138,24 @@ def test_suites_of_the_same_images_share_the_pass_and_the_forward_pass(
         return real(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Context, "batches", counted)
-    model = Counting()
+    model = spy()
     rows_of(model, digits, ["clean", "fgsm", "pgd"], 50, eps=(0, 4), steps=2)
     assert len(loads) == 1
     # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
     assert model.batches == [50] * 5
 
 
-def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: Path) -> None:
-    context = open_context({"m": Counting()}, digits, options=Options(sets=tmp_path))
+def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
+    context = open_context({"m": spy()}, digits, options=Options(sets=tmp_path))
     found = measure(context, ["imagenet-a", "clean"], progress=False)
     assert {row.suite for row in found.rows} == {"clean"}
     assert len(found.not_measured) == 1
     with pytest.raises(NotMeasured, match="imagenet-a"):
-        rows_of(Counting(), digits, ["imagenet-a", "clean"])
+        rows_of(spy(), digits, ["imagenet-a", "clean"])
 
 
-def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data) -> None:
-    arms = {"parent": trained, "recast": trained, "finetuned": Counting()}
+def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data, spy: Any) -> None:
+    arms = {"parent": trained, "recast": trained, "finetuned": spy()}
     found = measure(open_context(arms, digits), ["clean"], progress=False)
     pairs = {(d.model, d.against, d.metric): d for d in found.differences}
     same = pairs["recast", "parent", "top1"]

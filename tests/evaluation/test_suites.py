@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.data import Data
 from recast.errors import RecastError
@@ -19,28 +20,11 @@ def test_every_suite_is_told_of_and_can_be_measured() -> None:
     assert {metric for suite in SUITES.values() for metric in suite.metrics} == set(METRICS)
 
 
-class Spy(nn.Module):
-    """Remembers what it saw."""
-
-    def __init__(self, fail: bool = False) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-        self.fail = fail
-        self.inner = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 16 * 16, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert not self.inner.training
-        if self.fail:
-            raise KeyboardInterrupt
-        self.seen.append(x.detach().clone())
-        return self.inner(x)
-
-
-def test_all_models_see_the_same_pixels(digits: Data) -> None:
-    first, second = Spy(), Spy()
+def test_all_models_see_the_same_pixels(digits: Data, spy: Any) -> None:
+    first, second = spy(), spy()
     evaluate({"a": first, "b": second}, ["clean", "basic"], digits, batch_size=20, progress=False)
-    assert len(first.seen) == 3 * 26
-    assert all(mine.equal(theirs) for mine, theirs in zip(first.seen, second.seen, strict=True))
+    assert len(first.pixels) == 3 * 26
+    assert all(mine.equal(theirs) for mine, theirs in zip(first.pixels, second.pixels, strict=True))
 
 
 def test_rows_do_not_depend_on_the_batch_size(trained: nn.Module, digits: Data) -> None:
@@ -55,17 +39,17 @@ def test_rows_do_not_depend_on_the_batch_size(trained: nn.Module, digits: Data) 
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_training_flags_are_restored_each(digits: Data, fail: bool) -> None:
-    spy = Spy(fail).train()
-    spy.inner[1].eval()  # as a frozen part would be
-    before = [module.training for module in spy.modules()]
+def test_training_flags_are_restored_each(digits: Data, spy: Any, fail: bool) -> None:
+    model = spy().train()
+    model.limit[0] = 20 if fail else 50
+    model.layers[1].eval()  # as a frozen part would be
+    before = [module.training for module in model.modules()]
     try:
-        evaluate({"m": spy}, ["clean"], digits, progress=False)
+        evaluate(model, "clean", digits, batch_size=20, progress=False)
     except KeyboardInterrupt:
         assert fail
-    assert [module.training for module in spy.modules()] == before
-    assert before == [True, True, True, False, True]
-    assert all(parameter.grad is None for parameter in spy.parameters())
+    assert [module.training for module in model.modules()] == before == [True, True, True, False, True]
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -77,12 +61,14 @@ def test_training_flags_are_restored_each(digits: Data, fail: bool) -> None:
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
-def test_bad_requests_stop_before_anything_is_measured(digits: Data, change: dict[str, object], message: str) -> None:
-    spy = Spy()
-    request: dict = {"models": {"m": spy}, "suites": ["clean"], "progress": False} | change
+def test_bad_requests_stop_before_anything_is_measured(
+    digits: Data, change: dict[str, object], message: str, spy: Any
+) -> None:
+    model = spy()
+    request: dict = {"models": {"m": model}, "suites": ["clean"], "progress": False} | change
     with pytest.raises(RecastError, match=message):
         evaluate(data=digits, **request)
-    assert spy.seen == []
+    assert model.seen == 0
 
 
 @pytest.mark.parametrize("option", ["eps", "neighbours"])
@@ -91,7 +77,7 @@ def test_lists_of_options_are_not_empty(option: str) -> None:
         Options(**{option: ()})  # type: ignore[arg-type]
 
 
-def test_no_validation_images(digits: Data) -> None:
+def test_no_validation_images(digits: Data, spy: Any) -> None:
     empty = replace(digits, val=digits.val.subset(torch.empty(0, dtype=torch.long)))
     with pytest.raises(RecastError, match="digits has no validation images"):
-        evaluate({"m": Spy()}, ["clean"], empty, progress=False)
+        evaluate({"m": spy()}, ["clean"], empty, progress=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -44,20 +44,18 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
     """
     corrupt = _package()
     # Two corruptions draw from generators of their own, which np.random.seed does not reach.
-    own: dict[str, Any] = {}
-    if kind == "impulse_noise":
-        own = {"seed": np.random.default_rng(seed)}
-    elif kind == "glass_blur":
-        own = {"seed": seed % 2**32}
+    own: dict[str, dict[str, Any]] = {
+        "impulse_noise": {"seed": np.random.default_rng(seed)},
+        "glass_blur": {"seed": seed % 2**32},
+    }
     with restored() as seed_generators, contextlib.redirect_stdout(io.StringIO()):  # it prints what it works around
         seed_generators(seed)
-        return corrupt(image, severity=severity, corruption_name=kind, **own)
+        corrupted: np.ndarray = corrupt(image, severity=severity, corruption_name=kind, **own.get(kind, {}))
+    return corrupted
 
 
-def _package() -> Callable[..., np.ndarray]:
-    package = optional_package("imagecorruptions", "eval", "corruptions come with imagecorruptions-imaug")
-    corrupt: Callable[..., np.ndarray] = package.corrupt
-    return corrupt
+def _package() -> Any:
+    return optional_package("imagecorruptions", "eval", "corruptions come with imagecorruptions-imaug").corrupt
 
 
 @dataclass(eq=False)
