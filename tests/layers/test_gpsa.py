@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.functional import backends, maps
+from recast.layers.functional.operands import project_out, project_values
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
@@ -102,6 +103,40 @@ def test_the_start_of_every_parameter() -> None:
     assert paper.gates()["sigma"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 6)
 
 
+def gradients_of(layer: GPSA) -> dict[str, bool]:
+    """Whether any gradient reaches each parameter."""
+    layer.zero_grad()
+    layer(torch.randn(2, layer.in_channels, 6, 7)).square().sum().backward()
+    return {name: p.grad is not None and bool(p.grad.any()) for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_alive_at_the_linear_start(backend: Any) -> None:
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(backend=backend))
+    alive = gradients_of(layer)
+    assert {name for name, is_alive in alive.items() if is_alive} == {"weight", "bias", "value", "gamma", "spread"}
+    assert bool((layer.gamma.grad != 0).all())
+    assert bool((layer.spread.grad != 0).all())
+    with torch.no_grad():
+        layer.gamma.fill_(0.1)
+    assert gradients_of(layer) == {**dict.fromkeys(alive, True), "query": False, "center": False, "raw_alpha": False}
+    with torch.no_grad():
+        layer.spread.fill_(0.1)
+        layer.key.normal_()
+    assert all(gradients_of(layer).values())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_alive_at_the_sigmoid_start(backend: Any) -> None:
+    """W_key = 0 and W_qry random: the key moves first, then the query."""
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate="sigmoid", backend=backend))
+    alive = gradients_of(layer)
+    assert alive == {**dict.fromkeys(alive, True), "query": False}
+    with torch.no_grad():
+        layer.key.add_(layer.key.grad)
+    assert all(gradients_of(layer).values())
+
+
 def test_three_steps_of_training_move_every_parameter() -> None:
     """Gates first, then the key and the Gaussian, then the query: the chain of products has no dead end."""
     layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), dtype=torch.float64)
@@ -112,6 +147,17 @@ def test_three_steps_of_training_move_every_parameter() -> None:
         layer(torch.randn(2, 9, 6, 6, dtype=torch.float64)).square().mean().backward()
         optimizer.step()
     assert all(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+def test_gate_range_keeps_every_map_convex() -> None:
+    layer = GPSA(2, 2, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate_range=(0.0, 1.0)))
+    with torch.no_grad():
+        layer.gamma.normal_(std=2)
+        layer.spread.normal_(std=2)
+        layer.key.normal_()
+    mix = layer.attention(torch.randn(1, 2, 5, 5)).mix.detach()
+    assert float(mix.min()) >= 0
+    assert float(mix.sum(-1).max()) == pytest.approx(1, abs=1e-5)
 
 
 def test_gate_range_clamps_and_lets_gradients_in() -> None:
@@ -247,9 +293,6 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
 
 
-# --- folding --------------------------------------------------------------------------------------------------------
-
-
 # --- precision, memory, copies, compile -----------------------------------------------------------------------------
 
 
@@ -279,6 +322,36 @@ def test_half_precision_modules_keep_positions_in_float32(
     assert y.dtype == dtype
     assert seen == {torch.float32}
     assert error_of(y.float(), expected) < (4e-2 if dtype == torch.bfloat16 else 1e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_autocast_stays_close_to_float32(
+    backend: Any, gate: Any, groups: int, open_gates: Callable[..., GPSA], error_of: Callable[..., float]
+) -> None:
+    config = RecastConfig(gate=gate, backend=backend)
+    layer = open_gates(GPSA(8, 8, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
+    with torch.no_grad():  # sharp content maps turn rounding into other winners; that is not what is tested
+        layer.query.mul_(0.3)
+    x = torch.randn(2, 8, 9, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        y.float().square().sum().backward()
+    assert error_of(y.float(), layer(x)) < 3e-2
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_attention_is_what_the_layer_does(open_gates: Callable[..., GPSA], error_of: Callable[..., float]) -> None:
+    layer = open_gates(GPSA(4, 6, Geometry((3, 2), (2, 1), (1, 1, 0, 1)), groups=2)).double()
+    x = torch.randn(2, 4, 7, 5, dtype=torch.float64)
+    maps = layer.attention(x)
+    assert [len(m) for m in maps] == [1, 1, 2, 2]
+    values = layer.geometry.pad(project_values(x, layer.value, 2)).flatten(2)
+    gathered = torch.einsum("bcm,bhnm->bchn", values, maps.mix).unflatten(-1, layer.geometry.output_size(7, 5))
+    y = project_out(gathered, layer.weight.flatten(2), layer.bias, 2)
+    assert error_of(y, layer(x)) <= 1e-10
 
 
 def test_channels_last_is_kept() -> None:
