@@ -5,7 +5,7 @@ from operator import attrgetter
 import pytest
 
 from recast.cli.help import Command
-from recast.cli.options import options_of, parse, parse_size
+from recast.cli.options import options_of, parse
 from recast.cli.train import TrainOptions
 from recast.errors import RecastError
 from recast.run.config import Recipe
@@ -106,12 +106,3 @@ def test_a_mistake_is_one_line_in_the_users_words(words: list[str], message: str
         parsed(*words)
     assert "\n" not in str(raised.value)
     assert "class" not in str(raised.value)
-
-
-def test_sizes() -> None:
-    assert parse_size(None, 7) == (7, 7)
-    assert parse_size("224", 7) == (224, 224)
-    assert parse_size("224x160", 7) == (224, 160)
-    for text in ("0", "x", "3x0", "-3", "1.5", "3x4x5", ""):
-        with pytest.raises(RecastError, match="--img-size takes pixels"):
-            parse_size(text, 7)

@@ -140,7 +140,7 @@ def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, t
     content = json.loads(cli("verify", *MODEL, "--plan", path, "--num-images", "2", "--json").out)
     assert content["same"] is content["telling"] is True
     assert 0 < content["forms"]["auto"]["max_relative_error"] < 1e-5 < content["control"]["max_relative_error"]
-    assert "change them in its pool" in refused("plan", *MODEL, "--plan", path, "--pool", "single")
+    assert "--plan names the layers" in refused("plan", *MODEL, "--plan", path, "--pool", "single")
     done = cli("verify", *alone, "--start", "paper", "--num-images", "2")
     assert done.code == 1
     assert "0 convolutions recast, attention pooling (per class), 2 images" in done.out

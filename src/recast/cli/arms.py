@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from recast.run.records import Difference, Row
+from recast.run.suites import METRICS, base
 from recast.surgery.table import render
 
 ARMS = ("parent", "finetuned", "recast")
 UNITS = {"peak_memory": ", bytes", "macs": " per image"}
-PERCENT = ("top1", "top5", "ece", "mce", "low@", "high@", "no_gradient")
 
 
 def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> str:
@@ -30,7 +30,7 @@ def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> s
     for title in ("parent", "fine-tuned", "recast", "recast\n− parent", "recast\n− fine-tuned"):
         table.add_column(title, justify="right", no_wrap=True)
     for (suite, metric), of in values.items():
-        percent = metric.startswith(PERCENT)
+        percent = base(metric) in METRICS and METRICS[base(metric)].unit == "%"
         cells = [_number(of.get(arm), percent) for arm in ARMS]
         for other in ("parent", "finetuned"):
             both = "recast" in of and other in of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from recast.cli.help import Command
 from recast.cli.options import ModelOptions, parse, parse_size
 from recast.errors import RecastError
-from recast.run.config import ModelConfig
+from recast.run.config import ModelConfig, Recipe
 from recast.run.files import write_text
 
 if TYPE_CHECKING:
@@ -63,22 +63,19 @@ def make_plan(model: nn.Module, example: Example, options: ModelOptions) -> Plan
 
     if options.plan is None:
         return plan(model, example, options.recast, where=options.where, budget=options.budget, pool=options.pool)
-    instead = {
-        "where": "names the layers itself: leave --where away",
-        "budget": "names the layers itself: leave --budget away",
-        "recast": "holds the settings of the layers: change them in its config",
-        "pool": "holds the settings of the pooling: change them in its pool",
-    }
-    for name, what in instead.items():
-        if getattr(options, name) != getattr(ModelOptions(), name):
-            raise RecastError(f"--plan {what}")
-    return replan(model, example, read_edited(options.plan))
+    return replan(model, example, read_edited(options.plan, options, ModelOptions()))
 
 
-def read_edited(path: str) -> Edited:
-    """A plan file as someone left it. Raises `RecastError` for a file that is none."""
+def read_edited(path: str, asked: ModelOptions | Recipe, before: ModelOptions | Recipe) -> Edited:
+    """A plan file as someone left it. Raises `RecastError` for a file that is none, and where the options that `before`
+    has otherwise say what the plan says."""
     from recast.surgery.plan import Plan
 
+    if any(getattr(asked, name) != getattr(before, name) for name in ("where", "budget", "recast", "pool")):
+        raise RecastError(
+            "--plan names the layers and holds their settings: leave --where, --budget and the options of recast and "
+            "pool away, or change them in the file"
+        )
     try:
         return Plan.read_edited(Path(path).read_text(encoding="utf-8"), path)
     except UnicodeDecodeError:

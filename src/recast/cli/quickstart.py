@@ -48,21 +48,16 @@ def run(argv: Sequence[str]) -> int:
     """Train a small CNN on handwritten digits, recast it, verify, train on, evaluate, report."""
     options = parse(Command("quickstart", "[options]", ABOUT, EXAMPLES), QuickstartOptions(), argv)
     out = Path(options.out)
-    parent = out / "parent"
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
         raise RecastError(f"quickstart needs {', '.join(missing)}: pip install 'recast-vision[quickstart]'")
-    again = shlex.join(["recast", "quickstart", "--resume", *(["--out", str(out)] if argv_names_out(argv) else [])])
+    named = ["--out", str(out)] if options.out != QuickstartOptions().out else []
+    again = shlex.join(["recast", "quickstart", "--resume", *named])
     _check_folder(out, options.resume, again)
     try:
         return _run(out, options.seed, options.resume, options.json)
     except KeyboardInterrupt:
-        kept = (parent / "recipe.yaml").is_file()
+        kept = (out / "parent" / "recipe.yaml").is_file()
         raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
-
-
-def argv_names_out(argv: Sequence[str]) -> bool:
-    """Whether the folder must be named again to go on."""
-    return any(word == "--out" or word.startswith("--out=") for word in argv)
 
 
 def _check_folder(out: Path, resume: bool, again: str) -> None:

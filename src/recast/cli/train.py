@@ -108,12 +108,7 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
 
 def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
     """The recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
-    given = ("where", "budget", "recast", "pool")
-    if any(getattr(recipe, name) != getattr(base, name) for name in given):
-        raise RecastError(
-            "--plan names the layers and holds their settings: leave --where, --budget, --recast and --pool away"
-        )
-    edited = read_edited(path)
+    edited = read_edited(path, recipe, base)
     return dataclasses.replace(
         recipe, where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
         pool=edited.pool or PoolConfig(),

@@ -26,9 +26,6 @@ EXAMPLES = """  recast verify resnet50
   recast verify resnet50 --where none --pool per_class        (attention pooling alone)
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
-FORMS: tuple[Backend, ...] = ("split", "dense")
-
-
 ABOUT = """Recast a model and compare it with its parent on images: random ones, or those of a data set.
 Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer, or
 moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the
@@ -80,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     child = recast_(copy.deepcopy(model), planned)
     # C-MHSA and attention pooling have one form only
     one_form = planned.config.gate == "bias" or not planned.steps
-    forms: tuple[Backend, ...] = ("auto",) if one_form else FORMS
+    forms: tuple[Backend, ...] = ("auto",) if one_form else ("split", "dense")
     results = {form: verify(model, child, batch, backend=form) for form in forms}
     with swapped_heads(child) if planned.steps else shifted_queries(child):
         control = verify(model, child, batch)
@@ -94,31 +91,32 @@ def run(argv: Sequence[str]) -> int:
     else:
         height, width = batch.shape[-2:]
         pooling = "" if planned.pool is None else f", attention pooling ({planned.pool.kind.replace('_', ' ')})"
-        print(
-            f"{planned.model}: {len(planned.steps)} convolutions recast{pooling}, {len(batch)} images of "
-            f"{height}×{width}"
-        )
+        recast = f"{planned.model}: {len(planned.steps)} convolutions recast{pooling}"
+        print(f"{recast}, {len(batch)} images of {height}×{width}")
         for result in results.values():
             print(f"  {result}")
-        written_out = results[forms[-1]]
-        for name, error in written_out.layers.items():
-            print(f"    {name}: relative error {error:.1e} ({written_out.backend})")
+        last = results[forms[-1]]
+        for name, error in last.layers.items():
+            print(f"    {name}: relative error {error:.1e} ({last.backend})")
         what = "two taps of one layer swapped" if planned.steps else "the query of the pooling moved"
         print(f"  control, {what}: {control}")
         print("same function" if same else "NOT the same function", end="")
         print("" if telling else "; the control did not show, so this proves nothing")
-    notes = {
-        "sigmoid": "the sigmoid gate's start is not the parent (see calibrate_)",
-        "bias": "C-MHSA is the convolution in the limit: a larger --bias-init leaks less",
-    }
-    if planned.steps and planned.config.gate in notes and not same:
-        print(f"note: {notes[planned.config.gate]}", file=sys.stderr)
-    if planned.pool is not None and planned.pool.start == "average" and not (planned.steps or same):
-        print(f"note: {planned.model} does not end in the mean over its last map, and the pool starts as that mean",
-              file=sys.stderr)  # fmt: skip
-    if planned.pool is not None and planned.pool.start == "paper":
-        print("note: pool.start=paper is a function of its own, for training: average starts as the parent's mean",
-              file=sys.stderr)  # fmt: skip
+    pool, gate = planned.pool, planned.config.gate if planned.steps else ""
+    for note, applies in (
+        ("the sigmoid gate's start is not the parent (see calibrate_)", gate == "sigmoid" and not same),
+        ("C-MHSA is the convolution in the limit: a larger --bias-init leaks less", gate == "bias" and not same),
+        (
+            f"{planned.model} does not end in the mean over its last map, and the pool starts as that mean",
+            pool is not None and pool.start == "average" and not (gate or same),
+        ),
+        (
+            "pool.start=paper is a function of its own, for training: average starts as the parent's mean",
+            pool is not None and pool.start == "paper",
+        ),
+    ):
+        if applies:
+            print(f"note: {note}", file=sys.stderr)
     return 0 if same and telling else 1
 
 
@@ -129,10 +127,10 @@ def _data(name: str | None, data_dir: str | None, img_size: str | None) -> Data 
         return None
     from recast.data import load_data
 
-    height, width = parse_size(img_size, 0)
-    if height != width:
-        raise RecastError(f"images of a data set are square: --img-size {height}, got {img_size!r}")
-    return load_data(DataConfig(name, data_dir, img_size=height or None))
+    side, width = parse_size(img_size, 0)
+    if side != width:
+        raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
+    return load_data(DataConfig(name, data_dir, img_size=side or None))
 
 
 def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:
