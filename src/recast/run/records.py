@@ -122,8 +122,6 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that was measured of a run."""
-
     suites: dict[str, Provenance]
 
 
@@ -206,8 +204,7 @@ class HeadLine:
 
 @dataclass(frozen=True)
 class SimilarityLine:
-    """Linear CKA between a layer of one model and a layer of another; None for a layer that is the same for all
-    images."""
+    """Linear CKA between a layer of one model and one of another; None where one is the same for all images."""
 
     model_a: str
     layer_a: str
@@ -276,9 +273,8 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     """Put rows into the CSV file of a run at `path`: those of a suite replace all older ones of that suite.
 
-    So what stands there of a suite was measured together, on the same images, with the same options. The rows that stay
-    get the run's name as the new ones have it: the folder may have been renamed. An existing file that is not a table
-    of rows is left alone: RecastError (see `read_records`).
+    So what stands there of a suite was measured together. The rows that stay get the run's name as the new ones have it:
+    the folder may have been renamed. An existing file that is no table of rows is left alone: RecastError.
     """
     _merge(Path(path), Row, list(rows))
 
@@ -298,16 +294,11 @@ def read_differences(path: str | Path) -> list[Difference]:
     return read_records(path, Difference)
 
 
-Result = TypeVar("Result", Row, Difference)
-
-
-def _merge(path: Path, kind: type[Result], lines: list[Result]) -> None:
+def _merge(path: Path, kind: type[Any], lines: list[Any]) -> None:
     measured = {line.suite for line in lines}
-    kept: list[Result] = []
-    for line in read_records(path, kind) if path.exists() else []:
-        if line.suite not in measured:
-            kept.append(replace(line, run=lines[0].run) if lines else line)
-    _write(path, _columns(kind), (astuple(line) for line in (*kept, *lines)))
+    older = [line for line in (read_records(path, kind) if path.exists() else []) if line.suite not in measured]
+    kept = [replace(line, run=lines[0].run) for line in older] if lines else older
+    _write(path, _columns(kind), map(astuple, (*kept, *lines)))
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:
@@ -322,8 +313,7 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
 
 
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The columns of a CSV file, and (what to call the line in an error, its cells) of all others; empty ones are not
-    there."""
+    """The columns of a CSV file, and (its place, its cells) of every other line that is not empty."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
@@ -355,8 +345,6 @@ def _value(hint: Any, text: str, where: str) -> Cell:
 
 
 def _short(cell: Cell) -> str:
-    if cell is None:
-        return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+    return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
