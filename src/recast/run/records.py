@@ -273,8 +273,8 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
     """Put rows into the CSV file of a run at `path`: those of a suite replace all older ones of that suite.
 
-    So what stands there of a suite was measured together. The rows that stay get the run's name as the new ones have it:
-    the folder may have been renamed. An existing file that is no table of rows is left alone: RecastError.
+    So what stands there of a suite was measured together. The rows that stay get the new ones' name of the run: the
+    folder may have been renamed. An existing file that is no table of rows is left alone: RecastError.
     """
     _merge(Path(path), Row, list(rows))
 
