@@ -15,7 +15,7 @@ from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.tracing.cost import SavedBytes
+from recast.tracing.cost import saved_sizes
 
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -53,9 +53,9 @@ def test_the_operator_passes_torchs_own_checks() -> None:
 
 def saved(layer: GPSA, x: Tensor, form: str) -> int:
     layer.backend = form  # type: ignore[assignment]
-    with SavedBytes(layer) as kept:
+    with saved_sizes(layer) as sizes:
         layer(x.clone().requires_grad_())
-    return kept.total
+    return sum(sizes)
 
 
 def test_no_map_is_kept_for_backward() -> None:

@@ -203,9 +203,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     assert (report.convolution, report.closed) == (False, 9)
 
 
-# --- parameter groups -----------------------------------------------------------------------------------------------
-
-
 # --- attention pooling ----------------------------------------------------------------------------------------------
 
 POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]

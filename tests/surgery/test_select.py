@@ -13,7 +13,6 @@ from recast.errors import RecastError
 from recast.run.config import RecastConfig
 from recast.surgery.budget import Budget, Limit
 from recast.surgery.planning import plan
-from recast.surgery.select import is_spatial
 
 
 class Model(nn.Module):
@@ -199,13 +198,10 @@ def test_stages_are_those_of_feature_info() -> None:
     image = torch.zeros(1, 3, 96, 160, device="meta")
     ends = [entry["module"] for entry in model.feature_info]
     assert ends == ["blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.6"]
-    found = [[step.name for step in plan(model, image, where=f"stage:{i}", budget=10**6).steps] for i in range(5)]
+    found = {i: [step.name for step in plan(model, image, where=f"stage:{i}", budget=10**6).steps] for i in (0, 3, -1)}
     assert found[0] == ["conv_stem", "blocks.0.0.conv_dw"]
     assert {name.split(".")[1] for name in found[3]} == {"3", "4"}
-    assert {name.split(".")[1] for name in found[4]} == {"5", "6"}
-    assert [step.name for step in plan(model, image, where="stage:-1", budget=10**6).steps] == found[4]
-    spatial = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and is_spatial(m)]
-    assert [name for stage in found for name in stage] == spatial
+    assert {name.split(".")[1] for name in found[-1]} == {"5", "6"}
     with pytest.raises(RecastError, match="EfficientNet has stages stage:0 to stage:4, got 'stage:5'"):
         plan(model, image, where="stage:5")
 

@@ -73,13 +73,12 @@ def outputs_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("size", [(112, 144), (96, 160)])
 def test_dilate_equals_the_parent_at_even_positions(
-    name: str, size: tuple[int, int], make_non_vacuous: Callable[..., nn.Module], error_of: Callable[..., float]
+    name: str, make_non_vacuous: Callable[..., nn.Module], error_of: Callable[..., float]
 ) -> None:
-    """Layer by layer and block by block; sizes whose last stages are even and odd."""
+    """Layer by layer and block by block; the map before the last stage is odd one way and even the other."""
     parent = make_non_vacuous(NETWORKS[name]()).eval()
-    size = size if hasattr(parent, "layer4") else (size[0] // 8, size[1] // 8 - 1)
+    size = (112, 160) if hasattr(parent, "layer4") else (14, 20)
     x = torch.randn(1, 3, *size)
     p = plan(parent, x, DILATE)
     child = recast_(copy.deepcopy(parent), p)
@@ -105,8 +104,8 @@ def test_dilate_equals_the_parent_at_even_positions(
 
 
 # spec: tokens with padding of the last stage of the whole ResNet-RS family; queries are the unpadded map
-@pytest.mark.parametrize(("side", "queries", "keys"), [(224, 196, 256)])
-def test_remove_has_the_papers_shapes(side: int, queries: int, keys: int) -> None:
+def test_remove_has_the_papers_shapes() -> None:
+    side, queries, keys = 224, 196, 256
     with torch.device("meta"):
         model = timm.create_model("resnetrs50")
     x = torch.zeros(1, 3, side, side, device="meta")
@@ -125,7 +124,7 @@ def test_remove_has_the_papers_shapes(side: int, queries: int, keys: int) -> Non
     assert paper.after.parameters - paper.before.parameters == 3 * (512 * 512 + 2 * 9 * 56 * 512 + 4 * 9)
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if not name.startswith("torchvision")])
+@pytest.mark.parametrize("name", ["timm resnet50", "cifar resnet, x[::2] shortcut"])
 @pytest.mark.parametrize("config", [REMOVE, DILATE])
 def test_the_edited_network_runs_trains_and_replays(name: str, config: RecastConfig) -> None:
     parent = NETWORKS[name]().eval()

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.tracing.cost import Cost, SavedBytes, layer_cost
+from recast.tracing.cost import Cost, layer_cost, saved_sizes
 from recast.tracing.hooks import hooked, in_eval, named
 from recast.tracing.observe import Call, observe
 
@@ -162,17 +162,16 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
 def test_each_storage_counts_once_and_parameters_not_at_all() -> None:
     model = nn.Linear(4, 4)
     x = torch.randn(8, 4, requires_grad=True)
-    with SavedBytes(model) as saved:
+    with saved_sizes(model) as sizes:
         y = model(x)
         (y * y).sum()
-    assert saved.total == x.nbytes + y.nbytes
+    assert sum(sizes) == x.nbytes + y.nbytes
 
 
 def test_counting_keeps_no_tensor_alive() -> None:
-    saved = SavedBytes(nn.Identity())
-    with saved:
+    with saved_sizes(nn.Identity()) as sizes:
         y = torch.randn(4, requires_grad=True).exp()
         alive = weakref.ref(y)
     del y
-    assert saved.total == 16
+    assert sizes == [16]
     assert alive() is None

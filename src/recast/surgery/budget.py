@@ -127,11 +127,8 @@ def _exceeds(step: Step, total: Cost, limits: Budget, parent: Cost) -> str | Non
         )
     for name, field in _COSTS.items():
         limit: Limit | None = getattr(limits, name)
-        if limit is None:
-            continue
         own = getattr(parent, field)
-        allowed = limit.amount(own)
-        if getattr(total, field) > allowed:
+        if limit is not None and getattr(total, field) > (allowed := limit.amount(own)):
             unit = ("B", 1024) if name == "memory" else ("", 1000)
             return (
                 f"does not fit the budget of {quantity(allowed, *unit)} {name} for the whole model "

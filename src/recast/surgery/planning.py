@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +62,20 @@ def plan(
 
     geometries: dict[str, Geometry] = {}
     edits: list[Edit] = []
+
+    def edit(subject: nn.Module) -> None:
+        apply_edits_(subject, geometries, edits)
+
     if config.stride != "keep" and chosen.layers:
         spatial = {n: m for n, m in convolutions.items() if is_spatial(m) and n in seen.calls}
         geometries, edits = plan_stride_edits(model, list(chosen.layers), spatial, seen.calls, config.stride)
-        seen = _observe_edited(model, example, watched, geometries, edits, config.stride)
+        try:
+            seen = observe(model, example, watched, edit)
+        except RecastError as error:
+            raise RecastError(
+                f"stride={config.stride!r}: the network does not fit together without the stride of "
+                f"{next(iter(geometries))} (a shortcut that is not a module?); use stride='keep'. {error}"
+            ) from error
 
     steps: list[Step] = []
     added: dict[str, Cost] = {}
@@ -80,7 +90,7 @@ def plan(
     before, start = _whole(model, parent, fixed), _whole(model, seen, fixed)
     place, pool_cost = None, None
     if pool is not None:
-        place, pool_cost = _pool(model, example, pool, seen, chosen.layers, geometries, edits)
+        place, pool_cost = _pool(model, example, pool, seen, chosen.layers, edit)
         start += pool_cost
     if steps:
         steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
@@ -142,23 +152,6 @@ def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> Non
         raise RecastError(f"the first convolution got {shapes[0]}: expected (batch, C, H, W)")
 
 
-def _observe_edited(
-    model: nn.Module,
-    example: Example,
-    names: set[str],
-    geometries: dict[str, Geometry],
-    edits: list[Edit],
-    stride: str,
-) -> Observation:
-    try:
-        return observe(model, example, names, lambda subject: apply_edits_(subject, geometries, edits))
-    except RecastError as error:
-        raise RecastError(
-            f"stride={stride!r}: the network does not fit together without the stride of "
-            f"{next(iter(geometries))} (a shortcut that is not a module?); use stride='keep'. {error}"
-        ) from error
-
-
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
@@ -207,12 +200,11 @@ def _pool(
     pool: PoolConfig,
     seen: Observation,
     names: Collection[str],
-    geometries: dict[str, Geometry],
-    edits: list[Edit],
+    edit: Callable[[nn.Module], None],
 ) -> tuple[Place, Cost]:
     """Where attention pooling goes, and the parameters, multiply-accumulates and activation memory that it adds.
 
-    `seen` is the pass of the network without it, after the edits; `names` are the layers that become attention too.
+    `seen` is the pass of the network without it, after `edit`; `names` are the layers that become attention too.
     """
     image = example[0] if isinstance(example, tuple) and len(example) == 1 else example
     shape = tuple(image.shape[1:]) if isinstance(image, Tensor) and image.dim() == 4 else None
@@ -224,6 +216,6 @@ def _pool(
         )
     pooled = copy.deepcopy(model)
     put_pool_(pooled, pool, place)
-    found = observe(pooled, example, set(), lambda subject: apply_edits_(subject, geometries, edits))
+    found = observe(pooled, example, set(), edit)
     parameters = count_parameters(pooled) - count_parameters(model)
     return place, Cost(parameters, found.macs - seen.macs, found.activation_bytes - seen.activation_bytes)

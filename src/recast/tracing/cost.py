@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,38 +37,27 @@ class Cost:
         """Bytes kept for the backward pass of one image."""
         return self.activation_bytes + self.fixed_bytes
 
-    def to_dict(self) -> dict[str, int]:
-        """JSON-able fields."""
-        return asdict(self)
 
+@contextmanager
+def saved_sizes(model: nn.Module) -> Iterator[list[int]]:
+    """Sizes in bytes of what autograd keeps for backward, each storage once, parameters and buffers excluded."""
+    seen = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    alive: list[Tensor] = []  # a freed storage's address may be given out again
+    sizes: list[int] = []
 
-class SavedBytes:
-    """Context manager: bytes that autograd keeps for backward, each storage once, parameters and buffers excluded."""
-
-    def __init__(self, model: nn.Module) -> None:
-        own = (*model.parameters(), *model.buffers())
-        self._seen = {_storage(t) for t in own}
-        self._alive: list[Tensor] = []  # a freed storage's address may be given out again
-        self.total = 0
-        self._hooks = saved_tensors_hooks(self._pack, lambda _: None)  # type: ignore[arg-type, return-value]
-
-    def _pack(self, tensor: Tensor) -> None:
-        """Count; keep nothing, as no backward follows (a kept output would hold its own graph, and that the output)."""
+    def count(tensor: Tensor) -> None:
+        """Keep nothing, as no backward follows (a kept output would hold its own graph, and that the output)."""
         storage = _storage(tensor)
-        if storage not in self._seen:
-            self._seen.add(storage)
-            self._alive.append(tensor)
-            self.total += tensor.untyped_storage().nbytes()
+        if storage not in seen:
+            seen.add(storage)
+            alive.append(tensor)
+            sizes.append(tensor.untyped_storage().nbytes())
 
-    def __enter__(self) -> Self:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-        self._alive.clear()
+    try:
+        with saved_tensors_hooks(count, lambda _: None):  # type: ignore[arg-type, return-value]
+            yield sizes
+    finally:
+        alive.clear()  # the graph holds the hook, and would hold what it saved
 
 
 def _storage(tensor: Tensor) -> int:
@@ -90,10 +78,10 @@ def layer_cost(layer: nn.Module, *size: int) -> Cost:
     macs = 0
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
     for batch in (1, 2):
-        saved = SavedBytes(layer)
-        with torch.inference_mode(False), torch.enable_grad(), FlopCounterMode(display=False) as flops, saved:
+        counted, saved = FlopCounterMode(display=False), saved_sizes(layer)
+        with torch.inference_mode(False), torch.enable_grad(), counted as flops, saved as sizes:
             layer(torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True))
-        totals.append(saved.total)
+        totals.append(sum(sizes))
         macs = flops.get_total_flops() // 2 // batch
     each = totals[1] - totals[0]
     return Cost(count_parameters(layer), macs, each, max(0, totals[0] - each))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError, first_line
-from recast.tracing.cost import SavedBytes
+from recast.tracing.cost import saved_sizes
 from recast.tracing.hooks import hooked, in_eval, named
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -151,19 +151,18 @@ def _run(
     def note(name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
 
-    saved = SavedBytes(model)
     # gradients on, whatever the caller's mode: what they keep is counted
     with (
         torch.enable_grad(),
         in_eval(model),
         hooked(named(model, names), after=note),
         FlopCounterMode(display=False) as flops,
-        saved,
+        saved_sizes(model) as sizes,
     ):
         # a clone: a slice of a data set would count the storage of all of it
         run_example(model, tree_map_only(Tensor, Tensor.clone, example))
     seen.macs = flops.get_total_flops() // 2 // seen.batch
-    seen.activation_bytes = saved.total // seen.batch
+    seen.activation_bytes = sum(sizes) // seen.batch
 
 
 def describe(example: Example) -> str:

@@ -1,0 +1,139 @@
+"""Looking at a network from outside: what its modules take and give, and what its answer depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.tracing.hooks import hooked, named, replaced_output
+
+TOLERANCE = 1e-4
+"""Relative difference below which two outputs in single precision are the same."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A module that has finished: what it took first and gave, as they were then."""
+
+    name: str
+    module: nn.Module
+    input: Tensor
+    output: Tensor
+
+
+class Probe:
+    """A network, what it gives for images, and the names of its modules in the order in which they finish, with the
+    shapes of their first outputs."""
+
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        self.model, self.example, self.kind = model, example, type(model).__name__
+        self.modules = dict(model.named_modules())
+        self.linear = [name for name, module in self.modules.items() if _is_linear(module)]
+        self.order: list[tuple[str, torch.Size]] = []
+
+        def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+            first = _first(output)
+            if first is not None:
+                self.order.append((name, first.shape))
+
+        with hooked(self.modules.items(), after=note):
+            logits = model(example)
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise RecastError(f"attention pooling is for networks that give (batch, classes), got {got}")
+        self.logits = logits
+
+    def watch(self, names: Iterable[str]) -> list[Done]:
+        """What the named modules take and give, in the order in which they finish."""
+        with _watched(named(self.model, names)) as seen:
+            self.model(self.example)
+        return seen
+
+    def probe(self, run: Callable[[Tensor], Any], x: Tensor) -> tuple[Tensor, list[Done]] | None:
+        """(what the last linear layer took, all of them) as `run` is given x; None if it cannot take it.
+
+        What that layer takes tells answers apart also where its own weights are zero, as those of some networks are.
+        """
+        with _watched(named(self.model, self.linear)) as seen:
+            try:
+                given = run(x)
+            except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
+                return None
+        if not isinstance(given, Tensor) or not (given.is_meta or given.isfinite().all()):
+            return None
+        return (seen[-1].input if seen else given), seen
+
+    @cached_property
+    def answer(self) -> tuple[Tensor, list[Done]] | None:
+        """`probe` of the network itself on its example."""
+        return self.probe(self.model, self.example)
+
+    def all_comes_through(self, done: Done) -> bool:
+        """Whether other images give the same answer while a module gives what it gave for these: then nothing goes
+        round it."""
+        with replaced_output(done.module, lambda _: done.output.clone()):
+            other = self.probe(self.model, 1 - self.example.flip(-1))
+        return self.answer is not None and other is not None and same(other[0], self.answer[0])
+
+    def classifier(self, tail: list[Done]) -> str | None:
+        """The last linear layer, if what it gives are the logits. Where all are zero, the only one of that size."""
+        fits = [done for done in tail if done.output.numel() == self.logits.numel()]
+        if not fits or fits[-1] is not tail[-1] or not same(tail[-1].output.flatten(), self.logits.flatten()):
+            return None
+        if len(fits) > 1 and not self.logits.is_meta and not self.logits.any():
+            return None
+        return tail[-1].name
+
+
+@contextmanager
+def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
+    seen: list[Done] = []
+    taken: list[Tensor | None] = []  # calls end in the reverse of the order in which they begin
+
+    def before(_name: str, _module: nn.Module, inputs: Any) -> None:
+        first = _first(inputs)
+        taken.append(None if first is None else first.clone())  # the module may change it in place
+
+    def after(name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
+        x, y = taken.pop(), _first(output)
+        if x is not None and y is not None:
+            seen.append(Done(name, module, x, y.clone()))
+
+    with hooked(modules, before, after):
+        yield seen
+
+
+def is_one(shape: torch.Size) -> bool:
+    """Whether a shape is that of a single position: (B, C), (B, C, 1, 1), (B, 1, 1, C) or (B, 1, C)."""
+    if len(shape) == 4:
+        return tuple(shape[2:]) == (1, 1) or tuple(shape[1:3]) == (1, 1)
+    return len(shape) <= 2 or shape[1] == 1
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """A linear layer, or a 1×1 convolution."""
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, to `TOLERANCE` of the largest."""
+    if a.shape != b.shape:
+        return False
+    if a.is_meta or b.is_meta:
+        return True  # nothing but shapes to go by
+    a, b = a.float(), b.float()
+    return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
+
+
+def _first(values: Any) -> Tensor | None:
+    """The tensor that a module takes or gives; the first of several."""
+    if isinstance(values, Tensor):
+        return values
+    return next((v for v in values if isinstance(v, Tensor)), None) if isinstance(values, tuple | list) else None
