@@ -10,7 +10,7 @@ planned_*            `plan.after` (the parent: `plan.before`); B images keep pla
 params_exact         the parameters of the recast model are as many as planned
 macs_b1, _b4         torch's FlopCounterMode in a real forward of the recast model in eval mode, 1 and 4 images
 macs_error           macs_b1 over planned, minus 1
-saved_b1, _b4        bytes that autograd keeps in that forward (`recast.tracing.cost.SavedBytes`), 1 and 4 images
+saved_b1, _b4        bytes that autograd keeps in that forward (`recast.tracing.cost.saved_sizes`), 1 and 4 images
 memory_error_b1, _b4 saved over planned for that batch, minus 1
 kept                 resident memory after the forward of a training step of 8 images, above that before the step
 peak                 largest resident memory within that step, backward included, above that before the step
@@ -65,15 +65,14 @@ def forward_cost(model: nn.Module, x: Tensor) -> tuple[float, float]:
     from torch.utils.flop_counter import FlopCounterMode
 
     from recast.layers.gpsa import gpsa_layers
-    from recast.tracing.cost import SavedBytes
+    from recast.tracing.cost import saved_sizes
 
     model.eval()
     for layer in gpsa_layers(model).values():
         layer.train()  # in eval its closed heads would be known, and the form another
-    saved = SavedBytes(model)
-    with FlopCounterMode(display=False) as flops, saved:
+    with FlopCounterMode(display=False) as flops, saved_sizes(model) as sizes:
         model(x)
-    return flops.get_total_flops() / 2 / len(x), saved.total / len(x)
+    return flops.get_total_flops() / 2 / len(x), sum(sizes) / len(x)
 
 
 def training_step(model: nn.Module, x: Tensor) -> int:

@@ -38,7 +38,8 @@ from torch import Tensor, nn
 import recast.layers.attention_pool
 from recast.layers.attention_pool import attention_pools
 from recast.run.config import PoolConfig
-from recast.surgery.pooling.swap import swap_
+from recast.surgery.pooling.find import find_place
+from recast.surgery.pooling.swap import put_pool_
 from recast.zoo.architectures import architectures, instantiate, skeleton, spatial_convolutions
 
 OUT = Path(__file__).parents[1] / "results" / "pooling_zoo.csv"
@@ -106,7 +107,8 @@ def _examine(name: str, row: Row) -> None:
     logits = found.model(x)
     torch.manual_seed(2)
     model = copy.deepcopy(found.model) if parameters < LARGE else found.model
-    place = swap_(model, PoolConfig("single"), x)
+    place = find_place(model, x)
+    put_pool_(model, PoolConfig("single"), place)
     row.how, row.place, row.channels, row.averages = place.how, place.name, place.dim, place.averages
     row.positions = _positions(model, x)
     row.single_error = error(model(x), logits)
@@ -115,7 +117,7 @@ def _examine(name: str, row: Row) -> None:
         row.per_class_cause = "the logits are not those of one linear layer"
     elif parameters < LARGE:
         del model
-        swap_(found.model, PoolConfig("per_class"), x)
+        put_pool_(found.model, PoolConfig("per_class"), place)
         row.per_class_error = error(found.model(x), logits)
     else:
         row.per_class_cause = "not tried, for its size"
