@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recast.data.datasets import ImageFiles, ImageTensors
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source
 from recast.evaluation.derived_images import ResizedImages
 from recast.run.config.evaluation import parse_size
@@ -108,8 +108,8 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             if batch.first > 0:
                 raise  # it could, for the images before these
             refused.add((name, size))
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"{name} cannot take images of {size} and is left out there: {reason}", stacklevel=2)
+            said = f"{name} cannot take images of {size} and is left out there: {first_line(error)}"
+            warnings.warn(said, stacklevel=2)
             continue
         yield Score(name, f"top1@{size}", correct)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.explain.inputs import Input, ranked, read_image
 from recast.explain.maps import record_maps
 from recast.explain.scene import Picture, Prediction, Scene, State
@@ -154,9 +154,10 @@ def _takes(arm: str, pixels: Tensor) -> Iterator[None]:
     except RecastError:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         height, width = pixels.shape[-2:]
-        raise RecastError(f"the network{arm} cannot take an image of {height}×{width} pixels: {reason}") from None
+        raise RecastError(
+            f"the network{arm} cannot take an image of {height}×{width} pixels: {first_line(error)}"
+        ) from None
 
 
 def _bytes(pixels: Tensor) -> Any:
