@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
+from recast.models.build import check_logits
 from recast.run.records import Table
 from recast.run.statistics import Agreement
 from recast.tracing.hooks import in_eval
@@ -26,9 +27,7 @@ def predict(models: Mapping[str, nn.Module], batches: Batches) -> dict[str, list
             found["label"].append(labels.cpu())
             for name, model in models.items():
                 logits = model(images.to(device_of(model)))
-                if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images):
-                    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                    raise RecastError(f"model {name!r} must give logits ({len(images)}, classes), got {got}")
+                check_logits(logits, len(images), of=f"model {name!r}")
                 if bool(logits.isnan().any()):
                     raise RecastError(f"model {name!r} gives NaN: its predictions mean nothing")
                 found[name].append(logits.argmax(1).cpu())

@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.data import Data, loader
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
+from recast.models.build import check_logits
 from recast.run.config.evaluation import Options
 from recast.run.records import Table
 from recast.run.suites import SUITES
@@ -111,13 +112,7 @@ class Context:
         """Outputs (B, classes) without gradient; RecastError if they are not one finite number per class."""
         with torch.no_grad():
             logits = self.models[name](images)
-        classes = len(self.data.classes)
-        if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise RecastError(
-                f"model {name!r} must give logits of shape {(len(images), classes)} (images, classes of "
-                f"{self.data.name}), got {got}. Set num_classes, or choose the data the model was trained on"
-            )
+        check_logits(logits, len(images), len(self.data.classes), self.data.name, f"model {name!r}")
         if not logits.isfinite().all():
             raise RecastError(
                 f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"

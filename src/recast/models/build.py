@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
-from torch import nn
+from torch import Tensor, nn
 
 from recast.errors import RecastError, first_line, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
@@ -129,6 +129,24 @@ def input_defaults(model: nn.Module) -> InputDefaults | None:
     if not isinstance(cfg, Mapping) or not {"input_size", "mean", "std"} <= set(cfg):
         return None
     return InputDefaults(int(cfg["input_size"][-1]), tuple(cfg["mean"]), tuple(cfg["std"]))
+
+
+def check_logits(
+    logits: object, images: int, classes: int | None = None, dataset: str | None = None, of: str = "the model"
+) -> None:
+    """Raise RecastError unless `logits`, the output of the network `of`, is a tensor (images, classes).
+
+    classes: of `dataset`; None: any number.
+    """
+    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if isinstance(got, tuple) and len(got) == 2 and got[0] == images and classes in (None, got[1]):
+        return
+    if classes is None:
+        raise RecastError(f"{of} must give logits ({images}, classes), got {got}")
+    raise RecastError(
+        f"{of} must give logits of shape {(images, classes)} (images, classes of {dataset}), got {got}: "
+        "set model.num_classes, or choose the data the model was trained on"
+    )
 
 
 def split_name(name: str) -> tuple[str, str]:

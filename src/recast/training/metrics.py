@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, loader
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
+from recast.models.build import check_logits
 from recast.run.config import Recipe
 from recast.run.files import write_text
 from recast.run.recipe import recipe_to_dict
@@ -78,16 +79,6 @@ def measure(
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
     return loss / images, 100 * correct / images
-
-
-def check_logits(logits: Any, images: int, classes: int, dataset: str) -> None:
-    """Raise RecastError unless `logits` is a tensor (images, classes)."""
-    if not isinstance(logits, Tensor) or logits.shape != (images, classes):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise RecastError(
-            f"the model must give logits of shape {(images, classes)} (images, classes of {dataset}), got {got}: "
-            "set model.num_classes, or choose the data the model was trained on"
-        )
 
 
 @torch.no_grad()

@@ -13,11 +13,10 @@ from recast.data import Data, load_data, loader
 from recast.data.seeding import mix_seed, seeded
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
-from recast.models.build import build, input_defaults
+from recast.models.build import build, check_logits, input_defaults
 from recast.run.config import Recipe
 from recast.run.recipe import MAY_CHANGE, changes, load_recipe
 from recast.tracing.hooks import in_eval
-from recast.training.metrics import check_logits
 from recast.training.optim import check_trainable
 
 PARENT = "parent"
