@@ -81,8 +81,13 @@ def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     device = choose_device(asked.device)
     with seeded(SEED):
         model = open_model(config)
-    labels = {name: name for name in names or ()}
-    if names is None and num_outputs(model) == 1000:
+    labels, outputs = {name: name for name in names or ()}, num_outputs(model)
+    if names is not None and outputs not in (None, len(names)):
+        raise RecastError(
+            f"{asked.classes} has {len(names)} names of classes for a network with {outputs} outputs: one a line is "
+            "expected, in their order"
+        )
+    if names is None and outputs == 1000:
         names, labels = imagenet_names()
     own = inputs_of(model)
     mean, std = asked.mean or own.mean, asked.std or own.std

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from recast.run.fields import Count, Positive, Probability, Share
+from recast.run.fields import Count, PixelMean, Positive, Share
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ExplainOptions:
     """of a model: classes of the head"""
     classes: str | None = None
     """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
-    mean: list[Probability] | None = None
+    mean: list[PixelMean] | None = None
     """of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's"""
     std: list[Positive] | None = None
     """of a model: as for the mean"""
