@@ -33,10 +33,10 @@ def test_reads_what_was_written(make_run: MakeRun) -> None:
 
 def test_reads_a_schedule(make_run: MakeRun, make_learned: MakeRun) -> None:
     run = read_run(make_run("during", "during"))
-    assert run.schedule is not None
-    assert run.schedule.switched[0] == "layer3.1.conv2"
-    assert run.schedule.switches[1].before.val_top1 == run.metrics[1].val_top1
-    learned = read_run(make_learned()).schedule
+    assert run.switching is not None
+    assert run.switching.switched[0] == "layer3.1.conv2"
+    assert run.switching.switches[1].before.val_top1 == run.metrics[1].val_top1
+    learned = read_run(make_learned()).switching
     assert learned is not None
     assert (learned.probes[0].delivered, learned.probes[1].chosen) == (None, ["layer3.0.conv1"])
 

@@ -58,8 +58,8 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
     cell = switches.switch_part(run)["table"].groups[0].rows[0][0]
     assert cell.small == ("45 layers: blocks.0.mixer … blocks.44.mixer",)
     assert cell.title.count(",") == 44
-    assert run.schedule is not None
-    assert switches.bars(run.schedule) == [("blocks.44.mixer +44", 2)]
+    assert run.switching is not None
+    assert switches.bars(run.switching) == [("blocks.44.mixer +44", 2)]
 
 
 def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None:

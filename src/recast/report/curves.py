@@ -38,7 +38,7 @@ def training(run: Run) -> list[Chart]:
     """Accuracy and loss by epoch, with a line at every switch: a date's switch comes right after the row before it."""
     if run.epochs == 0:
         return []
-    switches = [switch.epoch - 1 for switch in run.schedule.switches] if run.schedule else []
+    switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
     top1 = training_series(run, "val_top1")

@@ -105,7 +105,7 @@ def joint_fourier(runs: Sequence[Run]) -> Chart | None:
 
 
 def _first_switch(run: Run) -> float:
-    switches = run.schedule.switches if run.schedule else []
+    switches = run.switching.switches if run.switching else []
     return float(switches[0].epoch) if switches else math.inf if run.is_scheduled else 0.0
 
 

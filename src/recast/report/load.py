@@ -44,8 +44,6 @@ from recast.run.records import (
 
 T = TypeVar("T")
 ARMS = ("parent", "finetuned", "recast")
-VERSION = 1
-"""Of schedule.json."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Run:
     attention: Attention | None
     classes: tuple[str, ...]
     """In the order of the logits."""
-    schedule: Switching | None
+    switching: Switching | None
     """When layers became attention, of a run that is recast during training."""
 
     @property
@@ -124,7 +122,7 @@ class Run:
     @property
     def is_scheduled(self) -> bool:
         """Layers become attention during training, not before it."""
-        return self.schedule is not None or self.recipe.schedule.name != "before"
+        return self.switching is not None or self.recipe.schedule.name != "before"
 
     @property
     def epochs(self) -> int:
@@ -192,7 +190,7 @@ def read_run(path: Path) -> Run:
         agreement=_optional(tables / "agreement.csv", _agreement) or [],
         attention=_optional(path / "attention.npz", _attention),
         classes=tuple(_optional(path / "classes.json", read_names) or ()),
-        schedule=_optional(path / "schedule.json", _schedule),
+        switching=_optional(path / "schedule.json", _schedule),
     )
 
 
@@ -220,10 +218,7 @@ def _provenance(path: Path) -> dict[str, Provenance]:
 
 
 def _schedule(path: Path) -> Switching:
-    found = read_json(path, "version")
-    if found["version"] != VERSION:
-        raise RecastError(f"{path} is of version {found['version']}: this recast reads version {VERSION}")
-    return read_fields(Switching, found, str(path), strict=False)
+    return Switching.from_dict(read_json(path, "version", "name", "layers", "dates"), str(path))
 
 
 def _metrics(path: Path) -> list[Epoch]:

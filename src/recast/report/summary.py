@@ -110,7 +110,7 @@ def _plan_lead(run: Run) -> str:
     pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
     if not run.recipe.has_layers:
         return f"{pooling}No convolution was recast. Costs are per image, before → after."
-    done = len(run.schedule.switched) if run.schedule else planned
+    done = len(run.switching.switched) if run.switching else planned
     who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
     what, how = "gated positional self-attention", " with every head open, as in training"
     if run.recipe.recast.gate == "bias":

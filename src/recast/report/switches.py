@@ -49,19 +49,20 @@ Bar = tuple[str, int | None]
 
 def switch_part(run: Run) -> dict[str, Any]:
     """What the page says of a run's schedule; empty without schedule.json."""
-    schedule = run.schedule
-    if schedule is None:
+    switching = run.switching
+    if switching is None:
         return {}
-    learned = schedule.probes and schedule.name != "learned"
-    unfinished = f"The run has got to epoch {run.epochs} of {schedule.epochs}: what is to come is pale."
+    schedule, probes = switching.schedule, switching.probes
+    rule = f"{schedule.name}, learned" if probes and schedule.name != "learned" else schedule.name
+    unfinished = f"The run has got to epoch {run.epochs} of {switching.epochs}: what is to come is pale."
     return {
-        "rule": RULES.get(f"{schedule.name}, learned" if learned else schedule.name, f"Schedule: {schedule.name}."),
-        "unfinished": unfinished if run.epochs < schedule.epochs else "",
-        "chart": _timeline(run, schedule) if schedule.layers else None,
+        "rule": RULES.get(rule, f"Schedule: {schedule.name}."),
+        "unfinished": unfinished if run.epochs < switching.epochs else "",
+        "chart": _timeline(run, switching) if schedule.layers else None,
         "table": switch_table(run),
-        "largest": _largest(schedule),
-        "probes": _probe_chart(schedule) if sum(probe.delivered is not None for probe in schedule.probes) > 1 else None,
-        "reading": _reading(schedule),
+        "largest": _largest(switching),
+        "probes": _probe_chart(switching) if sum(probe.delivered is not None for probe in probes) > 1 else None,
+        "reading": _reading(switching),
     }
 
 
@@ -70,17 +71,17 @@ def arm_curves(run: Run, quantity: str) -> list[Series]:
     found = []
     for one in training_series(run, quantity):
         points = list(one.points)
-        if one.role == "recast" and run.schedule is not None:
-            points += [Point(s.epoch - 1, number(getattr(s.after, quantity, None))) for s in run.schedule.switches]
+        if one.role == "recast" and run.switching is not None:
+            points += [Point(s.epoch - 1, number(getattr(s.after, quantity, None))) for s in run.switching.switches]
         known = sorted((point for point in points if math.isfinite(point.y)), key=lambda point: point.x)
         if len(known) > 1:
             found.append(replace(one, points=known))
     return found
 
 
-def bars(schedule: Switching) -> list[Bar]:
+def bars(switching: Switching) -> list[Bar]:
     """The layers in the network's order."""
-    single: list[Bar] = [(layer, schedule.dates.get(layer)) for layer in schedule.layers]
+    single: list[Bar] = [(layer, switching.schedule.dates.get(layer)) for layer in switching.schedule.layers]
     if len(single) <= MOST_ROWS:
         return single
     found: list[Bar] = []
@@ -90,24 +91,24 @@ def bars(schedule: Switching) -> list[Bar]:
     return found
 
 
-def _timeline(run: Run, schedule: Switching) -> Chart:
+def _timeline(run: Run, switching: Switching) -> Chart:
     """Curves, below them a bar per layer: thin while it is a convolution, thick as attention.
 
     The epochs to come are drawn pale. An epoch is the stretch that ends at its number, as its row in metrics.jsonl is
     measured there; a layer of date d is attention from d − 1 on.
     """
     curves = {title: found for title, quantity in QUANTITIES.items() if (found := arm_curves(run, quantity))}
-    rows = bars(schedule)
+    rows = bars(switching)
     heights = [*(PANEL for _ in curves), (ROW if len(rows) <= MANY_ROWS else CLOSE_ROW) * len(rows)]
     height = sum(heights) + GAP * len(curves) + TOP + AXIS
-    span = max(schedule.epochs, 1)
+    span = max(switching.epochs, 1)
     settings: dict[str, Any] = {
         "xlim": (-0.015 * span, 1.015 * span), "whole_x": True, "yticks": 4,
-        "switches": sorted({switch.epoch - 1 for switch in schedule.switches}),
+        "switches": sorted({switch.epoch - 1 for switch in switching.switches}),
     }  # fmt: skip
     labels = [shortened(name, LONGEST) for name, _ in rows]
     left = max(min(max(map(len, labels)) * 4.1 + 8, 100) / (72 * WIDTH), 0.12)
-    undated = "undecided" if schedule.name == "learned" and run.epochs < schedule.epochs else "never"
+    undated = "undecided" if switching.schedule.name == "learned" and run.epochs < switching.epochs else "never"
 
     def layout(palette: Palette) -> Drawing:
         figure = new_figure((WIDTH, height))
@@ -120,14 +121,14 @@ def _timeline(run: Run, schedule: Switching) -> Chart:
             indent = 0 if series else 0.01 - left / (0.84 - left)
             axes.set_title(title, loc="left", fontsize=8.5, color=palette.ink, x=indent)
             axes.tick_params(labelbottom=not series)
-        draw_bars(grid[-1], rows, schedule.epochs, run.epochs, undated, palette)
+        draw_bars(grid[-1], rows, switching.epochs, run.epochs, undated, palette)
         grid[-1].set_yticks(range(len(rows)), labels, fontsize=7.4)
         grid[-1].set_xlabel("epoch")
         return figure, ()
 
     dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
     ends = " ".join(told(title, series) for title, series in curves.items())
-    story = f"Time line of {schedule.epochs} epochs. Layers as attention: {dates}. {ends}"
+    story = f"Time line of {switching.epochs} epochs. Layers as attention: {dates}. {ends}"
     cells = [(title, one.role, p.x, p.y) for title, series in curves.items() for one in series for p in one.points]
     keys = arm_keys(run, [one.role for series in list(curves.values())[:1] for one in series])
     columns = ("quantity", "arm", "epoch", "value")
@@ -151,12 +152,12 @@ def draw_bars(axes: Axes, rows: Sequence[Bar], epochs: int, trained: int, undate
     axes.grid(visible=False)
 
 
-def _probe_chart(schedule: Switching) -> Chart:
+def _probe_chart(switching: Switching) -> Chart:
     """What each epoch delivered (dark) against what the gates of every convolution promised, the largest thick.
 
     A ring marks a promise that was taken: that layer is attention from the next epoch on.
     """
-    probes = schedule.probes
+    probes = switching.probes
     layers = dict.fromkeys(layer for probe in probes for layer in probe.promised)
 
     def promises(layer: str) -> list[Point]:
@@ -184,7 +185,7 @@ def _probe_chart(schedule: Switching) -> Chart:
 
     rows = [(probe.epoch, layer, value, probe.delivered) for probe in probes for layer, value in probe.promised.items()]
     title = "Fall of the training loss in an epoch"
-    story = told(title, series, note=_reading(schedule))
+    story = told(title, series, note=_reading(switching))
     return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
 
 
@@ -194,11 +195,11 @@ def _largest_promise(probe: Probe) -> tuple[str, float]:
     return max(known.items(), key=lambda item: item[1]) if known else ("", math.nan)
 
 
-def _largest(schedule: Switching) -> str:
+def _largest(switching: Switching) -> str:
     """What the switches did to the network, told by the one that did most."""
     known = [
         (switch.after.val_loss - switch.before.val_loss, switch.after.val_top1 - switch.before.val_top1, switch.epoch)
-        for switch in schedule.switches
+        for switch in switching.switches
         if switch.after is not None and math.isfinite(switch.after.val_loss - switch.before.val_loss)
     ]
     if not known:
@@ -212,20 +213,21 @@ def _largest(schedule: Switching) -> str:
     return f"{which} {moved}."
 
 
-def _reading(schedule: Switching) -> str:
+def _reading(switching: Switching) -> str:
     """Every promise that was taken; where none was, the latest."""
-    if not schedule.probes:
+    if not switching.probes:
         return ""
 
     def both(probe: Probe, layer: str) -> str:
         values = (probe.promised.get(layer, math.nan), number(probe.delivered))
         return "promised {}, delivered {}".format(*map(formats.significant, values))
 
-    taken = [f"after epoch {one.epoch} {layer} ({both(one, layer)})" for one in schedule.probes for layer in one.chosen]
+    probes = switching.probes
+    taken = [f"after epoch {one.epoch} {layer} ({both(one, layer)})" for one in probes for layer in one.chosen]
     if taken:
         more = f"; and {len(taken) - MOST_READ} more" if len(taken) > MOST_READ else ""
         return f"Taken: {'; '.join(taken[:MOST_READ])}{more}."
-    latest = schedule.probes[-1]
+    latest = probes[-1]
     layer, _ = _largest_promise(latest)
     after = f"; after epoch {latest.epoch} the largest is that of {layer} ({both(latest, layer)})" if layer else ""
     return f"No promise was taken{after}."

@@ -119,9 +119,9 @@ def head_table(run: Run) -> Table | None:
 
 def switch_table(run: Run) -> Table | None:
     """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
-    assert run.schedule is not None
+    assert run.switching is not None
     rows = []
-    for switch in run.schedule.switches:
+    for switch in run.switching.switches:
         names = ", ".join(switch.layers)
         some = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
         layers = names if len(switch.layers) <= NAMED else some
@@ -151,7 +151,8 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         how += f"{run.epochs} epochs, seed {run.recipe.seed}"
         row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
         if scheduled:
-            row.append(Cell((run.schedule or run.recipe.schedule).name.replace("_", " "), _switched(run), kind="text"))
+            schedule = run.switching.schedule if run.switching else run.recipe.schedule
+            row.append(Cell(schedule.name.replace("_", " "), _switched(run), kind="text"))
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names]
         for arm in gaps:
             paired = run.difference(arm, "clean", "top1")
@@ -206,6 +207,6 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
 
 def _switched(run: Run) -> tuple[str, ...]:
     """In which epochs layers became attention, empty where none has."""
-    epochs = [switch.epoch for switch in run.schedule.switches] if run.schedule else []
+    epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
     last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
     return (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()

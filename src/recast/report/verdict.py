@@ -81,19 +81,19 @@ def _start(run: Run) -> str:
 
 def _became(run: Run) -> str:
     """Which layers became attention, and when: verify.json speaks of the network before training, of none of this."""
-    schedule = run.schedule
-    if schedule is None:
+    switching = run.switching
+    if switching is None:
         return "When layers became attention was not written down (no schedule.json)"
-    count, done = len(schedule.layers), len(schedule.switched)
-    epochs = [switch.epoch for switch in schedule.switches]
+    count, done = len(switching.schedule.layers), len(switching.switched)
+    epochs = [switch.epoch for switch in switching.switches]
     if not done:
         of = "The one layer has not" if count == 1 else f"None of the {formats.plural(count, 'layer')} has"
-        return f"{of} become attention{' yet' if run.epochs < schedule.epochs else ''}"
+        return f"{of} become attention{' yet' if run.epochs < switching.epochs else ''}"
     who = "" if done == count else f"{done} of "
     who += f"{formats.plural(count, 'layer')} became attention"
     if len(epochs) == 1:
         return f"{who} {'' if done == 1 else 'together '}at the start of epoch{NBSP}{epochs[0]}"
-    singly = ", one after the other," if all(len(switch.layers) == 1 for switch in schedule.switches) else ""
+    singly = ", one after the other," if all(len(switch.layers) == 1 for switch in switching.switches) else ""
     return f"{who}{singly} from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}"
 
 

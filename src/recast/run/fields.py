@@ -94,10 +94,10 @@ def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
 
 def _field(hint: Any, value: Any, name: str, strict: bool) -> Any:
     origin, args = get_origin(hint), get_args(hint)
-    if origin is dict and isinstance(value, Mapping):
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {key: _field(args[1], item, f"{name}.{key}", strict) for key, item in value.items()}
     inner = next((arg for arg in (hint, *args) if is_dataclass(arg)), None)
-    if inner is None or origin is dict:
+    if inner is None or origin in (dict, Mapping):
         return read_value(hint, value, name)
     if origin in (list, tuple):
         if not isinstance(value, list | None):

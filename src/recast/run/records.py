@@ -11,13 +11,15 @@ analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from recast.errors import RecastError
+from recast.run.fields import read_fields
 from recast.run.files import replaced
+from recast.run.schedule import Schedule
 
 T = TypeVar("T")
 Cell = str | int | float | bool | None
@@ -79,23 +81,37 @@ class Probe:
     """The layers that become attention next."""
 
 
+SWITCHING_VERSION = 1
+"""Of schedule.json."""
+
+
 @dataclass(kw_only=True)
 class Switching:
     """A schedule and what came of it. Epochs count from 1; a date is the first epoch in which a layer is attention."""
 
-    version: int
-    name: str
-    layers: tuple[str, ...]
-    """In the network's order."""
-    dates: dict[str, int]
-    """What is decided so far."""
-    slots: tuple[int, ...] = ()
-    """Dates that have no layer yet."""
+    schedule: Schedule
+    """As far as it is decided."""
     epochs: int
     """Of the whole training."""
     switches: list[Switch]
     """Those that have happened."""
     probes: list[Probe]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of schedule.json: the schedule's fields stand beside the others."""
+        others = asdict(self)
+        del others["schedule"]
+        return {"version": SWITCHING_VERSION, **self.schedule.to_dict(), **others}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any], source: str) -> Switching:
+        """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
+        if found["version"] != SWITCHING_VERSION:
+            raise RecastError(
+                f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
+            )
+        read_fields(Schedule, found, source, strict=False)  # names its keys as the file does
+        return read_fields(cls, {**found, "schedule": found}, source, strict=False)
 
     @property
     def switched(self) -> list[str]:

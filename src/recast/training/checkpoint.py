@@ -104,7 +104,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
-        "switches": None if state.switches is None else state.switches.to_dict(),
+        "switches": None if state.switches is None else state.switches.record.to_dict(),
         "scaler": state.scaler.state_dict(),
     }
     try:
@@ -141,7 +141,7 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
     if state.switches is not None and content["switches"] is not None:
         state.switches.replay_(content["switches"], state.model, state.ema)
-        if state.switches.done:  # the groups that the switches left; their settings and state are loaded below
+        if state.switches.record.switched:  # the groups that this left; their settings and state are loaded below
             parameters, defaults = dict(state.model.named_parameters()), state.optimizer.defaults
             state.optimizer.param_groups[:] = [
                 {**defaults, "params": [parameters[name] for name in names]} for names in content["groups"]

@@ -196,7 +196,7 @@ class _Loop:
             # the averaging of gradients is bound to the parameters that there were
             self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
             self.journal.note(f"epoch {epoch}: {', '.join(due)} → attention")
-        last = switches.done[-1] if switches.done else None
+        last = switches.record.switches[-1] if switches.record.switches else None
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([]))
         self._write_schedule()
@@ -204,7 +204,7 @@ class _Loop:
     def _write_schedule(self) -> None:
         switches = self.state.switches
         if switches is not None and is_first():
-            write_json(self.out / "schedule.json", switches.to_dict())
+            write_json(self.out / "schedule.json", switches.record.to_dict())
 
     def _measure(self, left_out: list[str]) -> tuple[float, float]:
         """Validation loss and top-1 of the weights that count."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -39,7 +39,6 @@ from recast.data.seeding import mix_seed, seeded, seeded_on
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig, Recipe
-from recast.run.fields import read_fields
 from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
@@ -47,7 +46,6 @@ from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.tracing.hooks import in_eval
 
-VERSION = 1
 PART = 64
 """Images of one pass: content maps of every head are held for the gradient."""
 
@@ -60,10 +58,7 @@ class Switches:
     """The plan, its schedule as far as it is decided, and the switches made so far."""
 
     plan: Plan
-    schedule: Schedule
-    epochs: int
-    done: list[Switch] = field(default_factory=list)
-    probes: list[Probe] = field(default_factory=list)
+    record: Switching
 
     @classmethod
     def of(cls, recipe: Recipe, plan: Plan | None) -> Switches | None:
@@ -78,12 +73,11 @@ class Switches:
             return None
         if (schedule := Schedule.of(recipe.schedule, plan, recipe.epochs)) is None:
             raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
-        return cls(plan, schedule, recipe.epochs)
+        return cls(plan, Switching(schedule=schedule, epochs=recipe.epochs, switches=[], probes=[]))
 
     def due(self, epoch: int) -> tuple[str, ...]:
         """Layers to swap before `epoch` begins that are not swapped yet."""
-        taken = {layer for switch in self.done for layer in switch.layers}
-        return tuple(layer for layer in self.schedule.due(epoch) if layer not in taken)
+        return tuple(layer for layer in self.record.schedule.due(epoch) if layer not in self.record.switched)
 
     def take_(
         self, epoch: int, before: Measured, model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
@@ -96,26 +90,16 @@ class Switches:
             recast_during_training_(
                 model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr
             )  # fmt: skip
-        self.done.append(Switch(epoch, layers, before))
+        self.record.switches.append(Switch(epoch, layers, before))
 
     def replay_(self, saved: dict[str, Any], model: nn.Module, ema: ModelEmaV3 | None) -> None:
-        """Give a network that was never recast the form it had when `to_dict` was saved; weights are loaded later."""
-        if tuple(saved["layers"]) != self.schedule.layers:
+        """Give a network that was never recast the form it had when `record` was saved; weights are loaded later."""
+        if tuple(saved["layers"]) != self.record.schedule.layers:
             raise RecastError("the state belongs to another plan: its layers are " + ", ".join(saved["layers"]))
-        self.schedule = Schedule.from_dict(saved)
-        record = read_fields(Switching, saved, "the state", strict=False)
-        self.done, self.probes = record.switches, record.probes
-        for switch in self.done:
+        self.record = Switching.from_dict(saved, "the state")
+        for switch in self.record.switches:
             for network in [model] if ema is None else [model, ema.module]:
                 recast_(network, self.plan, steps=switch.layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """schedule.json: the schedule, and every switch and measurement so far."""
-        return asdict(
-            Switching(
-                version=VERSION, **self.schedule.to_dict(), epochs=self.epochs, switches=self.done, probes=self.probes
-            )
-        )
 
     def decided(
         self, network: nn.Module, data: Data, recipe: Recipe, loss: Loss, train_loss: float | None, epoch: int,
@@ -126,14 +110,15 @@ class Switches:
         network: the network as it is; only read. loss: mean over a batch. train_loss: of this epoch, None before the
         first. reach: r, how far a gate can move in an epoch.
         """
-        schedule, waiting = self.schedule, self.schedule.waiting()
+        schedule, probes = self.record.schedule, self.record.probes
+        waiting = schedule.waiting()
         looks = epoch > 0 if schedule.name == "learned" else epoch + 1 in schedule.slots
-        if not waiting or not looks or epoch >= self.epochs:
+        if not waiting or not looks or epoch >= self.record.epochs:
             return self
         halves = probe_halves(data, recipe, next(network.parameters()).device)
         slopes = [gate_slopes(network, self.plan, waiting, half, loss) for half in halves]
         promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
-        before = next((probe.train_loss for probe in self.probes if probe.epoch == epoch - 1), None)
+        before = next((probe.train_loss for probe in probes if probe.epoch == epoch - 1), None)
         delivered = None if before is None or train_loss is None else before - train_loss
         cost = {step.name: step.after.macs - step.before.macs for step in self.plan.steps}
         if open_slots := schedule.slots.count(epoch + 1):
@@ -144,7 +129,7 @@ class Switches:
         for layer in chosen:
             schedule = schedule.decided(layer, epoch + 1)
         probe = Probe(epoch, train_loss, delivered, promised, chosen)
-        return replace(self, schedule=schedule, probes=[*self.probes, probe])
+        return replace(self, record=replace(self.record, schedule=schedule, probes=[*probes, probe]))
 
 
 def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[Batch]]:
