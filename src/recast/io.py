@@ -90,7 +90,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: 
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     if header["plan"] is not None:
-        model = recast_(model, Plan.from_json(header["plan"]))
+        model = recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
     tensors = load_file(path)
     if message := mismatch(model, tensors):
         raise RecastError(f"{path} does not fit the model: {message}")

@@ -38,6 +38,7 @@ from recast.run.fields import Count, field_types, read_value
         (DataConfig, {"val_fraction": 1.0}, "data.val_fraction must be above 0 and below 1"),
         (RecastConfig, {"alpha": float("inf")}, "alpha must be a positive number"),
         (RecastConfig, {"gate": "sigmoids"}, "gate must be one of linear, sigmoid, bias, .*Did you mean sigmoid"),
+        (RecastConfig, {"gate": None}, "gate must be one of linear, sigmoid, bias, got None"),
         (PoolConfig, {"num_heads": 0}, "pool.num_heads must be 1 or more"),
         (Recipe, {"accumulate": 0}, "accumulate must be 1 or more"),
         (Recipe, {"recalibrate_bn": -1}, "recalibrate_bn must be 0 or more"),

@@ -55,7 +55,9 @@ def check_fields(config: object, prefix: str = "") -> None:
 
 
 def check_value(hint: Any, value: Any, name: str) -> None:
-    """Raise RecastError for a number out of its range, or a word that is none of the choices."""
+    """Raise RecastError for a number out of its range, a word that is no choice, or a None not provided for."""
+    if value is None and hint is not Any and types.NoneType not in get_args(hint):
+        raise mismatch(name, describe(hint), value, words_of(hint))
     several = isinstance(value, list | tuple)
     for kind in (part for part in _parts(hint) if get_origin(part) in (Annotated, Literal)):
         choices = get_args(kind) if get_origin(kind) is Literal else ()

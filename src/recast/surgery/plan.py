@@ -59,9 +59,8 @@ class Plan:
         return json.dumps(document, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The inverse of `to_json`. Raises `RecastError` if the text is not a plan of this version."""
-        source = "the text"
+    def from_json(cls, text: str, source: str = "the text") -> Plan:
+        """The inverse of `to_json`. Raises `RecastError`, naming the `source`, for what is no plan of this version."""
         found = _document(text, source)
         try:
             totals, steps = found.pop("totals"), [_step_fields(step) for step in found.pop("steps")]

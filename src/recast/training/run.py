@@ -218,7 +218,7 @@ class _Run:
         recipe, file = self.recipe, self.out / "plan.json"
         later = recipe.schedule.name != "before"
         if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
-            planned = Plan.from_json(file.read_text(encoding="utf-8"))
+            planned = Plan.from_json(file.read_text(encoding="utf-8"), str(file))
             child = copy.deepcopy(self.parent)
             child = child if later else recast_(child, planned)
         else:
