@@ -19,7 +19,7 @@ from recast.evaluation.suites import Results
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
-from recast.run.records import read_rows
+from recast.run.records import Row, read_records
 from recast.training.run import train
 
 
@@ -60,7 +60,7 @@ def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
         assert rows[arm, "loss"].value == pytest.approx(last["val_loss"], rel=1e-5)
         assert rows["parent", "loss"].value == pytest.approx(first["val_loss"], rel=1e-5)
     assert {row.run for row in rows.values()} == {"mine"}
-    assert sorted(map(str, read_rows(run / "rows.csv"))) == sorted(map(str, rows.values()))
+    assert sorted(map(str, read_records(run / "rows.csv", Row))) == sorted(map(str, rows.values()))
 
 
 def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_renamed_run_has_every_line_once(copied: Path) -> None:
     measured(copied, ["clean", "fgsm"])
     other = copied.rename(copied.with_name("other"))
     measured(other, ["clean"])
-    rows = read_rows(other / "rows.csv")
+    rows = read_records(other / "rows.csv", Row)
     assert {row.run for row in rows} == {"other"}
     assert len({(row.model, row.suite, row.metric) for row in rows}) == len(rows)
 

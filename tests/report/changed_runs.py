@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from recast.run.records import Difference, Row, read_differences, read_rows, write_differences, write_rows
+from recast.run.records import Difference, Row, read_records, write_records
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -30,15 +30,15 @@ def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
 
 def set_values(path: Path, suite: str, metric: str, values: Mapping[str, float], n: int = 360, half: float = 0) -> None:
     """Replace a number of rows.csv by arm, without intervals, or with ± `half` and paired ones of ± 0.6 `half`."""
-    rows = [row for row in read_rows(path / "rows.csv") if (row.suite, row.metric) != (suite, metric)]
+    rows = [row for row in read_records(path / "rows.csv", Row) if (row.suite, row.metric) != (suite, metric)]
     ends = lambda value, wide: (value - wide, value + wide) if half else (None, None)  # noqa: E731
     rows += [Row("run", arm, suite, "digits", metric, value, n, *ends(value, half)) for arm, value in values.items()]
-    write_rows(path / "rows.csv", rows)
-    lines = read_differences(path / "differences.csv")
+    write_records(path / "rows.csv", Row, rows)
+    lines = read_records(path / "differences.csv", Difference)
     lines = [replace(line, suite="cut") if (line.suite, line.metric) == (suite, metric) else line for line in lines]
     for arm in ("parent", "finetuned") if half else ():
         gap = values["recast"] - values[arm]
         low, high = gap - 0.6 * half, gap + 0.6 * half
         lines.append(Difference("run", "recast", arm, suite, "digits", metric, gap, low, high, n))
     (path / "differences.csv").unlink()
-    write_differences(path / "differences.csv", [line for line in lines if line.suite != "cut"])
+    write_records(path / "differences.csv", Difference, [line for line in lines if line.suite != "cut"])

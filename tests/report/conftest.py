@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
-from recast.run.records import read_rows, write_rows
+from recast.run.records import Row, read_records, write_records
 
 FROZEN = Path(__file__).parents[1] / "frozen" / "report_run"
 ARMS = ("parent", "finetuned", "recast")
@@ -32,9 +32,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / name
         shutil.copytree(FROZEN / source, path)
         if top1 is not None:
-            others = [row for row in read_rows(path / "rows.csv") if row.suite != "clean"]
+            others = [row for row in read_records(path / "rows.csv", Row) if row.suite != "clean"]
             (path / "rows.csv").unlink()
-            write_rows(path / "rows.csv", others)
+            write_records(path / "rows.csv", Row, others)
             set_values(path, "clean", "top1", top1)
         set_recipe(path, recipe or {})
         if epochs is not None:
@@ -91,7 +91,7 @@ def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
     def make(name: str = "run", gain: float = 1.2, seed: int = 0) -> Path:
         path = make_run(name, recipe={"seed": seed})
         (path / "rows.csv").unlink()
-        write_rows(path / "rows.csv", [])
+        write_records(path / "rows.csv", Row, [])
         clean = {"parent": 74.2, "finetuned": 75.1, "recast": 75.1 + gain}
 
         def add(suite: str, metric: str, drop: float, values: Mapping[str, float] | None = None) -> None:

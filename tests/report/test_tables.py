@@ -18,7 +18,7 @@ from recast.report.seeds import why_no_mean
 from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
-from recast.run.records import Difference, write_differences
+from recast.run.records import Difference, write_records
 
 MakeRun = Callable[..., Path]
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}
@@ -88,7 +88,7 @@ def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
 ) -> None:
     path = make_run(top1=TOP1)
     paired = Difference("run", "recast", "finetuned", "clean", "digits", "top1", -0.8, -1.6, high, 360)
-    write_differences(path / "differences.csv", [paired])
+    write_records(path / "differences.csv", Difference, [paired])
     cell = lines(read_run(path))["Clean images, Top-1, %"][5]
     assert (cell.small[0] if cell.small else None, cell.kind) == expected
 

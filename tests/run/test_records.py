@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.records import Difference, Row, read_differences, read_rows, write_differences, write_rows
+from recast.run.records import Difference, Row, read_records, write_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [
@@ -18,8 +18,8 @@ OTHERS = [
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS])
-    assert read_rows(tmp_path / "rows.csv") == [ROW, *OTHERS]
+    write_records(tmp_path / "rows.csv", Row, [ROW, *OTHERS])
+    assert read_records(tmp_path / "rows.csv", Row) == [ROW, *OTHERS]
     assert (
         (tmp_path / "rows.csv")
         .read_text(encoding="utf-8")
@@ -30,24 +30,24 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 def test_differences(tmp_path: Path) -> None:
     path = tmp_path / "differences.csv"
     first = Difference("r", "recast", "parent", "clean", "digits", "top1", 1 / 3, -0.1, 0.7, 50)
-    write_differences(path, [first, replace(first, against="finetuned")])
-    write_differences(path, [replace(first, suite="pgd")])
-    assert read_differences(path) == [first, replace(first, against="finetuned"), replace(first, suite="pgd")]
+    write_records(path, Difference, [first, replace(first, against="finetuned")])
+    write_records(path, Difference, [replace(first, suite="pgd")])
+    assert read_records(path, Difference) == [first, replace(first, against="finetuned"), replace(first, suite="pgd")]
     path.write_text(path.read_text(encoding="utf-8").replace("0.7", "", 1), encoding="utf-8")
     with pytest.raises(RecastError, match=r"line 2: (value|low|high) must be a number"):
-        read_differences(path)
+        read_records(path, Difference)
 
 
 def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path: Path) -> None:
     """Else a curve could join points of 300 and of 40 images, or a renamed folder have every line twice."""
     pgd = replace(ROW, suite="pgd", metric="top1@1")
-    write_rows(tmp_path / "rows.csv", [ROW, *OTHERS, pgd])
+    write_records(tmp_path / "rows.csv", Row, [ROW, *OTHERS, pgd])
     new = replace(ROW, run="renamed", value=1.0, n=3)
-    write_rows(tmp_path / "rows.csv", [new])
-    assert read_rows(tmp_path / "rows.csv") == [replace(pgd, run="renamed"), new]
+    write_records(tmp_path / "rows.csv", Row, [new])
+    assert read_records(tmp_path / "rows.csv", Row) == [replace(pgd, run="renamed"), new]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
-    write_rows(tmp_path / "rows.csv", [])
-    assert len(read_rows(tmp_path / "rows.csv")) == 2
+    write_records(tmp_path / "rows.csv", Row, [])
+    assert len(read_records(tmp_path / "rows.csv", Row)) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,29 +70,29 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, mes
     path = tmp_path / "rows.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RecastError, match=message):
-        read_rows(path)
+        read_records(path, Row)
     with pytest.raises(RecastError, match=message):
-        write_rows(path, [ROW])
+        write_records(path, Row, [ROW])
     assert path.read_text(encoding="utf-8") == text
 
 
 def test_missing_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="no such file of results"):
-        read_rows(tmp_path / "rows.csv")
+        read_records(tmp_path / "rows.csv", Row)
     (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecastError, match="cannot read"):
-        read_rows(tmp_path / "rows.csv")
+        read_records(tmp_path / "rows.csv", Row)
 
 
 def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    write_rows(tmp_path / "rows.csv", [ROW])
+    write_records(tmp_path / "rows.csv", Row, [ROW])
     monkeypatch.setattr("recast.run.files.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        write_rows(tmp_path / "rows.csv", OTHERS)
-    assert read_rows(tmp_path / "rows.csv") == [ROW]
+        write_records(tmp_path / "rows.csv", Row, OTHERS)
+    assert read_records(tmp_path / "rows.csv", Row) == [ROW]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 

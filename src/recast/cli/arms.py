@@ -8,7 +8,6 @@ from rich.table import Table
 
 from recast.run.records import Difference, Row
 from recast.run.suites import METRICS, base
-from recast.surgery.table import render
 
 ARMS = ("parent", "finetuned", "recast")
 UNITS = {"peak_memory": ", bytes", "macs": " per image"}
@@ -20,6 +19,8 @@ def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> s
     Behind a difference stands half the width of its 95 % interval. Of a corruption suite only means over the kinds are
     shown; the rest is in rows.csv.
     """
+    from recast.surgery.table import render  # needs torch, which the help does without
+
     margins = {(d.suite, d.metric, d.against): (d.high - d.low) / 2 for d in differences if d.model == "recast"}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:

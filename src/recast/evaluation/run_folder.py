@@ -29,7 +29,7 @@ from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
-from recast.run.records import Provenance, read_rows, write_differences, write_rows, write_table
+from recast.run.records import Difference, Provenance, Row, read_records, write_records, write_table
 
 NUM_PICTURES = 4
 
@@ -168,7 +168,7 @@ def write_results(
     known, machine = _provenance(run.folder), surroundings(context.device)
     options = asdict(context.options)
     path = run.folder / "rows.csv"
-    older = read_rows(path) if path.is_file() else []
+    older = read_records(path, Row) if path.is_file() else []
     written = []
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
@@ -197,8 +197,9 @@ def write_results(
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
         )
         known["suites"][name] = asdict(provenance)
-    write_rows(path, [row for row in found.rows if row.suite in written])
-    write_differences(run.folder / "differences.csv", [line for line in found.differences if line.suite in written])
+    write_records(path, Row, [row for row in found.rows if row.suite in written])
+    differences = [line for line in found.differences if line.suite in written]
+    write_records(run.folder / "differences.csv", Difference, differences)
     for name in found.tables.keys() & set(written):
         write_table(run.folder / "analysis", found.tables[name])
     write_json(run.folder / "evaluation.json", known)

@@ -286,35 +286,17 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
     ]
 
 
-def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
-    """Put rows into the CSV file of a run at `path`: those of a suite replace all older ones of that suite.
+def write_records(path: str | Path, kind: type[Row] | type[Difference], records: Iterable[Row | Difference]) -> None:
+    """Put rows or differences into a run's CSV file: those of a suite replace all older ones of that suite.
 
-    So what stands there of a suite was measured together. The rows that stay get the new ones' name of the run: the
-    folder may have been renamed. An existing file that is no table of rows is left alone: RecastError.
+    So what stands there of a suite was measured together. The records that stay get the new ones' name of the run: the
+    folder may have been renamed. An existing file that is no table of this kind is left alone: RecastError.
     """
-    _merge(Path(path), Row, list(rows))
-
-
-def write_differences(path: str | Path, differences: Iterable[Difference]) -> None:
-    """The same for differences."""
-    _merge(Path(path), Difference, list(differences))
-
-
-def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a CSV file. Raises as `read_records` does."""
-    return read_records(path, Row)
-
-
-def read_differences(path: str | Path) -> list[Difference]:
-    """The differences of a CSV file. Raises as `read_records` does."""
-    return read_records(path, Difference)
-
-
-def _merge(path: Path, kind: type[Any], lines: list[Any]) -> None:
-    measured = {line.suite for line in lines}
-    older = [line for line in (read_records(path, kind) if path.exists() else []) if line.suite not in measured]
-    kept = [replace(line, run=lines[0].run) for line in older] if lines else older
-    _write(path, _columns(kind), map(astuple, (*kept, *lines)))
+    path, new = Path(path), list(records)
+    measured = {record.suite for record in new}
+    older = [one for one in (read_records(path, kind) if path.exists() else []) if one.suite not in measured]
+    kept = [replace(one, run=new[0].run) for one in older] if new else older
+    _write(path, _columns(kind), map(astuple, (*kept, *new)))
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:
