@@ -21,7 +21,7 @@ from timing import machine, write
 from torch import Tensor, nn
 from trained import trained
 
-from recast.data import loader
+from recast.data import Loader
 from recast.evaluation.suites import evaluate
 from recast.run.config.evaluation import Options
 
@@ -39,7 +39,7 @@ def theirs(model: nn.Module, data: Any, attack: Any, eps: float) -> float:
     preprocessing = {"mean": list(data.mean), "std": list(data.std), "axis": -3}
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu", preprocessing=preprocessing)
     right = 0
-    for images, labels in loader(data.val, 250):
+    for images, labels in Loader(data.val, 250):
         _, attacked, _ = attack(wrapped, images, labels, epsilons=eps / 255)
         right += int((predict(wrapped, attacked) == labels).sum())
     return 100 * right / len(data.val)
@@ -55,7 +55,7 @@ def noise(model: nn.Module, data: Any, eps: float) -> float:
     generator = torch.Generator().manual_seed(0)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
     right = 0
-    for images, labels in loader(data.val, 250):
+    for images, labels in Loader(data.val, 250):
         signs = torch.randint(0, 2, images.shape, generator=generator) * 2 - 1
         pixels = (images + eps / 255 * signs).clamp(0, 1)
         right += int((predict(model, (pixels - mean) / std) == labels).sum())

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, input_defaults
 from recast.run.config import DataConfig, ModelConfig, RecastConfig
@@ -75,8 +75,8 @@ def rows(weights: str, variants: bool) -> Iterator[Row]:
     def normalised(images: Tensor) -> Tensor:
         return normalize(images, list(known.mean), list(known.std))
 
-    val = [(normalised(images), labels) for images, labels in loader(data.val, 250)]
-    train = [normalised(images) for images, _ in loader(data.train.plain(), 250, shuffle_seed=0)]
+    val = [(normalised(images), labels) for images, labels in Loader(data.val, 250)]
+    train = [normalised(images) for images, _ in Loader(data.train.plain(), 250, shuffle_seed=0)]
     base = accuracy(parent, val)
     start = recast_(copy.deepcopy(parent), plan(parent, val[0][0][:1], RecastConfig(gate="sigmoid")))
 

@@ -19,7 +19,7 @@ from timing import by_turns, machine, ratio, write
 from torch import nn
 from trained import trained
 
-from recast.data import Data, loader
+from recast.data import Data, Loader
 from recast.evaluation.suites import evaluate
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -30,7 +30,7 @@ BATCH, IMAGES = 250, 2000
 def bare(model: nn.Module, data: Data) -> float:
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
     right = 0
-    for images, labels in loader(data.val, BATCH):
+    for images, labels in Loader(data.val, BATCH):
         right += int((model((images - mean) / std).argmax(1) == labels).sum())
     return 100 * right / len(data.val)
 

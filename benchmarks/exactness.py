@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 from trained import CIFAR, trained
 
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.data.datasets import IMAGENET
 from recast.models.build import build
 from recast.run.config import Backend, DataConfig, ModelConfig
@@ -81,7 +81,7 @@ def rows() -> Iterator[tuple[object, ...]]:
         return
     for weights, (name, _) in CIFAR.items():
         parent, data = trained(weights)
-        batches = [normalize(images, list(data.mean), list(data.std)) for images, _ in loader(data.val, 50)]
+        batches = [normalize(images, list(data.mean), list(data.std)) for images, _ in Loader(data.val, 50)]
         for found in compare(parent, batches, "last_stage", {"split": 100, "dense": 100}):
             yield _row(name, weights, "32x32", "last stage", *found)
         for found in compare(parent, batches, "all", {"split": 100}, skip_closed=True):
@@ -91,7 +91,7 @@ def rows() -> Iterator[tuple[object, ...]]:
     data = load_data(DataConfig("folder", data_dir=f"{data_root}/imagenet_sample"))
     path = str(Path(data_root) / "weights" / "imagenet_squeezenet1_1.safetensors")
     parent = build(ModelConfig("torchvision:squeezenet1_1", path)).eval()
-    batches = [normalize(images, *map(list, IMAGENET)) for images, _ in loader(data.val, 25)]
+    batches = [normalize(images, *map(list, IMAGENET)) for images, _ in Loader(data.val, 25)]
     for found in compare(parent, batches, "last_stage", {"split": 8, "dense": 8}):
         yield _row("squeezenet1_1", "imagenet_squeezenet1_1", "224x224", "last stage", *found)
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.fourier import FourierCurves, fourier
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.data.datasets import IMAGENET
 from recast.models.build import build, input_defaults
 from recast.run.config import DataConfig, ModelConfig
@@ -68,7 +68,7 @@ def networks(data: str | None) -> Iterator[Found]:
     photographs = None
     if data:
         folder = load_data(DataConfig("folder", data_dir=f"{data}/imagenet_sample"))
-        photographs = [normalize(images, *map(list, IMAGENET)) for images, _ in loader(folder.val, 20)][:3]
+        photographs = [normalize(images, *map(list, IMAGENET)) for images, _ in Loader(folder.val, 20)][:3]
     for name in RANDOM:
         for images, batches in (("1/f", [smooth_images(20, 224)]), ("ImageNet", photographs)):
             if batches:
@@ -82,7 +82,7 @@ def networks(data: str | None) -> Iterator[Found]:
         val = load_data(DataConfig(dataset, data_dir=f"{data}/{dataset}", num_train=100, num_val=500))
         trained = build(ModelConfig(name, f"{data}/weights/{weights}.safetensors"), num_classes=len(val.classes))
         known = input_defaults(trained) or val
-        images = [normalize(batch, list(known.mean), list(known.std)) for batch, _ in loader(val.val, 100)]
+        images = [normalize(batch, list(known.mean), list(known.std)) for batch, _ in Loader(val.val, 100)]
         yield name, weights, dataset, fourier(trained, images)
         yield name, "random", dataset, fourier(random_network(ModelConfig(name), images[0]), images)
 

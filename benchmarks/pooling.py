@@ -32,7 +32,7 @@ from arms import T_95, write_table
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
-from recast.data import loader
+from recast.data import Loader
 from recast.run.config import DataConfig, ModelConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
 from recast.surgery.pooling.swap import attention_pool_
 from recast.training.run import train
@@ -115,7 +115,7 @@ def collect(options: argparse.Namespace) -> None:
 def start(options: argparse.Namespace) -> None:
     """How far the swap alone moves the parent."""
     parent, data = trained(WEIGHTS)
-    pairs = [(normalize(x, list(data.mean), list(data.std)), y) for x, y in loader(data.val, 500)]
+    pairs = [(normalize(x, list(data.mean), list(data.std)), y) for x, y in Loader(data.val, 500)]
     labels = torch.cat([y for _, y in pairs])
     expected = torch.cat([parent(x) for x, _ in pairs])
     rows: list[list[Any]] = [["its own", "none", 0.0, round(_top1(expected, labels), 2), 100.0]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recast.data import loader
+from recast.data import Loader
 from recast.data.datasets import LabelledImages
 
 
@@ -16,7 +16,7 @@ def epoch_of() -> Callable[..., tuple[Tensor, list[int]]]:
     """All images and labels of an epoch in its order, put together again from the shares of all parts."""
 
     def whole_epoch(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[Tensor, list[int]]:
-        sources = [iter(loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
+        sources = [iter(Loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
         images, labels = [], []
         while shares := [share for source in sources if (share := next(source, None)) is not None]:
             count = sum(len(share[1]) for share in shares)

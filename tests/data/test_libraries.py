@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.data.datasets import ImageTensors
 from recast.errors import RecastError
 from recast.run.config import DataConfig
@@ -78,7 +78,7 @@ def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch:
     with pytest.raises(RecastError, match="cannot read image torch/Flowers102 validation 1: not an image") as caught:
         data.val.batch([0, 1])
     assert "\n" not in str(caught.value)
-    source = loader(data.val, 3, bad_image="skip", workers=1)
+    source = Loader(data.val, 3, bad_image="skip", workers=1)
     assert [labels.tolist() for _, labels in source] == [[2, 1]]
     assert source.bad_images == ["torch/Flowers102 validation 1"]
 
@@ -161,7 +161,7 @@ def test_a_local_folder_is_read(make_hub: Any) -> None:
     images, labels = data.train.plain().batch([4, 2])
     assert (images[:, :, 0, 0] * 255).round().tolist() == [[4.0] * 3, [2.0] * 3]
     assert labels.tolist() == [1, 0]
-    alone, helped = (list(loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
+    alone, helped = (list(Loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
     assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
 
 
@@ -203,7 +203,7 @@ def test_broken_images_are_named_and_can_be_skipped(make_hub: Any) -> None:
     with pytest.raises(RecastError, match=r"cannot read image hfds/.* test 1: not an image") as caught:
         val.batch([0, 1])
     assert "\n" not in str(caught.value)
-    source = loader(val, 3, bad_image="skip")
+    source = Loader(val, 3, bad_image="skip")
     assert [labels.tolist() for _, labels in source] == [[0, 0]]
     assert source.bad_images == [val.image_name(1)]
 

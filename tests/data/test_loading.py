@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.data import loader
-from recast.data.datasets import ImageFiles, ImageTensors
-from recast.data.loading import MAX_BAD, epoch_order, worker_errors
+from recast.data import Loader
+from recast.data.datasets import MAX_BAD, ImageFiles, ImageTensors
+from recast.data.loading import worker_errors
+from recast.data.seeding import epoch_order
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig
 
@@ -52,39 +53,39 @@ def assert_same(batches: list[tuple[Tensor, Tensor]], others: list[tuple[Tensor,
 
 
 def test_every_image_once_and_the_last_batch_is_kept() -> None:
-    batches = list(loader(make_data(), 5, shuffle_seed=1))
+    batches = list(Loader(make_data(), 5, shuffle_seed=1))
     assert [len(labels) for _, labels in batches] == [5, 5, 5, 5, 3]
-    assert torch.cat([labels for _, labels in loader(make_data(), 5)]).equal(torch.arange(23))
+    assert torch.cat([labels for _, labels in Loader(make_data(), 5)]).equal(torch.arange(23))
     labels = torch.cat([labels for _, labels in batches])
     assert not labels.equal(torch.arange(23))
     assert labels.sort().values.equal(torch.arange(23))
 
 
 def test_order_and_augmentation_follow_seed_and_epoch_only() -> None:
-    first = list(loader(make_data(), 5, shuffle_seed=1, epoch=2))
+    first = list(Loader(make_data(), 5, shuffle_seed=1, epoch=2))
     torch.rand(7)
-    assert_same(first, list(loader(make_data(), 5, shuffle_seed=1, epoch=2)))
+    assert_same(first, list(Loader(make_data(), 5, shuffle_seed=1, epoch=2)))
     for seed, epoch in ((1, 3), (2, 2), (2, 1)):
-        other = list(loader(make_data(), 5, shuffle_seed=seed, epoch=epoch))
+        other = list(Loader(make_data(), 5, shuffle_seed=seed, epoch=epoch))
         assert not first[0][1].equal(other[0][1])
     # In the order of the data, only the augmentation is left to differ.
-    assert not next(iter(loader(make_data(), 5)))[0].equal(next(iter(loader(make_data(), 5, epoch=1)))[0])
+    assert not next(iter(Loader(make_data(), 5)))[0].equal(next(iter(Loader(make_data(), 5, epoch=1)))[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
-    whole = list(loader(make_data(), 5, shuffle_seed=1, epoch=4))
-    rest = loader(make_data(), 5, shuffle_seed=1, epoch=4, start=2, workers=workers)
+    whole = list(Loader(make_data(), 5, shuffle_seed=1, epoch=4))
+    rest = Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=2, workers=workers)
     assert len(rest) == 3
     assert_same(whole[2:], list(rest))
-    assert list(loader(make_data(), 5, shuffle_seed=1, epoch=4, start=5)) == []
+    assert list(Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=5)) == []
 
 
 def test_global_generators_are_left_alone() -> None:
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = torch.rand(1), np.random.rand(), random.random()
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
-    list(loader(make_data(), 5, shuffle_seed=1))
+    list(Loader(make_data(), 5, shuffle_seed=1))
     assert (torch.rand(1), np.random.rand(), random.random()) == expected
 
 
@@ -120,27 +121,27 @@ def test_files_are_augmented_the_same_for_any_batch_size_and_workers(tmp_path: P
 
 def test_parts_of_an_evaluation_are_every_image_once_and_empty_shares_are_passed_over() -> None:
     data = make_data(9, augment=None)
-    shares = [list(loader(data, 4, part=part, parts=3)) for part in range(3)]
+    shares = [list(Loader(data, 4, part=part, parts=3)) for part in range(3)]
     assert [[labels.tolist() for _, labels in share] for share in shares] == [
         [[0, 3], [4, 7], [8]],
         [[1], [5]],
         [[2], [6]],
     ]
-    assert [len(loader(data, 4, part=part, parts=3)) for part in range(3)] == [3, 3, 3]
-    more_parts_than_images = [list(loader(data, 1, part=part, parts=3)) for part in range(3)]
+    assert [len(Loader(data, 4, part=part, parts=3)) for part in range(3)] == [3, 3, 3]
+    more_parts_than_images = [list(Loader(data, 1, part=part, parts=3)) for part in range(3)]
     assert [len(share) for share in more_parts_than_images] == [9, 0, 0]
 
 
 def test_the_incomplete_batch_can_be_dropped() -> None:
-    whole = list(loader(make_data(), 5, shuffle_seed=1))
-    source = loader(make_data(), 5, shuffle_seed=1, drop_last=True, start=1)
+    whole = list(Loader(make_data(), 5, shuffle_seed=1))
+    source = Loader(make_data(), 5, shuffle_seed=1, drop_last=True, start=1)
     assert len(source) == 3
     assert_same(list(source), whole[1:4])
     with pytest.raises(RecastError, match=r"batch of 24 is larger than the training set of 23 .*batch_size to 23"):
-        loader(make_data(), 24, shuffle_seed=1, drop_last=True)
+        Loader(make_data(), 24, shuffle_seed=1, drop_last=True)
     with pytest.raises(RecastError, match="batch of 2 leaves some of 3 processes"):
-        loader(make_data(), 2, shuffle_seed=1, parts=3)
-    assert len(loader(make_data(), 24, drop_last=True)) == 0
+        Loader(make_data(), 2, shuffle_seed=1, parts=3)
+    assert len(Loader(make_data(), 24, drop_last=True)) == 0
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often(epoch_of: WholeEpoch) -> None:
@@ -164,7 +165,7 @@ def test_the_order_of_repeats_is_that_of_timms_sampler() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_file_is_one_line_in_workers_too(tmp_path: Path, workers: int) -> None:
-    batches = iter(loader(make_files(tmp_path, 2, broken=(1,)), 1, workers=workers))
+    batches = iter(Loader(make_files(tmp_path, 2, broken=(1,)), 1, workers=workers))
     next(batches)
     with pytest.raises(RecastError, match=r"cannot read image .*1\.png") as caught:
         next(batches)
@@ -177,7 +178,7 @@ def test_unreadable_images_are_replaced_by_the_next_one_and_named(
 ) -> None:
     data = make_files(tmp_path, 9, broken=(3, 7, 8))
     order = epoch_order(9, 5, 0).tolist()
-    source = loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
+    source = Loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
     batches = list(source)
     labels = torch.cat([labels for _, labels in batches])
     assert labels.tolist() == [{3: 4, 7: 0, 8: 0}.get(index, index) for index in order]
@@ -190,7 +191,7 @@ def test_unreadable_images_are_replaced_by_the_next_one_and_named(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_evaluation_unreadable_images_are_left_out_and_named(tmp_path: Path, workers: int) -> None:
     data = make_files(tmp_path, 6, broken=(2, 3, 5))
-    source = loader(data, 2, workers=workers, bad_image="skip")
+    source = Loader(data, 2, workers=workers, bad_image="skip")
     assert [labels.tolist() for _, labels in source] == [[0, 1], [4]]
     assert source.bad_images == [data.items[index] for index in (2, 3, 5)]
 
@@ -198,9 +199,9 @@ def test_in_evaluation_unreadable_images_are_left_out_and_named(tmp_path: Path, 
 def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
     data = make_files(tmp_path, 3, broken=(0, 1, 2))
     with pytest.raises(RecastError, match=r"3 images in a row cannot be read; the last: .*\.png"):
-        list(loader(data, 3, shuffle_seed=0, bad_image="skip"))
+        list(Loader(data, 3, shuffle_seed=0, bad_image="skip"))
     with pytest.raises(RecastError, match=r"not one image could be read; the first is .*0\.png"):
-        list(loader(data, 2, bad_image="skip"))
+        list(Loader(data, 2, bad_image="skip"))
     tried = []
 
     class Gone(ImageTensors):
@@ -210,7 +211,7 @@ def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
 
     pixels = torch.zeros(1000, 3, 2, 2, dtype=torch.uint8)
     with pytest.raises(RecastError, match=f"{MAX_BAD} images in a row"):
-        list(loader(Gone(pixels, torch.arange(1000)), 1, shuffle_seed=0, bad_image="skip"))
+        list(Loader(Gone(pixels, torch.arange(1000)), 1, shuffle_seed=0, bad_image="skip"))
     assert len(tried) == 1 + MAX_BAD
 
 
@@ -244,7 +245,7 @@ def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str)
         with pytest.raises(
             RecastError, match=rf"loader process died \(pid \d+: ({how})\).* memory .*--workers 0"
         ) as caught:
-            list(loader(Dying(end), 1, workers=1))
+            list(Loader(Dying(end), 1, workers=1))
         assert "\n" not in str(caught.value)
         del caught
         gc.collect()  # here, while the warnings above are expected
@@ -257,7 +258,7 @@ def test_a_death_that_the_training_step_hears_of_is_explained() -> None:
 
     def step() -> None:
         with worker_errors():
-            for _ in loader(make_data(600), 1, workers=1):
+            for _ in Loader(make_data(600), 1, workers=1):
                 for process in set(multiprocessing.active_children()) - others:
                     process.kill()
                 time.sleep(20)
@@ -269,14 +270,14 @@ def test_a_death_that_the_training_step_hears_of_is_explained() -> None:
 
 def test_nothing_to_train_on_and_bad_numbers_are_refused() -> None:
     empty = make_data().subset(torch.empty(0, dtype=torch.long))
-    assert list(loader(empty, 4)) == []
+    assert list(Loader(empty, 4)) == []
     with pytest.raises(RecastError, match="no training images"):
-        loader(empty, 4, shuffle_seed=0)
+        Loader(empty, 4, shuffle_seed=0)
     with pytest.raises(RecastError, match="batch_size must be at least 1"):
-        loader(make_data(), 0)
+        Loader(make_data(), 0)
     with pytest.raises(RecastError, match="start must be between 0 and 5"):
-        loader(make_data(), 5, start=6)
+        Loader(make_data(), 5, start=6)
     with pytest.raises(RecastError, match="part must be one of 0 to 1, got 2"):
-        loader(make_data(), 5, part=2, parts=2)
+        Loader(make_data(), 5, part=2, parts=2)
     with pytest.raises(RecastError, match="repeats must be at least 1"):
-        loader(make_data(), 5, repeats=0)
+        Loader(make_data(), 5, repeats=0)

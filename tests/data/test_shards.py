@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
 
@@ -70,7 +70,7 @@ def test_shards_are_read_in_order_without_augmentation(tmp_path: Path, epoch_of:
         images, labels = epoch_of(data.val, 3, **options)
         assert numbers(images) == list(range(7))
         assert labels == [index % 5 for index in range(7)]
-    assert len(loader(data.val, 3)) == 3
+    assert len(Loader(data.val, 3)) == 3
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
     assert load_data(config).classes == list("abcde")
 
@@ -93,7 +93,7 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
         assert other_labels == labels
         assert others.equal(images)
     for workers, start in ((0, 2), (2, 1), (2, 2)):
-        rest = loader(train, 4, shuffle_seed=1, start=start, workers=workers, drop_last=True)
+        rest = Loader(train, 4, shuffle_seed=1, start=start, workers=workers, drop_last=True)
         assert len(rest) == 5 - start
         assert torch.cat([images for images, _ in rest]).equal(images[4 * start : 20])
 
@@ -114,7 +114,7 @@ def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path)
     with pytest.raises(RecastError, match="not by index"):
         train[0]
     with pytest.raises(RecastError, match="larger than the training set of 6"):
-        loader(train, 7, shuffle_seed=0, drop_last=True)
+        Loader(train, 7, shuffle_seed=0, drop_last=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -122,9 +122,9 @@ def test_unreadable_images_are_named_replaced_or_left_out(tmp_path: Path, worker
     broken = {2: {"png": b"broken"}, 7: {"png": b"broken"}}
     data = load_data(make_shards(tmp_path, {"train": [5, 4], "validation": [9]}, broken))
     with pytest.raises(RecastError, match=r"cannot read image .*validation-0\.tar: validation0002") as caught:
-        list(loader(data.val, 3, workers=workers))
+        list(Loader(data.val, 3, workers=workers))
     assert "\n" not in str(caught.value)
-    source = loader(data.val, 4, workers=workers, bad_image="skip")
+    source = Loader(data.val, 4, workers=workers, bad_image="skip")
     assert numbers(torch.cat([images for images, _ in source])) == [0, 1, 3, 4, 5, 6, 8]
     assert source.bad_images == [f"{tmp_path / 'validation-0.tar'}: validation000{n}" for n in (2, 7)]
     images, labels = epoch_of(data.train.plain(), 3, shuffle_seed=4, workers=workers, bad_image="skip")
@@ -147,7 +147,7 @@ def test_wrong_labels_are_errors_even_when_images_are_skipped(
     data = load_data(make_shards(tmp_path, {"validation": [3]}, {1: changed}))
     assert len(data.train) == 0
     with pytest.raises(RecastError, match=message):
-        list(loader(data.val, 2, bad_image="skip"))
+        list(Loader(data.val, 2, bad_image="skip"))
 
 
 def test_labels_may_lie_in_json(tmp_path: Path, epoch_of: Epoch) -> None:
@@ -166,7 +166,7 @@ def test_a_wrong_count_is_an_error(tmp_path: Path, counted: int, found: str) -> 
     (tmp_path / "_info.json").write_text(json.dumps(info), encoding="utf-8")
     for workers in (0, 2):
         with pytest.raises(RecastError, match=f"counts {counted} images, but the shards {found}"):
-            list(loader(load_data(config).val, 2, workers=workers))
+            list(Loader(load_data(config).val, 2, workers=workers))
 
 
 def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     shard = tmp_path / "validation-0.tar"
     shard.write_bytes(shard.read_bytes()[: 2048 + 512 + 20])  # in the second image
     with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*Is it complete") as caught:
-        list(loader(load_data(config).val, 2))
+        list(Loader(load_data(config).val, 2))
     assert "\n" not in str(caught.value)
     shard.unlink()
     with pytest.raises(RecastError, match=r"lists a shard that does not exist: .*validation-0\.tar"):

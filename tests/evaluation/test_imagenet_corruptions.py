@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from recast.data import Data, load_data, loader
+from recast.data import Data, Loader, load_data
 from recast.evaluation import PixelModel
 from recast.evaluation.context import NotMeasured
 from recast.evaluation.imagenet_corruptions import (
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
 def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
     images = CorruptedImages(digits32.val, kind, 2)
     whole = images.batch(range(6))[0]
-    assert whole.equal(torch.cat([batch for batch, _ in loader(images, 4, workers=1)]))
+    assert whole.equal(torch.cat([batch for batch, _ in Loader(images, 4, workers=1)]))
     backwards = images.batch([5, 4, 3, 2, 1, 0])
     assert whole.flip(0).equal(backwards[0])
     assert digits32.val.labels.flip(0).equal(backwards[1])

@@ -8,7 +8,7 @@ import timm
 import torch
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import load_data, loader
+from recast.data import Loader, load_data
 from recast.errors import RecastError
 from recast.models.build import build, input_defaults
 from recast.models.small import CifarResNet, SubsampleShortcut
@@ -86,7 +86,7 @@ def test_published_weights_reach_their_accuracy(name: str, data: str, weights: s
     correct, val = 0, load_data(DataConfig(data, num_train=10)).val
     assert len(val) == 5000
     with torch.inference_mode():
-        for images, labels in loader(val, 250):
+        for images, labels in Loader(val, 250):
             logits = model(normalize(images, list(defaults.mean), list(defaults.std)))
             correct += int((logits.argmax(1) == labels).sum())
     assert correct / 50 == pytest.approx(top1, abs=0.005)

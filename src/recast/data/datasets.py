@@ -16,13 +16,15 @@ from torch.utils.data import Dataset
 
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
-from recast.data.seeding import mix_seed, restored
+from recast.data.seeding import epoch_order, mix_seed, restored
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, Crop
 
 MAX_BYTES = 4 * 2**30
 """What decoded images may take in memory."""
 
+MAX_BAD = 100
+"""So many unreadable images in a row are not a few bad files but a disk that is gone."""
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of R, G, B in [0, 1] pixels."""
@@ -59,6 +61,18 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     def image_name(self, index: int) -> str:
         """How an error names an image."""
         return f"image {index}"
+
+    def order(self, seed: int | None, epoch: int, repeats: int) -> Iterable[Any]:
+        """The items of an epoch in their order, as `epoch_order` has it: here indices."""
+        return epoch_order(len(self), seed, epoch, repeats).tolist()
+
+    def load(self, items: Sequence[Any], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `batch`, of items of `order`."""
+        return self.batch(items, seeds)
+
+    def candidates(self, items: Sequence[Any], slot: int) -> Sequence[Any]:
+        """The item in a slot of a batch, and what may take its place if it cannot be read, the nearest first."""
+        return [(items[slot] + step) % len(self) for step in range(min(len(self), MAX_BAD))]
 
     def subset(self, indices: Tensor) -> Self:
         """The same data set with these items only, in this order."""

@@ -62,6 +62,19 @@ def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
+def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Tensor:
+    """Indices of an epoch in their order, (size,) int64: shuffled by (seed, epoch), each `repeats` times side by side.
+
+    seed None: 0, 1, 2, ... As in DeiT's sampler (repeated augmentation) the order is cut to `size`: an epoch shows
+    ⌈size / repeats⌉ images.
+    """
+    order = torch.arange(size)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(mix_seed("order", seed, epoch))
+        order = torch.randperm(size, generator=generator)
+    return order if repeats == 1 else order[: -(-size // repeats)].repeat_interleave(repeats)[:size]
+
+
 def _shuffled(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
     """All indices in a random order, and in that order those of each class."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))

@@ -13,19 +13,18 @@ import random
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
 
 from recast.data.datasets import Found, LabelledImages
 from recast.data.folders import data_dir
 from recast.data.images import PHOTO, open_image
 from recast.data.libraries import pick_splits
-from recast.data.loading import Batch, Epoch, Loaded
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError, first_line
 from recast.run.config import AugmentConfig, DataConfig
@@ -70,25 +69,41 @@ class ImageStream(LabelledImages):
             "and data_fraction cannot choose from it by class. Use an image folder, a zip or hfds/NAME for that"
         )
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> Batch:
-        raise RecastError("WebDataset shards are a stream: images come in its order (loader), not by index")
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        raise RecastError("WebDataset shards are a stream: images come in its order (Loader), not by index")
 
     def subset(self, indices: Tensor) -> ImageStream:
         raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
 
-    def batches(self, plan: Epoch, start: int, repeats: int) -> StreamBatches:
-        """What `loader` takes in the place of images by index."""
-        return StreamBatches(self, plan, start, repeats)
+    def image_name(self, index: int | Sample) -> str:
+        return index.name if isinstance(index, Sample) else super().image_name(index)
 
-    def samples(self, seed: int | None, epoch: int) -> Iterator[Sample]:
-        """Undecoded samples in the order of an epoch; seed None: as they lie in the shards.
+    def order(self, seed: int | None, epoch: int, repeats: int) -> Iterator[Sample]:
+        """Undecoded samples, each `repeats` times; seed None: as they lie in the shards.
 
-        Raises RecastError for a shard that is not whole, and for a label that is missing or out of range.
+        Raises RecastError for a shard that is not whole, a label that is missing or out of range, and another number of
+        images than `_info.json` says.
         """
         if seed is None:
-            return self._read(self.shards)
-        draws = random.Random(mix_seed("stream", seed, epoch))
-        return _shuffled(self._read(draws.sample(self.shards, len(self.shards))), draws)
+            samples = self._read(self.shards)
+        else:
+            draws = random.Random(mix_seed("stream", seed, epoch))
+            samples = _shuffled(self._read(draws.sample(self.shards, len(self.shards))), draws)
+        counts = f"{INFO} counts {self.size} images, but the shards hold"
+        for number in range(-(-self.size // repeats)):
+            sample = next(samples, None)
+            if sample is None:
+                raise RecastError(f"{counts} {number}")
+            if seed is None and number + 1 == self.size and next(samples, None) is not None:
+                raise RecastError(f"{counts} more")
+            yield from repeat(sample, repeats)
+
+    def load(self, items: Sequence[Sample], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self.prepared(map(_decoded, items), seeds), torch.tensor([sample.label for sample in items])
+
+    def candidates(self, items: Sequence[Sample], slot: int) -> Sequence[Sample]:
+        """What comes after it in the batch takes its place: a stream has no other images at hand."""
+        return [*items[slot:], *items[:slot]]
 
     def _read(self, shards: Sequence[str]) -> Iterator[Sample]:
         from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -114,12 +129,11 @@ class ImageStream(LabelledImages):
             raise RecastError(f"labels must be 0 to {self.num_classes - 1}, but {name} has {label}")
         return Sample(name, next((fields[key] for key in IMAGE_KEYS if key in fields), None), label)
 
-    def one(self, sample: Sample, seed: int) -> Batch:
-        """The sample alone as a batch; raises RecastError naming it if it cannot be read."""
-        if sample.content is None:
-            raise RecastError(f"no image in {sample.name}: expected one of {', '.join(IMAGE_KEYS)}")
-        image = open_image(io.BytesIO(sample.content), sample.name)
-        return self.prepared([image], [seed]), torch.tensor([sample.label])
+
+def _decoded(sample: Sample) -> Image.Image:
+    if sample.content is None:
+        raise RecastError(f"no image in {sample.name}: expected one of {', '.join(IMAGE_KEYS)}")
+    return open_image(io.BytesIO(sample.content), sample.name)
 
 
 def _shuffled(samples: Iterator[Sample], draws: random.Random) -> Iterator[Sample]:
@@ -130,48 +144,6 @@ def _shuffled(samples: Iterator[Sample], draws: random.Random) -> Iterator[Sampl
         buffer[place] = sample
     draws.shuffle(buffer)
     yield from buffer
-
-
-@dataclass(frozen=True, eq=False)
-class StreamBatches(IterableDataset[Any]):
-    """This part's share of every batch from `start` on; of several loader workers each gives every so manieth batch."""
-
-    stream: ImageStream
-    plan: Epoch
-    start: int
-    repeats: int
-
-    def __len__(self) -> int:
-        return len(self.plan) - self.start
-
-    def __iter__(self) -> Iterator[Loaded | RecastError]:
-        worker = get_worker_info()
-        own, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        try:
-            once = self.stream.samples(self.plan.seed, self.plan.epoch)
-            samples = (sample for sample in once for _ in range(self.repeats))
-            for number in range(len(self.plan)):
-                positions = self.plan.positions(number)
-                batch = list(islice(samples, len(positions)))
-                if len(batch) < len(positions):
-                    found = (positions.start + len(batch)) // self.repeats
-                    raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold {found}")
-                if number >= self.start and (number - self.start) % workers == own:
-                    yield self._share(batch, positions)
-            if self.plan.seed is None and next(samples, None) is not None:
-                raise RecastError(f"_info.json counts {self.stream.size} images, but the shards hold more")
-        except RecastError as error:
-            yield error
-
-    def _share(self, batch: list[Sample], positions: range) -> Loaded:
-        slots = range(len(batch))[self.plan.part :: self.plan.parts]
-        return self.plan.read_singly(
-            [batch[slot:] + batch[:slot] for slot in slots],
-            self.plan.seeds([positions[slot] for slot in slots], self.stream),
-            self.stream.one,
-            lambda sample: sample.name,
-            "a batch in which no image can be read",
-        )
 
 
 def find_shards(config: DataConfig) -> Found:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, loader
+from recast.data import Data, Loader
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
 from recast.models.build import check_logits
@@ -104,7 +104,7 @@ class Context:
         """The batches of a source (None: the validation images) in order, from batch number `start` on."""
         source = source or self.validation
         first = start * self.batch_size
-        for images, labels in loader(source.images, self.batch_size, start=start, workers=self.workers):
+        for images, labels in Loader(source.images, self.batch_size, start=start, workers=self.workers):
             yield Batch(self, source, first, images.to(self.device), labels.to(self.device))
             first += len(labels)
 

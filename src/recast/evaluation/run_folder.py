@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.queries import write_attention
-from recast.data import Data, load_data, loader
+from recast.data import Data, Loader, load_data
 from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
@@ -208,7 +208,7 @@ def write_results(
 def write_pictures(run: Run) -> Path:
     """Maps of the first validation images of a few different classes, for the report."""
     first: dict[int, Tensor] = {}
-    for images, labels in loader(run.data.val, 1, bad_image="skip"):
+    for images, labels in Loader(run.data.val, 1, bad_image="skip"):
         first.setdefault(int(labels), images)
         if len(first) == NUM_PICTURES:
             break

@@ -14,8 +14,8 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from recast.data import Data, loader
-from recast.data.loading import Loader, worker_errors
+from recast.data import Data, Loader
+from recast.data.loading import worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
 from recast.io import read_header, save
@@ -278,7 +278,7 @@ class _Loop:
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data
-        return loader(
+        return Loader(
             self.data.train, config.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=start,
             workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
             part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, loader
+from recast.data import Data, Loader
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_logits
@@ -60,7 +60,7 @@ def measure(
     model.eval()
     config, classes = recipe.data, len(data.classes)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
-    source = loader(
+    source = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
         bad_image=config.bad_image,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recast.data import Data, load_data, loader
+from recast.data import Data, Loader, load_data
 from recast.data.seeding import mix_seed, seeded
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
@@ -87,7 +87,7 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
-    loader(  # a batch that the data cannot fill is found now, not after the recast
+    Loader(  # a batch that the data cannot fill is found now, not after the recast
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
     with seeded(mix_seed("parent", recipe.seed)):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, loader
+from recast.data import Data, Loader
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
 from recast.device import surroundings
@@ -259,7 +259,7 @@ class _Run:
         """`count` images of a part in the order of the recipe's seed, normalised, in batches; `whole`: uncut ones."""
         config, data = self.recipe.data, self.data
         size, missing = min(config.batch_size, 128), count
-        for images, _ in loader(part, size, shuffle_seed=self.recipe.seed, bad_image=config.bad_image):
+        for images, _ in Loader(part, size, shuffle_seed=self.recipe.seed, bad_image=config.bad_image):
             images = images if whole else images[:missing]
             yield normalize(images.to(self.device), list(data.mean), list(data.std))
             missing -= len(images)

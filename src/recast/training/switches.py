@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, loader
+from recast.data import Data, Loader
 from recast.data.seeding import mix_seed, seeded, seeded_on
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
@@ -137,7 +137,7 @@ def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[
     size = min(recipe.schedule.probe_images, len(data.train)) // 2
     if size < 1:
         raise RecastError(f"a learned schedule needs at least 2 training images, {data.name} has {len(data.train)}")
-    source = loader(data.train.plain(), size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image, drop_last=True)
+    source = Loader(data.train.plain(), size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image, drop_last=True)
     mean, std = list(data.mean), list(data.std)
     halves = [(normalize(images.to(device), mean, std), labels.to(device)) for images, labels in islice(source, 2)]
     return [list(zip(images.split(PART), labels.split(PART), strict=True)) for images, labels in halves]
