@@ -89,7 +89,7 @@ def test_words_after_two_dashes_are_no_options() -> None:
         (["--clip-grad", "x"], r"--clip-grad must be a number or null, got 'x'"),
         (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, bias, got 'sigmiod'\. Did you mean sigmoid"),
         (["--crop", "simpel"], r"--crop must be one of none, pad, random, simple or null, .*Did you mean simple"),
-        (["--gate-range", "0"], r"--gate-range must be a list of 2 items, each a number or null, got '0'"),
+        (["--gate-range", "0"], r"--gate-range must be a list of 2 numbers, or null, got '0'"),
         (["--control=3"], r"--control must be true or false, got '3'"),
         (
             ["--trackers", "tensorbord"],
