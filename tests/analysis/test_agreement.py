@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recast.analysis.agreement import Agreement, agreement, predict, tabulate_agreement
 from recast.errors import RecastError
-from recast.run.records import read_table, write_table
+from recast.run.tables import read_table, write_table
 
 
 class Says(nn.Module):

@@ -19,7 +19,8 @@ from recast.evaluation.suites import Results
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
-from recast.run.records import Row, read_records
+from recast.run.records import Row
+from recast.run.tables import read_records
 from recast.training.run import train
 
 

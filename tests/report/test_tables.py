@@ -18,7 +18,8 @@ from recast.report.seeds import why_no_mean
 from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
-from recast.run.records import Difference, write_records
+from recast.run.records import Difference
+from recast.run.tables import write_records
 
 MakeRun = Callable[..., Path]
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from recast.errors import RecastError
-from recast.run.checks import check_recipe
 from recast.run.config import (
     AugmentConfig,
     DataConfig,
@@ -19,6 +18,7 @@ from recast.run.config import (
     Recipe,
     RegularizationConfig,
     ScheduleConfig,
+    check_recipe,
 )
 from recast.run.fields import Count, field_types, read_value
 
@@ -142,7 +142,8 @@ def test_plain_data_become_what_the_type_says(hint: Any, value: object, read: ob
         (int, True, "a whole number"),
         (float, False, "a number"),
         (bool, 1, "true or false"),
-        (tuple[float, float], [1.0], "a list of 2 items, each a number"),
+        (tuple[float, float], [1.0], "a list of 2 numbers"),
+        (tuple[float, float] | None, 0.9, "a list of 2 numbers, or null"),
         (list[Literal["a", "b"]], ["c"], "a list, each item one of a, b"),
     ],
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.records import Difference, Row, read_records, write_records
+from recast.run.records import Difference, Row
+from recast.run.tables import read_records, write_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [
@@ -62,7 +63,7 @@ def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path
         ),
         (
             "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,1.5,3.5,,\n",
-            "line 2: n must be an integer, got '3.5'",
+            "line 2: n must be a whole number, got '3.5'",
         ),
     ],
 )
@@ -97,5 +98,5 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_import_no_torch() -> None:
-    code = "import sys, recast.run.records, recast.run.config.evaluation; assert 'torch' not in sys.modules"
+    code = "import sys, recast.run.tables, recast.run.config.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from recast import RecastError, Schedule
-from recast.run.config import ScheduleConfig
-from recast.run.schedule import parse_dates
+from recast.run.config import ScheduleConfig, parse_dates
 
 # T·(1 − l/(L+1)) for l = 1 … L (Lee et al. 2022, Eq. 7)
 THRESHOLDS = {

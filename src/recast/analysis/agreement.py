@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
 from recast.models.build import check_logits
-from recast.run.records import Table
 from recast.run.statistics import Agreement
+from recast.run.tables import Table
 from recast.tracing.hooks import in_eval
 
 

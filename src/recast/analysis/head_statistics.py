@@ -16,7 +16,8 @@ from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
-from recast.run.records import HeadLine, Table
+from recast.run.records import HeadLine
+from recast.run.tables import Table
 from recast.tracing.hooks import hooked, in_eval
 
 TOLERANCE = 1e-3

@@ -59,7 +59,7 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
     if source is None:
         known = ", ".join([*_SOURCES, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
-    check_fields(config, "data.")  # again: it may have been changed since it was made
+    check_fields(config)  # again: it may have been changed since it was made
     for name, values in (("mean", config.mean), ("std", config.std)):
         if values is not None and len(values) != 3:
             raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")

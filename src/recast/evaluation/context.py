@@ -17,8 +17,8 @@ from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
 from recast.models.build import check_logits
 from recast.run.config.evaluation import Options
-from recast.run.records import Table
 from recast.run.suites import SUITES
+from recast.run.tables import Table
 
 
 class PixelModel(nn.Module):

@@ -29,7 +29,8 @@ from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, require, write_json
 from recast.run.recipe import load_recipe
-from recast.run.records import Difference, Provenance, Row, read_records, write_records, write_table
+from recast.run.records import Difference, Provenance, Row
+from recast.run.tables import read_records, write_records, write_table
 
 NUM_PICTURES = 4
 

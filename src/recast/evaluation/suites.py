@@ -33,8 +33,9 @@ from recast.evaluation.runner import Scored, score_suites
 from recast.evaluation.stats import Resampled, plain_mean
 from recast.layers.cmhsa import recast_layers
 from recast.run.config.evaluation import Options
-from recast.run.records import Difference, Row, Table
+from recast.run.records import Difference, Row
 from recast.run.suites import SUITES
+from recast.run.tables import Table
 from recast.tracing.hooks import in_eval
 
 IMAGES, HEAD_IMAGES = 500, 200

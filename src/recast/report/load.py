@@ -38,9 +38,8 @@ from recast.run.records import (
     Row,
     SimilarityLine,
     Switching,
-    read_records,
-    read_table,
 )
+from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
 ARMS = ("parent", "finetuned", "recast")

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Real
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recast.errors import RecastError, suggest
 
@@ -48,10 +48,22 @@ def field_types(kind: Any) -> Mapping[str, Any]:
     return _FIELD_TYPES[kind]
 
 
-def check_fields(config: object, prefix: str = "") -> None:
-    """Raise RecastError that names the first field of a dataclass whose number or word its type does not allow."""
+class Checked:
+    """A dataclass whose fields are checked as it is made. `prefix` stands before their names in errors."""
+
+    _prefix: ClassVar[str] = ""
+
+    def __init_subclass__(cls, prefix: str = "") -> None:
+        cls._prefix = prefix
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(config: Checked) -> None:
+    """Raise RecastError that names the first field whose number or word its type does not allow."""
     for name, hint in field_types(type(config)).items():
-        check_value(hint, getattr(config, name), prefix + name)
+        check_value(hint, getattr(config, name), config._prefix + name)
 
 
 def check_value(hint: Any, value: Any, name: str) -> None:
@@ -91,28 +103,15 @@ def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
     if missing := [prefix + one.name for one in needed if one.name not in found]:
         raise RecastError(f"{', '.join(missing)} is missing")
     known = {key: value for key, value in found.items() if key in hints}
-    return kind(**{key: _field(hints[key], value, prefix + key, strict) for key, value in known.items()})
+    return kind(**{key: read_value(hints[key], value, prefix + key, strict=strict) for key, value in known.items()})
 
 
-def _field(hint: Any, value: Any, name: str, strict: bool) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {key: _field(args[1], item, f"{name}.{key}", strict) for key, item in value.items()}
-    inner = next((arg for arg in (hint, *args) if is_dataclass(arg)), None)
-    if inner is None or origin in (dict, Mapping):
-        return read_value(hint, value, name)
-    if origin in (list, tuple):
-        if not isinstance(value, list | None):
-            raise RecastError(f"{name} must be a list, got {value!r}")
-        return origin(_field(inner, item, f"{name}[{i}]", strict) for i, item in enumerate(value or ()))
-    is_optional = hint is not inner
-    return None if value is None and is_optional else _read(inner, value or {}, f"{name}.", strict)  # type: ignore[arg-type]
-
-
-def read_value(hint: Any, value: Any, name: str, given: object = None) -> Any:
+def read_value(hint: Any, value: Any, name: str, given: object = None, strict: bool = True) -> Any:
     """`value`, as YAML gives it, as the type `hint`. RecastError: what `name` must be; it got `given`, or `value`."""
     try:
-        return _convert(hint, value)
+        return _convert(hint, value, name, strict)
+    except RecastError:  # names a field inside the value
+        raise
     except (TypeError, ValueError):
         raise mismatch(name, describe(hint), value if given is None else given, words_of(hint)) from None
 
@@ -123,21 +122,25 @@ def mismatch(name: str, wanted: str, value: object, choices: tuple[str, ...] = (
     return RecastError(f"{name} must be {wanted}, got {value!r}{'.' * bool(nearest)}{nearest}")
 
 
-def _convert(hint: Any, value: Any) -> Any:
+def _convert(hint: Any, value: Any, name: str, strict: bool) -> Any:
     """Raises ValueError or TypeError without a text for a value of another type."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
+    if is_dataclass(hint):
+        return _read(hint, value or {}, f"{name}.", strict)  # type: ignore[arg-type]
     if origin is Annotated:
-        return _convert(args[0], value)
+        return _convert(args[0], value, name, strict)
     if origin in (types.UnionType, Union):
         (inner,) = (arg for arg in args if arg is not types.NoneType)
-        return None if value is None else _convert(inner, value)
+        return None if value is None else _convert(inner, value, name, strict)
     if origin in (list, tuple):
         items = [value] if isinstance(value, str) and origin is list else value
         if not isinstance(items, list | tuple) or fixed_length(hint) not in (None, len(items)):
             raise TypeError
-        return origin(_convert(args[0], item) for item in items)
+        return origin(_convert(args[0], item, f"{name}[{i}]", strict) for i, item in enumerate(items))
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _convert(args[1], item, f"{name}.{key}", strict) for key, item in value.items()}
     if origin is Literal:
         value = "off" if value is False and "off" in args else value  # YAML 1.1 reads a bare `off` as false
         fits = value in args
@@ -145,7 +148,7 @@ def _convert(hint: Any, value: Any) -> Any:
         value = float(value if not isinstance(value, bool) else "")  # YAML 1.1 reads 1e-4, without a point, as text
         fits = True
     else:
-        fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+        fits = isinstance(value, origin or hint) and (hint is bool or not isinstance(value, bool))
     if not fits:
         raise TypeError
     return value
@@ -157,16 +160,19 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint in names:
         return names[hint]
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "a mapping"
     if origin is Annotated:
         return describe(args[0])
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin in (types.UnionType, Union):
-        return " or ".join(map(describe, args))
-    length = fixed_length(hint)
-    return f"a list of {length} items, each {describe(args[0])}" if length else f"a list, each item {describe(args[0])}"
+        parts = list(map(describe, args))
+        return (", or " if parts[0].startswith("a list") else " or ").join(parts)
+    item, length = describe(args[0]), fixed_length(hint)
+    if item.endswith("number"):
+        return f"a list of {length or ''} {item.removeprefix('a ')}s".replace("  ", " ")
+    return f"a list, each item {item}"
 
 
 def fixed_length(hint: Any) -> int | None:

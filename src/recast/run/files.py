@@ -91,11 +91,6 @@ def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, An
     return found
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """`value`, or an empty mapping in the place of something else."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def number(value: object) -> float:
     """A float, NaN for what is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -6,6 +6,7 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ MAY_CHANGE = (*HOW_IT_RUNS, *(f"{section}.{field}" for section, field in PATHS))
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Every field as nested plain data."""
-    return _plain(dataclasses.asdict(recipe))
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples become lists
+    return found
 
 
 def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Recipe:
@@ -88,9 +90,3 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     for key, value in recipe_to_dict(recipe).items():
         found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

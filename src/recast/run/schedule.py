@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from recast.errors import RecastError, suggest
-from recast.run.config import ScheduleConfig
+from recast.run.config import Order, ScheduleConfig, parse_dates
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
-
-Order = Literal["last_first", "first_first", "learned"]
 
 
 @dataclass(frozen=True)
@@ -150,19 +148,6 @@ class Schedule:
         else:
             lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
         return "\n".join([f"schedule: {self.name}", *lines])
-
-
-def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
-    """`["58:blocks.5.*", "115:blocks.4.*"]` → epoch → names. Raises RecastError for what is not EPOCH:LAYER."""
-    dates: dict[int, list[str]] = {}
-    for word in words:
-        epoch, colon, layer = word.partition(":")
-        if not (colon and layer and epoch.strip().isdecimal()):
-            raise RecastError(f"schedule.dates takes EPOCH:LAYER, for instance 58:blocks.5.*, got {word!r}")
-        dates.setdefault(int(epoch), []).append(layer.strip())
-    if not dates:
-        raise RecastError("schedule=listed needs schedule.dates, EPOCH:LAYER for every layer, e.g. 58:blocks.5.*")
-    return dates
 
 
 def _layers(plan: Plan) -> tuple[str, ...]:

@@ -22,13 +22,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def mcnemar(won: int, lost: int) -> float:
-    """Exact two-sided p value of McNemar's test: P(as uneven a split of won + lost fair coin tosses), at most 1."""
-    from scipy.special import bdtr
-
-    return min(1.0, 2 * float(bdtr(min(won, lost), won + lost, 0.5)))
-
-
 def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
     """95 % interval of 100·(won − lost)/images in points: Wald's for paired shares, with a pseudo-image on either side.
 
@@ -70,5 +63,8 @@ class Agreement:
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact test: how likely at least so uneven a split of won and lost is if both are as likely."""
-        return mcnemar(len(self.won), len(self.lost))
+        """McNemar's exact two-sided test: P(as uneven a split of won + lost fair coin tosses), at most 1."""
+        from scipy.special import bdtr
+
+        won, lost = len(self.won), len(self.lost)
+        return min(1.0, 2 * float(bdtr(min(won, lost), won + lost, 0.5)))

@@ -30,8 +30,7 @@ from torch.optim import Optimizer
 from recast.device import choose_device
 from recast.errors import RecastError, first_line, suggest
 from recast.layers.gpsa import gpsa_layers
-from recast.run.checks import check_recipe
-from recast.run.config import OptimConfig, Recipe
+from recast.run.config import OptimConfig, Recipe, check_recipe
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
 
 RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}

@@ -5,29 +5,26 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
+from recast.run.config.attention import Backend, Order, PoolConfig, PoolStart, RecastConfig, ScheduleConfig, parse_dates
 from recast.run.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
-from recast.run.config.layer import Backend, Content, Gate, RecastConfig, StrideMode
-from recast.run.config.pool import PoolConfig, PoolKind, PoolStart
-from recast.run.config.recipe import Recipe
-from recast.run.config.schedule import ScheduleConfig
+from recast.run.config.recipe import Recipe, check_recipe
 from recast.run.config.training import DistillConfig, OptimConfig, RegularizationConfig
 
 __all__ = [
     "AugmentConfig",
     "Backend",
-    "Content",
     "Crop",
     "DataConfig",
     "DistillConfig",
-    "Gate",
     "ModelConfig",
     "OptimConfig",
+    "Order",
     "PoolConfig",
-    "PoolKind",
     "PoolStart",
     "RecastConfig",
     "Recipe",
     "RegularizationConfig",
     "ScheduleConfig",
-    "StrideMode",
+    "check_recipe",
+    "parse_dates",
 ]

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 
 from recast.errors import RecastError
-from recast.run.fields import Count, CountOrZero, NotNegative, Positive, check_fields
+from recast.run.fields import Checked, Count, CountOrZero, NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Options of the suites."""
 
     eps: tuple[NotNegative, ...] = (1.0, 4.0)
@@ -35,7 +35,7 @@ class Options:
     """of corruptions, random starts and intervals"""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in ("eps", "neighbours"):
             if not (values := getattr(self, name)):
                 raise RecastError(f"{name} must be numbers, got none")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recast.run.fields import (
+    Checked,
     Count,
     CountOrZero,
     Finite,
@@ -14,14 +15,13 @@ from recast.run.fields import (
     Probability,
     ProperShare,
     Share,
-    check_fields,
 )
 
 Crop = Literal["none", "pad", "random", "simple"]
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Checked, prefix="model."):
     """The parent: a trained convolutional network (or any network, where nothing is recast)."""
 
     name: str = "resnet18"
@@ -37,12 +37,9 @@ class ModelConfig:
     input_size: Count | None = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "model.")
-
 
 @dataclass
-class DataConfig:
+class DataConfig(Checked, prefix="data."):
     """Images and how they are prepared. Pixels are in [0, 1]; normalisation happens next to the model."""
 
     name: str = "digits"
@@ -76,12 +73,9 @@ class DataConfig:
     bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
-
 
 @dataclass
-class AugmentConfig:
+class AugmentConfig(Checked, prefix="augment."):
     """What training sees of an image. Validation: short side resized, centre crop (`data.crop_pct`)."""
 
     crop: Crop | None = None
@@ -110,6 +104,3 @@ class AugmentConfig:
     """Where both are on: probability of CutMix instead of Mixup."""
     mix_mode: Literal["batch", "pair", "elem"] = "batch"
     """One draw per batch, pair or element."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "augment.")

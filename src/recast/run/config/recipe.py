@@ -1,20 +1,20 @@
-"""One run, as plain data."""
+"""One run, as plain data, and what its fields ask of one another; what a field asks by itself is in its type."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from recast.errors import RecastError
+from recast.run.config.attention import PoolConfig, RecastConfig, ScheduleConfig, parse_dates
 from recast.run.config.inputs import AugmentConfig, DataConfig, ModelConfig
-from recast.run.config.layer import RecastConfig
-from recast.run.config.pool import PoolConfig
-from recast.run.config.schedule import ScheduleConfig
 from recast.run.config.training import DistillConfig, OptimConfig, RegularizationConfig
-from recast.run.fields import Count, CountOrZero, check_fields
+from recast.run.fields import Checked, Count, CountOrZero, check_fields
 
 
 @dataclass
-class Recipe:
+class Recipe(Checked):
     """One run, complete: which parent, which data, what becomes attention, how it is trained."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -75,5 +75,73 @@ class Recipe:
         """Nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
         return not (self.has_layers or self.pool.is_on)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise RecastError for what no training can use: the first number out of its range, the first two that clash."""
+    for config in (recipe, *vars(recipe).values()):  # again: recipes may have been changed since they were made
+        if isinstance(config, Checked):
+            check_fields(config)
+    for clashes, message in _clashes(recipe):
+        if clashes:
+            raise RecastError(message)
+
+
+def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """What fields ask of one another, and what is wrong where they do not get it."""
+    gate, scale, feature_epochs = recipe.recast.gate, recipe.augment.scale, recipe.distill.feature_epochs
+    yield scale[0] > scale[1], f"augment.scale must be (smallest, largest) share of the area, got {scale}"
+    yield (
+        recipe.calibrate > 0 and gate != "sigmoid",
+        "calibrate is for gate='sigmoid': the linear gate already starts as the parent itself",
+    )
+    yield (
+        recipe.optim.gate_l1 > 0 and gate != "linear",
+        f"optim.gate_l1 closes the heads of gate='linear', got gate={gate!r}: leave it out",
+    )
+    yield from _schedule_clashes(recipe)
+    yield (
+        recipe.regularization.freeze == "trunk" and recipe.has_layers,
+        "regularization.freeze=trunk trains attention pooling and the classifier alone, so the recast layers "
+        f"(where {' '.join(recipe.where)}) would never train: add --where none, or leave freeze out",
+    )
+    yield (
+        feature_epochs > recipe.epochs,
+        f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {feature_epochs}: it is the first part "
+        "of the training",
+    )
+
+
+def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """Options that the schedule has no use for, and a schedule without anything to do."""
+    config, name = recipe.schedule, recipe.schedule.name
+    for field_name, belongs in (("conv_epochs", "at_once"), ("dates", "listed"), ("order", "progressive")):
+        yield (
+            name != belongs and getattr(config, field_name) != getattr(ScheduleConfig(), field_name),
+            f"schedule.{field_name} belongs to schedule={belongs}, got schedule={name}: leave it out",
+        )
+    yield (
+        name == "at_once" and config.conv_epochs >= recipe.epochs,
+        f"schedule.conv_epochs is {config.conv_epochs} of {recipe.epochs} epochs: no epoch of attention is left; "
+        "take fewer, or --where none for the convolutional network alone",
+    )
+    for date in parse_dates(config.dates) if name == "listed" else ():
+        yield (
+            not 1 <= date <= recipe.epochs,
+            f"schedule.dates must lie in the training, epochs 1 to {recipe.epochs}, got {date}",
+        )
+    if name == "before":
+        return
+    yield (
+        "learned" in (name, config.order) and recipe.recast.stride != "keep",
+        f"a learned schedule measures gates where the recast is exact, got stride={recipe.recast.stride}: take keep",
+    )
+    yield (
+        not recipe.has_layers,
+        f"where none recasts no convolution, so schedule={name} has no layers: leave one of them out",
+    )
+    for used, value in (
+        ("calibrate", recipe.calibrate),
+        ("recalibrate_bn", recipe.recalibrate_bn),
+        ("distill.feature_epochs", recipe.distill.feature_epochs),
+    ):
+        yield value > 0, f"{used} prepares a network that is recast before training, got schedule={name}: leave it out"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.fields import BelowOne, Count, NotNegative, Positive, Probability, Share, check_fields
+from recast.run.fields import BelowOne, Checked, Count, NotNegative, Positive, Probability, Share
 
 
 @dataclass
-class OptimConfig:
+class OptimConfig(Checked, prefix="optim."):
     """Optimiser and schedule: AdamW, linear warm-up, cosine."""
 
     opt: str = "adamw"
@@ -46,12 +46,9 @@ class OptimConfig:
     gate_l1: NotNegative = 0.0
     """L1 on γ and s by a soft threshold after each step: heads that do not earn their cost close at exactly 0."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "optim.")
-
 
 @dataclass
-class RegularizationConfig:
+class RegularizationConfig(Checked, prefix="regularization."):
     """Loss and regularisation of the network; what is done to its images is `augment`."""
 
     loss: Literal["ce", "bce"] = "ce"
@@ -74,12 +71,9 @@ class RegularizationConfig:
     ema_decay: BelowOne | None = None
     """Keep an exponential moving average of the weights, evaluate and save it."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "regularization.")
-
 
 @dataclass
-class DistillConfig:
+class DistillConfig(Checked, prefix="distill."):
     """A teacher beside the labels (DeiT, Touvron et al. 2021); it sees the images as the student does."""
 
     name: str | None = None
@@ -101,6 +95,3 @@ class DistillConfig:
     feature_epochs: NotNegative = 0.0
     """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution
     gives in the parent; the labels come after it."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "distill.")

@@ -1,21 +1,25 @@
-"""How a convolution becomes attention, as plain data."""
+"""What becomes attention, how and when, as plain data: convolutions, the pooling, and their schedule."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from recast.errors import RecastError
-from recast.run.fields import Count, Finite, Positive, check_fields
+from recast.run.fields import Checked, Count, CountOrZero, Finite, Positive
 
 Gate = Literal["linear", "sigmoid", "bias"]
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
 Content = Literal["softmax", "linear"]
 StrideMode = Literal["keep", "remove", "dilate"]
+PoolKind = Literal["none", "single", "per_class"]
+PoolStart = Literal["average", "paper"]
+Order = Literal["last_first", "first_first", "learned"]
 
 
 @dataclass(frozen=True)
-class RecastConfig:
+class RecastConfig(Checked):
     """How a convolution becomes gated positional self-attention (GPSA)."""
 
     gate: Gate = "linear"
@@ -48,7 +52,7 @@ class RecastConfig:
     """Which code computes the layer: they agree to rounding."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
             raise RecastError(
                 "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
@@ -75,3 +79,69 @@ class RecastConfig:
                 f"{wrong[0]} does not belong to gate='bias', got {wrong[0]}={getattr(self, wrong[0])!r}; it "
                 "takes bias_init and head_dim"
             )
+
+
+@dataclass(frozen=True)
+class PoolConfig(Checked, prefix="pool."):
+    """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692)."""
+
+    kind: PoolKind = "none"
+    """none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
+    class."""
+    start: PoolStart = "average"
+    """average: starts as exactly the mean over the pixels. paper: the paper's, from which training starts anew."""
+    cls_in_keys: bool | None = None
+    """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
+    no with start=average."""
+    num_heads: Count = 1
+    """Attention heads; the paper takes one."""
+    mlp_ratio: Positive = 3.0
+    """Hidden width of the pooling's MLP, in widths of the map."""
+    init_values: Finite | None = None
+    """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start == "average" and self.cls_in_keys:
+            raise RecastError(
+                "pool.start=average is the mean of the n pixels, and a token among its keys would take 1/(n+1) of the "
+                "weight: leave cls_in_keys out, or take pool.start=paper"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """The network's own pooling is replaced."""
+        return self.kind != "none"
+
+
+@dataclass
+class ScheduleConfig(Checked, prefix="schedule."):
+    """When convolutions become attention: before training, or during it with the same optimiser."""
+
+    name: Literal["before", "at_once", "progressive", "listed", "learned"] = "before"
+    """before: before training (T-CNN). at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer
+    after the other at equal distances, all through training (PRS). listed: on given dates. learned: when the gates
+    promise more than the convolutions gain."""
+    conv_epochs: CountOrZero = 0
+    """at_once: epochs trained as convolutions; 0: attention from the start, with the whole learning-rate schedule."""
+    order: Order = "last_first"
+    """progressive: which layer is the first to become attention; PRS begins with the last. learned: at every date the
+    one whose gates promise most."""
+    dates: list[str] = field(default_factory=list)
+    """listed: EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on,
+    counted from 1."""
+    probe_images: Count = 256
+    """learned: training images that the gradients of a linear gate are measured on, whatever the layers' own gate."""
+
+
+def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
+    """`["58:blocks.5.*", "115:blocks.4.*"]` → epoch → names. Raises RecastError for what is not EPOCH:LAYER."""
+    dates: dict[int, list[str]] = {}
+    for word in words:
+        epoch, colon, layer = word.partition(":")
+        if not (colon and layer and epoch.strip().isdecimal()):
+            raise RecastError(f"schedule.dates takes EPOCH:LAYER, for instance 58:blocks.5.*, got {word!r}")
+        dates.setdefault(int(epoch), []).append(layer.strip())
+    if not dates:
+        raise RecastError("schedule=listed needs schedule.dates, EPOCH:LAYER for every layer, e.g. 58:blocks.5.*")
+    return dates
