@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recast.data.seeding import balanced_order, choose_balanced, choose_fraction, hold_out, mix_seed, restored, seeded
+from recast.data.seeding import balanced_order, choose_balanced, choose_fraction, hold_out, mix_seed, seed_cpu, seeded
 from recast.errors import RecastError
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
@@ -29,10 +29,10 @@ def test_a_seeded_block_repeats_and_leaves_the_generators_as_they_were() -> None
     expected = [draw(), draw()]
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     found = [draw()]
-    with restored() as reseed:
-        reseed(6)
+    with seeded():
+        seed_cpu(6)
         assert draw() != first
-        reseed(5)
+        seed_cpu(5)
         assert draw() == first
     assert [*found, draw()] == expected
 

@@ -6,14 +6,15 @@ Shapes: B images of C = 3 channels and S x S pixels.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import torch
 from PIL import Image
-from timm.data.auto_augment import AugmentOp, posterize
+from timm.data.auto_augment import posterize
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torchvision import transforms
@@ -77,7 +78,7 @@ def file_transform(img_size: int, augment: AugmentConfig | None = None, crop_pct
     §4.2). pad: as validation, then a window of the image padded by S/8 zeros (4 of 32). After it the flip, then timm's
     policy, then colour jitter, which timm leaves out under RandAugment and AutoAugment but not under 3-Augment.
     """
-    as_validation = Fitted(img_size, crop_pct)
+    as_validation = partial(resize_and_crop, img_size=img_size, crop_pct=crop_pct)
     if augment is None:
         return transforms.Compose([as_validation, to_pixels])
     augment = resolve(augment, img_size)
@@ -103,18 +104,12 @@ def file_transform(img_size: int, augment: AugmentConfig | None = None, crop_pct
             transforms.RandomCrop(img_size, padding=SIMPLE_PADDING, padding_mode="reflect"),
         ],
     }
-    for operation in _operations(policy):
-        if operation.aug_fn is posterize:
-            operation.aug_fn = _posterize
+    for step in policy.transforms:  # RandAugment and AugMix have `ops`, AutoAugment a `policy` of lists of them
+        for operation in chain(getattr(step, "ops", []), *getattr(step, "policy", [])):
+            if operation.aug_fn is posterize:
+                operation.aug_fn = _posterize
     flip = [transforms.RandomHorizontalFlip()] if augment.flip else []
     return transforms.Compose([*crops[augment.crop], *flip, policy, to_pixels])
-
-
-def _operations(policy: transforms.Compose) -> Iterator[AugmentOp]:
-    """The single operations of timm's RandAugment, AugMix or AutoAugment."""
-    for step in policy.transforms:
-        yield from getattr(step, "ops", [])
-        yield from chain(*getattr(step, "policy", []))
 
 
 def _posterize(image: Image.Image, bits_to_keep: int, **fill: object) -> Image.Image:
@@ -123,17 +118,6 @@ def _posterize(image: Image.Image, bits_to_keep: int, **fill: object) -> Image.I
         return Image.new(image.mode, image.size)
     posterized: Image.Image = posterize(image, bits_to_keep)
     return posterized
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """An image as validation sees it; a class, not a closure: spawned loader workers pickle it."""
-
-    img_size: int
-    crop_pct: float | None = None
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return resize_and_crop(image, self.img_size, self.crop_pct)
 
 
 def pad_width(img_size: int) -> int:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
-from recast.data.seeding import epoch_order, mix_seed, restored
+from recast.data.seeding import epoch_order, mix_seed, seed_cpu, seeded
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, Crop
 
@@ -92,9 +92,9 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             results = [self.transform(image) for image in images]
         else:
             results = []
-            with restored() as seed_generators:
+            with seeded():
                 for image, seed in zip(images, seeds or (), strict=True):
-                    seed_generators(seed)
+                    seed_cpu(seed)
                     results.append(self.transform(image))
         return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 

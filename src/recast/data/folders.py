@@ -8,9 +8,8 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -45,8 +44,7 @@ def data_dir(config: DataConfig) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """One part of an ImageFolder tree: the images of every class folder."""
 
     where: str
@@ -56,26 +54,24 @@ class Tree:
     prefix: str = ""
     """How an error names what holds the images."""
 
-    def images(self) -> ImageFiles:
-        """Labels follow the sorted class folders; raises RecastError on a class without an image, naming it."""
-        classes = sorted(self.classes)
-        if not classes:
-            raise RecastError(f"no class folders with images in {self.where}: expected CLASS/IMAGE.png and so on")
-        for name in classes:
-            if not self.classes[name]:
-                raise RecastError(
-                    f"class folder without an image: {name} in {self.where}. Add images or remove the folder"
-                )
-        names = [name for label in classes for name in sorted(self.classes[label])]
-        counts = torch.tensor([len(self.classes[label]) for label in classes])
-        labels = torch.arange(len(classes)).repeat_interleave(counts)
-        return ImageFiles(labels, PHOTO, names, self.read, self.prefix)
+
+def _images(tree: Tree) -> ImageFiles:
+    """Labels follow the sorted class folders; raises RecastError on a class without an image, naming it."""
+    classes = sorted(tree.classes)
+    if not classes:
+        raise RecastError(f"no class folders with images in {tree.where}: expected CLASS/IMAGE.png and so on")
+    if empty := [name for name in classes if not tree.classes[name]]:
+        raise RecastError(f"class folder without an image: {empty[0]} in {tree.where}. Add images or remove the folder")
+    names = [name for label in classes for name in sorted(tree.classes[label])]
+    counts = torch.tensor([len(tree.classes[label]) for label in classes])
+    labels = torch.arange(len(classes)).repeat_interleave(counts)
+    return ImageFiles(labels, PHOTO, names, tree.read, tree.prefix)
 
 
 def _found(name: str, train: Tree | None, val: Tree | None, **defaults: Any) -> Found:
     """Both parts, whose classes must be the same; either may be missing."""
     parts = [part for part in (train, val) if part is not None]
-    train_images, val_images = (None if part is None else part.images() for part in (train, val))
+    train_images, val_images = (None if part is None else _images(part) for part in (train, val))
     if len(parts) == 2 and parts[0].classes.keys() != parts[1].classes.keys():
         only = [sorted(a.classes.keys() - b.classes.keys()) for a, b in (parts, parts[::-1])]
         found = "; ".join(
@@ -98,11 +94,11 @@ def find_folder(config: DataConfig) -> Found:
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
-    train: Path | None = root / "train" if (root / "train").is_dir() else None
-    val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
-    if train is None and val is None:
+    train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
+    if not train.is_dir() and val is None:
         train = root
-    return _found(name, *(None if part is None else _in_folder(part) for part in (train, val)), crop="random")
+    trees = (_in_folder(part) if part is not None and part.is_dir() else None for part in (train, val))
+    return _found(name, *trees, crop="random")
 
 
 def _in_folder(root: Path) -> Tree:
@@ -161,22 +157,14 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
     name = config.name if config.name != "zip" else path.resolve().stem
     if path.is_file() and path.suffix.lower() == ".zip":
         archive = Archive(path)
-        members = archive.members()
-        tops = {member.parts[0] for member in members}
+        tops = {member.parts[0] for member in archive.members}
         val = next((part for part in VAL_NAMES if part in tops), None)
-        if "train" not in tops or val is None:
-            return _found(name, archive.tree(members, str(path)), None, in_memory=True, **defaults)
-        trees = [
-            archive.tree({m.relative_to(part): n for m, n in members.items() if m.parts[0] == part}, f"{path}: {part}")
-            for part in ("train", val)
-        ]
+        trees = (archive.tree(), None) if "train" not in tops or val is None else map(archive.tree, ("train", val))
         return _found(name, *trees, in_memory=True, **defaults)
     val_zip = next((path / f"{part}.zip" for part in VAL_NAMES if (path / f"{part}.zip").is_file()), None)
     if val_zip is None or not (path / "train.zip").is_file():
         return None
-    archives = Archive(path / "train.zip"), Archive(val_zip)
-    trees = [archive.tree(archive.members(), str(archive.path)) for archive in archives]
-    return _found(name, *trees, in_memory=True, **defaults)
+    return _found(name, *(Archive(one).tree() for one in (path / "train.zip", val_zip)), in_memory=True, **defaults)
 
 
 class Archive:
@@ -188,6 +176,14 @@ class Archive:
             self.file = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, EOFError) as error:
             raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
+        named = {PurePosixPath(name): name for name in self.file.namelist()}
+        hidden = (".", "__MACOSX")
+        shown = {one: name for one, name in named.items() if not any(part.startswith(hidden) for part in one.parts)}
+        tops = {one.parts[0] for one in shown if one.parts}
+        is_nested = len(tops) == 1 and any(is_image_name(one.name) and len(one.parts) >= 3 for one in shown)
+        top = tops.pop() if is_nested else ""  # cifar/train/cat/1.png
+        self.members = {one.relative_to(top): name for one, name in shown.items() if len(one.parts) > is_nested}
+        """Path in the tree of every member (folders too) → name in the archive; one common top folder is cut off."""
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.path}: {name}"
@@ -197,27 +193,14 @@ class Archive:
             raise RecastError(f"cannot read image {where}: {error}") from None
         return open_image(io.BytesIO(content), where)
 
-    def members(self) -> dict[PurePosixPath, str]:
-        """Path in the tree of every member (folders too) → name in the archive; one common top folder is cut off."""
-        members = {
-            PurePosixPath(name): name
-            for name in self.file.namelist()
-            if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
-        }
-        tops = {member.parts[0] for member in members if member.parts}
-        nested = any(is_image_name(member.name) and len(member.parts) >= 3 for member in members)
-        if len(tops) == 1 and nested:  # cifar/train/cat/1.png
-            top = tops.pop()
-            return {member.relative_to(top): name for member, name in members.items() if len(member.parts) > 1}
-        return {member: name for member, name in members.items() if member.parts}
-
-    def tree(self, members: dict[PurePosixPath, str], where: str) -> Tree:
-        """The class folders among these members."""
+    def tree(self, part: str | None = None) -> Tree:
+        """The class folders, of one part (train, val …) if it is named."""
         classes: dict[str, list[str]] = {}
-        for member, name in members.items():
+        for member, name in self.members.items():
+            parts = member.parts[part is not None :]
             is_folder = name.endswith("/")
-            if len(member.parts) > 1 or (is_folder and member.parts):
-                images = classes.setdefault(member.parts[0], [])
+            if part in (None, member.parts[0]) and len(parts) > (not is_folder):
+                images = classes.setdefault(parts[0], [])
                 if not is_folder and is_image_name(name):
                     images.append(name)
-        return Tree(where, classes, self, f"{self.path}:")
+        return Tree(f"{self.path}: {part}" if part else str(self.path), classes, self, f"{self.path}:")

@@ -1,12 +1,12 @@
 """torch/NAME and hfds/NAME: data sets of torchvision, and of Hugging Face (the hub, its cache, a local folder).
 
-timm's readers and torchvision's classes alike give an item by its number; `Item` makes an RGB image of it.
+timm's readers and torchvision's classes alike give an item by its number, which begins with an image or an open file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +48,18 @@ SPLITS = {
 """torchvision's others: what is trained on, and what is validated on."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """Number → RGB image of another library's data set, whose items begin with an image or an open file."""
-
-    dataset: Any
-    where: str
-
-    def __call__(self, index: int) -> Image.Image:
-        name = f"{self.where} {index}"
-        with decode_errors(name):
-            found = self.dataset[index][0]
-            if isinstance(found, Image.Image):
-                return to_rgb(found)
-        with found:
-            return open_image(found, name)
+def _image(dataset: Any, where: str, index: int) -> Image.Image:
+    name = f"{where} {index}"
+    with decode_errors(name):
+        found = dataset[index][0]
+        if isinstance(found, Image.Image):
+            return to_rgb(found)
+    with found:
+        return open_image(found, name)
 
 
 def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
-    return ImageFiles(labels, PHOTO, range(len(labels)), Item(dataset, where), where)
+    return ImageFiles(labels, PHOTO, range(len(labels)), partial(_image, dataset, where), where)
 
 
 def pick_splits(where: str, splits: Collection[str]) -> tuple[str | None, str | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,35 +23,29 @@ def mix_seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@contextmanager
-def restored() -> Iterator[Callable[[int], None]]:
-    """Gives a function that seeds the global CPU generators of torch, numpy and random; afterwards they are as before.
-
-    timm's and torchvision's transforms draw from all three. torch and numpy both take 32 bits, and from the same bits
-    both would give the same numbers (mt19937): they get different halves of the seed.
-    """
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield seed_cpu
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-
-
 def seed_cpu(seed: int) -> None:
-    """Seed the global CPU generators of torch, numpy and random."""
+    """Seed the global CPU generators of torch, numpy and random: timm's and torchvision's transforms draw from all.
+
+    torch and numpy both take 32 bits, and from the same bits both would give the same numbers (mt19937): they get
+    different halves of the seed.
+    """
     torch.default_generator.manual_seed(seed)
     np.random.seed((seed >> 31) % 2**32)
     random.seed(seed)
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global CPU generators of torch, numpy and random for a block, and restore them after it."""
-    with restored() as reseed:
-        reseed(seed)
+def seeded(seed: int | None = None) -> Iterator[None]:
+    """A block that starts with `seed_cpu(seed)` (None: it seeds for itself); after it the generators are as before."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        if seed is not None:
+            seed_cpu(seed)
         yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 @contextmanager

@@ -157,7 +157,6 @@ def find_shards(config: DataConfig) -> Found:
         import webdataset  # noqa: F401
     except ImportError:
         raise RecastError('wds/NAME needs another package: pip install "recast-vision[data]"') from None
-    from timm.data.readers.reader_wds import ReaderWds
 
     root = data_dir(config)
     info = _info(root)
@@ -166,13 +165,13 @@ def find_shards(config: DataConfig) -> Found:
     def stream(split: str | None) -> ImageStream:
         if split is None:
             return ImageStream([], 0, len(classes))
-        described = ReaderWds(str(root), split=split).split_info
-        shards = [str(root / name) for name in described.filenames]
+        described = info["splits"][split]
+        shards = [str(root / name) for name in described["filenames"]]
         if missing := [shard for shard in shards if not Path(shard).is_file()]:
             raise RecastError(f"{root / INFO} lists a shard that does not exist: {missing[0]}")
-        if not described.num_samples:
+        if not described["num_samples"]:
             raise RecastError(f"{root / INFO} says that the split {split} has no image")
-        return ImageStream(shards, described.num_samples, len(classes), described.alt_label)
+        return ImageStream(shards, described["num_samples"], len(classes), described.get("alt_label", ""))
 
     train, val = pick_splits(str(root / INFO), info["splits"])
     return Found(config.name.partition("/")[2], stream(train), stream(val), classes)
@@ -180,18 +179,15 @@ def find_shards(config: DataConfig) -> Found:
 
 def _info(root: Path) -> Mapping[str, Any]:
     path = root / INFO
-    expected = "expected timm's, with name, num_samples, filenames and shard_lengths of every split"
+    expected = "expected timm's, with num_samples and filenames of every split"
     if not path.is_file():
         raise RecastError(f"{root} has no {INFO}: {expected}")
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        complete = all(
-            {"name", "num_samples", "filenames", "shard_lengths"} <= set(split) for split in info["splits"].values()
-        )
+        info: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for split in info["splits"].values():
+            split["num_samples"], split["filenames"]
     except (ValueError, KeyError, TypeError, AttributeError):
-        complete = False
-    if not complete:
-        raise RecastError(f"cannot make sense of {path}: {expected}")
+        raise RecastError(f"cannot make sense of {path}: {expected}") from None
     return info
 
 
@@ -199,10 +195,8 @@ def _classes(root: Path, info: Mapping[str, Any]) -> list[str]:
     path = root / "classes.txt"
     if path.is_file():
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    names = info.get("class_names")
-    if isinstance(names, list) and names:
-        return [str(name) for name in names]
-    count = info.get("num_classes")
-    if isinstance(count, int) and count > 0:
-        return [str(index) for index in range(count)]
+    if info.get("class_names"):
+        return list(map(str, info["class_names"]))
+    if info.get("num_classes"):
+        return list(map(str, range(info["num_classes"])))
     raise RecastError(f"how many classes have the shards in {root}? Write their names into classes.txt, one a line")

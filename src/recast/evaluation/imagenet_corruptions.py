@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast.data.seeding import mix_seed, restored
+from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
 from recast.evaluation.context import Context, NotMeasured, Source, optional_package
 from recast.evaluation.derived_images import DerivedImages
@@ -48,8 +48,7 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
         "impulse_noise": {"seed": np.random.default_rng(seed)},
         "glass_blur": {"seed": seed % 2**32},
     }
-    with restored() as seed_generators, contextlib.redirect_stdout(io.StringIO()):  # it prints what it works around
-        seed_generators(seed)
+    with seeded(seed), contextlib.redirect_stdout(io.StringIO()):  # it prints what it works around
         corrupted: np.ndarray = corrupt(image, severity=severity, corruption_name=kind, **own.get(kind, {}))
     return corrupted
 
