@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trained import trained
 
 from recast.data import Loader
-from recast.evaluation.suites import evaluate
+from recast.evaluation import evaluate
 from recast.run.config.evaluation import Options
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -26,9 +26,9 @@ import torch
 from timing import machine, write
 from trained import CIFAR, trained
 
+from recast.evaluation import evaluate
 from recast.evaluation.context import PixelModel
 from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
-from recast.evaluation.suites import evaluate
 from recast.run.suites import SEVERITIES
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -20,7 +20,7 @@ from torch import nn
 from trained import trained
 
 from recast.data import Data, Loader
-from recast.evaluation.suites import evaluate
+from recast.evaluation import evaluate
 
 RESULTS = Path(__file__).parents[1] / "results"
 BATCH, IMAGES = 250, 2000

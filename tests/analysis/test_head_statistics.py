@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recast.analysis import queries
 from recast.analysis.head_statistics import head_statistics, tabulate_heads
-from recast.analysis.queries import centre_query, content_of, pieces, write_attention
+from recast.analysis.queries import centre_query, content_of, pieces
 from recast.errors import RecastError
 from recast.io import load, save
 from recast.layers.cmhsa import CMHSA
@@ -219,8 +218,6 @@ def test_nothing_to_measure_is_said() -> None:
         tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="at least one query"):
         head_statistics(GPSA(2, 2, PLAIN), torch.rand(1, 2, 4, 4), queries=0)
-    with pytest.raises(RecastError, match="no GPSA layer"):
-        write_attention("attention.npz", small(), torch.rand(1, 3, 8, 8), [0], ["a"])
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -234,16 +231,3 @@ def test_the_centre_query_at_the_start_is_its_tap(stride: int) -> None:
         expected = torch.zeros(7, 9)
         expected[row + dr, column + dc] = 1
         assert torch.equal(maps[1, h], expected)
-
-
-def test_the_file_for_the_report(tmp_path: Path) -> None:
-    model, pixels = small(), torch.rand(3, 3, 8, 10)
-    recast_(model, plan(model, pixels, where=["0", "2"]))
-    path = write_attention(tmp_path / "attention.npz", model, pixels, [0, 1, 2], list("abcd"), lambda x: 2 * x - 1)
-    with np.load(path, allow_pickle=False) as arrays:
-        assert arrays["layers"].tolist() == ["0", "2"]
-        assert np.abs(arrays["images"] / 255 - pixels.permute(0, 2, 3, 1).numpy()).max() <= 0.5 / 255 + 1e-6
-        assert (arrays["mix_0"].shape, arrays["mix_1"].shape) == ((3, 9, 8, 10), (3, 4, 8, 10))
-        assert arrays["kernel_1"].tolist() == [2, 2]
-        assert np.allclose(arrays["gate_0"], model[0].gamma.detach().numpy())
-        assert arrays["predictions"].tolist() == model(2 * pixels - 1).argmax(1).tolist()

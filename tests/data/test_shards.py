@@ -203,7 +203,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     """Labels of a stream are not known beforehand: neither the key of its scores nor an analysis may ask for them."""
-    from recast.evaluation.suites import evaluate, measure, open_context
+    from recast.evaluation.runner import evaluate, measure, open_context
 
     (tmp_path / "shards").mkdir()
     data = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 3]}))

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from recast.data import Data, load_data
 from recast.evaluation.context import PixelModel
-from recast.evaluation.runner import score_suites
-from recast.evaluation.suites import EVALUATORS, open_context
+from recast.evaluation.runner import open_context, score_suites
 from recast.run.config import DataConfig
 from recast.run.config.evaluation import Options
 
@@ -88,10 +87,10 @@ def score() -> Callable[..., dict[str, np.ndarray]]:
 
     def run(suite: str, model: nn.Module, data: Data, batch_size: int = 20, **told: Any) -> dict[str, np.ndarray]:
         context = open_context({"m": model}, data, batch_size, options=Options(**told))
-        found, missing = score_suites(context, {suite: EVALUATORS[suite]})
+        found, missing = score_suites(context, [suite])
         if missing:
             raise missing[0]
-        return found[suite]["m"]
+        return {metric: array for (_, metric), array in found[suite].items()}
 
     return run
 

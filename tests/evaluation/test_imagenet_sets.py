@@ -26,7 +26,7 @@ from recast.evaluation.imagenet_sets import (
     sources_imagenet_c,
     sources_of_set,
 )
-from recast.evaluation.suites import open_context
+from recast.evaluation.runner import open_context
 from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 
 Score = Callable[..., dict[str, Any]]

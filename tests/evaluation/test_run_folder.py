@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
-from recast.evaluation.suites import Results
+from recast.evaluation.runner import Results
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
@@ -73,11 +73,14 @@ def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
     labels = opened.data.val.labels.tolist()
     chosen = sorted({label: labels.index(label) for label in labels}.values())[:4]
     assert arrays["labels"].tolist() == [labels[index] for index in chosen]
-    # the predictions are the recast model's on normalised pixels
     pixels, _ = opened.data.val.batch(chosen)
+    assert np.abs(arrays["images"] / 255 - pixels.permute(0, 2, 3, 1).numpy()).max() <= 0.5 / 255 + 1e-6
+    recast: Any = opened.models["recast"]
     with torch.no_grad():
-        expected = opened.models["recast"](normalize(pixels, list(opened.data.mean), list(opened.data.std))).argmax(1)
-    assert arrays["predictions"].tolist() == expected.tolist()
+        expected = recast(normalize(pixels, list(opened.data.mean), list(opened.data.std))).argmax(1)
+    assert arrays["predictions"].tolist() == expected.tolist()  # on normalised pixels
+    assert np.allclose(arrays["gate_0"], recast.layer3[1].conv1.gamma.detach().numpy())
+    assert arrays["kernel_0"].tolist() == [3, 3]
 
 
 def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) -> None:

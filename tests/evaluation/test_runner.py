@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recast.data import Data
 from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
-from recast.evaluation.suites import evaluate, measure, open_context
+from recast.evaluation.runner import evaluate, measure, open_context
 from recast.run.records import Row
 
 

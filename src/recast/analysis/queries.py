@@ -1,24 +1,18 @@
-"""Attention maps of some queries only, for all of an early layer's would not fit into memory; and the report's file."""
+"""Attention maps of some queries only, for all of an early layer's would not fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
-from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.functional import expand_heads, gaussian_factors
 from recast.layers.functional.maps import keys, queries, real_keys
 from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.files import replaced
-from recast.tracing.hooks import hooked, in_eval
+from recast.layers.gpsa import GPSA
 
 MAX_NUMBERS = 2**18
 """Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
@@ -119,51 +113,6 @@ def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
 
 def _softmax(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
-
-
-def write_attention(
-    path: str | Path,
-    model: nn.Module,
-    pixels: Tensor,
-    labels: Sequence[int],
-    classes: Sequence[str],
-    normalise: Callable[[Tensor], Tensor] = lambda x: x,
-) -> Path:
-    """Write the maps of all heads for some images and the centre query of every layer to an `.npz` file for the report.
-
-    `pixels` (N, 3, height, width) in [0, 1]; `normalise` makes them the model's input. Per layer i: `mix_i` (N, heads,
-    rows, columns) over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) the share of
-    content, `kernel_i`. Raises `RecastError` for a model without GPSA layers.
-    """
-    layers = gpsa_layers(model)
-    if not layers:
-        raise RecastError(f"{type(model).__name__} has no GPSA layer: there are no attention maps to write")
-    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-
-    def draw(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(layer, GPSA)
-        drawn[name] = centre_query(layer, inputs[0])
-
-    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
-        logits = model(normalise(pixels))
-    arrays: dict[str, Any] = {
-        "images": (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy(),
-        "labels": np.asarray(labels, dtype=np.int64),
-        "predictions": logits.argmax(1).cpu().numpy(),
-        "classes": np.asarray(list(classes), dtype=np.str_),
-        "layers": np.asarray([name for name in layers if name in drawn], dtype=np.str_),
-    }
-    for i, name in enumerate(arrays["layers"].tolist()):
-        mix, query = drawn[name]
-        arrays[f"mix_{i}"] = mix.float().cpu().numpy()
-        arrays[f"query_{i}"] = np.asarray(query)
-        gates = expand_heads(layers[name].weights()).gates
-        arrays[f"gate_{i}"] = gates.content.detach().float().cpu().numpy()
-        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
-    path = Path(path)
-    with replaced(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return path
 
 
 def centre_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

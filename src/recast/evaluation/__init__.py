@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recast.evaluation.context import PixelModel
-from recast.evaluation.suites import evaluate
+from recast.evaluation.runner import evaluate
 from recast.run.config.evaluation import Options
 from recast.run.records import Row
 

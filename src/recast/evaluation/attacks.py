@@ -62,17 +62,14 @@ def pgd(
 
 def score_fgsm(batch: Batch) -> Iterator[Score]:
     """top1@ε for every ε; no_gradient: where ∇ₓ is zero, an attack finds no way and robustness is not shown."""
-    for name, model in batch.models.items():
-        gradient = batch.gradient(name)
-        for eps in batch.options.eps:
-            attacked = pgd(model, batch.images, batch.labels, eps, steps=1, step_size=eps, gradient=gradient)
-            yield Score(name, f"top1@{eps:g}", batch.is_correct(name, attacked))
-        yield Score(name, "no_gradient", (gradient.flatten(1) == 0).all(1).float())
+    yield from score_pgd(batch, Options(eps=batch.options.eps, steps=1))
+    for name in batch.models:
+        yield Score(name, "no_gradient", (batch.gradient(name).flatten(1) == 0).all(1).float())
 
 
-def score_pgd(batch: Batch) -> Iterator[Score]:
-    """top1@ε for every ε: correct under every restart."""
-    options = batch.options
+def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
+    """top1@ε for every ε: correct under every restart; options: others than the batch's."""
+    options = options or batch.options
     for name, model in batch.models.items():
         attack = partial(pgd, model, batch.images, batch.labels, steps=options.steps, step_size=options.step_size)
         for eps in options.eps:

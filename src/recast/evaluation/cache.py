@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -43,36 +44,35 @@ def _is_plain(value: object) -> bool:
 
 
 class Cache:
-    """The files of a folder that hold scores; of sources made from the same images, these are read once.
+    """Where the scores of models are kept; of sources made from the same images, these are read once.
 
-    FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own.
+    FOLDER/SUITE/PART.MODEL.KEY.npz: other weights, images or options have a file of their own. Without a folder, in
+    memory.
     """
 
-    def __init__(self, folder: Path, context: Context) -> None:
+    def __init__(self, folder: Path | None, context: Context) -> None:
         self.folder, self.context = folder, context
-        self.models = {name: model_key(model) for name, model in context.models.items()}
+        self.weights = {} if folder is None else {name: model_key(model) for name, model in context.models.items()}
         self.known: dict[LabelledImages, str] = {}
 
     def open(self, suite: str, uses: Iterable[str], source: Source) -> dict[str, Scores]:
         """The scores of every model; uses: the options that they depend on."""
-        told = {name: getattr(self.context.options, name) for name in uses}
-        key = self._source(self.context.dataset(suite), source)
+        n = len(source.images)
+        if self.folder is None:
+            return {name: Scores(n) for name in self.context.models}
+        options = {name: getattr(self.context.options, name) for name in uses}
+        columns = None if source.columns is None else source.columns.tolist()
+        images = [self._images(images) for images in (source.images, *source.depends)]
+        told = suite, options, self.context.dataset(suite), source.part, columns, images
         found = {}
-        for name, weights in self.models.items():
-            whole = hashlib.sha256(repr((suite, told, weights, key)).encode()).hexdigest()
+        for name, weights in self.weights.items():
+            key = hashlib.sha256(repr((*told, weights)).encode()).hexdigest()
             stem = ".".join(filter(None, (source.part.replace("/", "-"), name)))
-            found[name] = Scores(len(source.images), self.folder / suite / f"{stem}.{whole[:12]}.npz", whole)
+            found[name] = Scores(n, self.folder / suite / f"{stem}.{key[:12]}.npz", key)
         return found
 
-    def _source(self, dataset: str, source: Source) -> str:
-        """A hash of images, labels, columns and what else the scores depend on."""
-        hashes = " ".join(self._images(images) for images in (source.images, *source.depends))
-        digest = hashlib.sha256(f"{dataset} {source.part} {hashes}".encode())
-        if source.columns is not None:
-            _add(digest, "columns", source.columns)
-        return digest.hexdigest()
-
     def _images(self, images: LabelledImages) -> str:
+        """A hash of images and labels; of files, name, size and date."""
         if images in self.known:
             return self.known[images]
         held = vars(images)
@@ -83,7 +83,11 @@ class Cache:
                 _add(digest, name, tensor)
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        digest.update("\n".join(_files(map(str, (*held.get("items", ()), *held.get("shards", ()))))).encode())
+        for path in map(str, (*held.get("items", ()), *held.get("shards", ()))):
+            digest.update(f"\n{path}".encode())
+            with suppress(OSError):  # another library's number
+                found = os.stat(path)
+                digest.update(f" {found.st_size} {found.st_mtime_ns}".encode())
         self.known[images] = digest.hexdigest()
         return self.known[images]
 
@@ -92,16 +96,6 @@ def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
     # as bytes: bfloat16 has no NumPy type
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-
-
-def _files(paths: Iterable[str]) -> Iterator[str]:
-    """Name, size and date of each."""
-    for path in paths:
-        try:
-            found = os.stat(path)
-            yield f"{path} {found.st_size} {found.st_mtime_ns}"
-        except OSError:
-            yield path
 
 
 class Scores:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,13 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, Loader
 from recast.data.datasets import LabelledImages
+from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
 from recast.models.build import check_logits
 from recast.run.config.evaluation import Options
 from recast.run.suites import SUITES
-from recast.run.tables import Table
+
+Images = TypeVar("Images", bound=LabelledImages)
 
 
 class PixelModel(nn.Module):
@@ -50,6 +52,13 @@ def optional_package(name: str, extra: str, what: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise NotMeasured(f'{what} ({error}): pip install "recast-vision[{extra}]"') from None
+
+
+def sampled(images: Images, most: int | None) -> Images:
+    """`most` images, class-balanced, or all there are."""
+    if most is None or most >= len(images):
+        return images
+    return images.subset(choose_balanced(images.labels, most, "num_samples"))
 
 
 @dataclass(frozen=True)
@@ -176,26 +185,3 @@ def is_correct(logits: Tensor, answers: Tensor, k: int = 1) -> Tensor:
     """(B,) float: 1 where the label (B,), or one of several (B, A), is among the k largest logits."""
     best = logits.topk(k, dim=1).indices
     return (best[:, :, None] == answers.reshape(len(best), 1, -1)).flatten(1).any(1).float()
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """How a suite is measured: by per-image scores, by numbers that are no mean over images, or into a table.
-
-    A metric's value is statistic(mean over images of its scores); the statistic is 100 times the mean, a percentage,
-    where `statistics` names no other. So every suite gets intervals, paired differences, a cache and resumption alike.
-    """
-
-    score: Callable[[Batch], Iterator[Score]] | None = None
-    """Scores of `batch.models`."""
-    measure: Callable[[Context], Iterator[tuple[str, str, float, int]]] | None = None
-    """(model, metric, value, images behind it)."""
-    tabulate: Callable[[Context], Table] | None = None
-    sources: Callable[[Context], Sequence[Source]] | None = None
-    """The images. None: the validation images, in a pass that all such suites share."""
-    derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """More metrics from the scores of a model over all sources: {metric: array (n, k)} → the further ones."""
-    statistics: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """{metric: (..., k) means → (...)}."""
-    uses: tuple[str, ...] = ()
-    """The fields of `Options` that change its scores."""

@@ -14,19 +14,19 @@ from recast.data.images import crop_fraction, resize_to, to_pixels
 
 @dataclass(eq=False)
 class DerivedImages(LabelledImages):
-    """Images of `base`, changed: what a change draws follows from the image's index alone."""
+    """The images of `base`, changed: what a change draws follows from the image's index alone."""
 
     base: LabelledImages
 
     def __post_init__(self) -> None:
         self.labels, self.img_size, self.augment = self.base.labels, self.base.img_size, None
 
-    def changed(self, indices: Sequence[int]) -> Tensor:
-        """(B, 3, height, width) of these images of `base`, of which there is one at least."""
+    def changed(self, index: int) -> Tensor:
+        """(3, height, width) of an image of `base`."""
         raise NotImplementedError
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        return self.changed(indices), self.labels[torch.as_tensor(indices)]
+        return torch.stack([self.changed(index) for index in indices]), self.labels[torch.as_tensor(indices)]
 
     def image_name(self, index: int) -> str:
         return self.base.image_name(index)
@@ -39,18 +39,10 @@ class ResizedImages(DerivedImages):
     base: ImageFiles | ImageTensors
     size: tuple[int, int]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.img_size = max(self.size)
-
-    def changed(self, indices: Sequence[int]) -> Tensor:
+    def changed(self, index: int) -> Tensor:
         own, crop_pct = self.base.img_size, self.base.crop_pct
         if self.size == (own, own):
-            return self.base.batch(indices)[0]
-        pixels = []
-        for index in indices:
-            image = self.base.open(index)
-            is_whole = crop_pct is None and image.size == (own, own)  # which is left as it is at its own size
-            share = 1.0 if is_whole else crop_pct or crop_fraction(own)
-            pixels.append(to_pixels(resize_to(image, self.size, share)))
-        return torch.stack(pixels)
+            return self.base.batch([index])[0][0]
+        image = self.base.open(index)
+        is_whole = crop_pct is None and image.size == (own, own)  # which is left as it is at its own size
+        return to_pixels(resize_to(image, self.size, 1.0 if is_whole else crop_pct or crop_fraction(own)))

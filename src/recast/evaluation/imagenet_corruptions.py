@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -65,13 +65,10 @@ class CorruptedImages(DerivedImages):
     severity: int
     seed: int = 0
 
-    def changed(self, indices: Sequence[int]) -> Tensor:
-        plain = (self.base.batch(indices)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        corrupted = [
-            corrupt_bytes(image, self.kind, self.severity, mix_seed("corruptions", self.seed, self.kind, index))
-            for image, index in zip(plain, indices, strict=True)
-        ]
-        return torch.from_numpy(np.stack(corrupted)).permute(0, 3, 1, 2).float().div_(255)
+    def changed(self, index: int) -> Tensor:
+        plain = (self.base.batch([index])[0][0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        seed = mix_seed("corruptions", self.seed, self.kind, index)
+        return torch.tensor(corrupt_bytes(plain, self.kind, self.severity, seed)).permute(2, 0, 1).float() / 255
 
 
 def sources_corruptions(context: Context) -> list[Source]:

@@ -22,11 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from recast.data.datasets import ImageFiles
 from recast.data.images import decode_errors, is_image_name, open_image
-from recast.data.seeding import choose_balanced
 from recast.data.shards import ImageStream
 from recast.errors import RecastError
-from recast.evaluation.context import Context, NotMeasured, Source
-from recast.evaluation.imagenet_corruptions import KINDS
+from recast.evaluation.context import Context, NotMeasured, Source, sampled
 from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
 
 SETS = {
@@ -109,16 +107,10 @@ def find_set(context: Context, suite: str) -> Path:
             f"RECAST_DATA). To get it: {where}"
         )
     root = Path(told).expanduser()
-    there = {entry.name.lower(): entry for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else {}
-    for name in SETS[suite][1:]:
-        if name in there:
-            return there[name]
+    there = {folder.name.lower(): folder for folder in root.glob("*/")}
+    if found := [there[name] for name in SETS[suite][1:] if name in there]:
+        return found[0]
     raise NotMeasured(f"no folder {suite} in {root}. To get it: {where}, unpacked there")
-
-
-def class_folders(root: Path) -> list[str]:
-    """Names of the folders in `root`, sorted; hidden ones are left out."""
-    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
@@ -130,35 +122,23 @@ def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
     return names, torch.arange(len(folders)).repeat_interleave(torch.tensor([len(names) for names in by_class]))
 
 
-def check_folders(found: Sequence[str], wanted: Sequence[str], root: Path) -> None:
-    """NotMeasured that lists the class folders that are missing, and those that are no class of the set."""
-    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    if missing or unknown:
-        lacks = [f"without the class folders {listed(missing)}"] if missing else []
-        lacks += [f"with folders that are none of its classes: {listed(unknown)}"] if unknown else []
-        raise NotMeasured(f"{root} must have {len(wanted)} class folders, but it is {' and '.join(lacks)}")
-
-
 def sources_of_set(context: Context, suite: str) -> list[Source]:
     """All images of the set, resized and cropped as the data's own are; `columns` where it has some classes only."""
     wnids = sorted(imagenet_wnids(SETS[suite][0]))
     columns = outputs_of(context, wnids, suite)
     root = find_set(context, suite)
-    found, folders = class_folders(root), wnids
+    found, folders = {entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."}, wnids
     if all(name.isdecimal() for name in found):  # ImageNet-V2: the numbers are ImageNet's labels
         folders = [str(imagenet_wnids().index(wnid)) for wnid in wnids]
-    check_folders(found, folders, root)
+    missing, unknown = sorted(set(folders) - found), sorted(found - set(folders))
+    if missing or unknown:
+        lacks = [f"without the class folders {listed(missing)}"] if missing else []
+        lacks += [f"with folders that are none of its classes: {listed(unknown)}"] if unknown else []
+        raise NotMeasured(f"{root} must have {len(folders)} class folders, but it is {' and '.join(lacks)}")
     names, labels = list_images(root, folders)
     val = context.data.val
     images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
-    return [Source(images.subset(sample(labels, context.options.num_samples)), columns=columns)]
-
-
-def sample(labels: Tensor, count: int | None) -> Tensor:
-    """Indices of `count` class-balanced images, or of all there are."""
-    if count is None or count >= len(labels):
-        return torch.arange(len(labels))
-    return choose_balanced(labels, count, "num_samples")
+    return [Source(sampled(images, context.options.num_samples), columns=columns)]
 
 
 @cache
@@ -208,40 +188,34 @@ def sources_imagenet_c(context: Context) -> list[Source]:
     is missing is listed in one NotMeasured.
     """
     wnids = sorted(imagenet_wnids())
-    outputs = outputs_of(context, wnids, "imagenet-c")
-    folders = _folders(find_set(context, "imagenet-c"), wnids)
-    first = folders[KINDS[0], SEVERITIES[0]]
-    names, places = list_images(first, wnids)
-    labels = outputs[places]
+    outputs, root = outputs_of(context, wnids, "imagenet-c"), find_set(context, "imagenet-c")
+    folders: dict[str, Path] = {}
+    missing, lacking = [], []
+    for category, kind in ((category, kind) for category, kinds in CATEGORIES.items() for kind in kinds):
+        absent = []
+        for severity in map(str, SEVERITIES):
+            places = root / kind / severity, root / category / kind / severity
+            folder = next((place for place in places if place.is_dir()), None)
+            if folder is None:
+                absent.append(severity)
+                continue
+            folders[f"{kind}/{severity}"] = folder
+            if classes := sorted(set(wnids) - set(os.listdir(folder))):
+                lacking.append(f"{kind}/{severity} (classes {listed(classes)})")
+        if absent:
+            missing.append(kind if len(absent) == len(SEVERITIES) else f"{kind} (severity {', '.join(absent)})")
+    if missing or lacking:
+        raise NotMeasured(
+            f"{root} is not the whole ImageNet-C, missing: {'; '.join(missing + lacking)}. To get it: "
+            f"{SUITES['imagenet-c'].needs}"
+        )
+    first = next(iter(folders.values()))
+    names, places_of = list_images(first, wnids)
     with decode_errors(str(first / names[0])), Image.open(first / names[0]) as image:
         side = max(image.size)
     # one list of names for all 75 folders
-    base = ImageFiles(labels, side, names).subset(sample(labels, context.options.num_samples))
+    base = sampled(ImageFiles(outputs[places_of], side, names), context.options.num_samples)
     return [
-        Source(
-            replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"),
-            f"{kind}/{severity}",
-        )
-        for (kind, severity), folder in folders.items()
+        Source(replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"), part)
+        for part, folder in folders.items()
     ]
-
-
-def _folders(root: Path, wnids: list[str]) -> dict[tuple[str, int], Path]:
-    """KIND/SEVERITY or CATEGORY/KIND/SEVERITY of each corruption."""
-    folders: dict[tuple[str, int], Path] = {}
-    missing = []
-    for category, kind in ((category, kind) for category, kinds in CATEGORIES.items() for kind in kinds):
-        for severity in SEVERITIES:
-            places = root / kind / str(severity), root / category / kind / str(severity)
-            if there := [place for place in places if place.is_dir()]:
-                folders[kind, severity] = there[0]
-        if absent := [str(severity) for severity in SEVERITIES if (kind, severity) not in folders]:
-            some = f" (severity {', '.join(absent)})" if len(absent) < len(SEVERITIES) else ""
-            missing.append(f"{kind}{some}")
-    for (kind, severity), folder in folders.items():
-        if lacking := sorted(set(wnids) - set(class_folders(folder))):
-            missing.append(f"{kind}/{severity} (classes {listed(lacking)})")
-    if missing:
-        where = SUITES["imagenet-c"].needs
-        raise NotMeasured(f"{root} is not the whole ImageNet-C, missing: {'; '.join(missing)}. To get it: {where}")
-    return folders

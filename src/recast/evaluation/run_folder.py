@@ -5,32 +5,35 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import normalize
 
-from recast.analysis.queries import write_attention
+from recast.analysis.queries import centre_query
 from recast.data import Data, Loader, load_data
 from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
-from recast.evaluation.suites import EVALUATORS, Results, check_suites, groups, measure, open_context
+from recast.evaluation.runner import Results, measure, open_context
+from recast.evaluation.suites import EVALUATORS, check_suites, groups
 from recast.io import load
+from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
-from recast.run.files import read_json, read_names, require, write_json
+from recast.run.files import read_json, read_names, replaced, require, write_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.tables import read_records, write_records, write_table
+from recast.tracing.hooks import hooked, in_eval
 
 NUM_PICTURES = 4
 
@@ -124,53 +127,48 @@ def evaluate_run(
     _provenance(Path(folder))  # what cannot be added to is found before anything is measured
     run = open_run(folder)
     context = open_context(run.models, run.data, batch_size, device, options, workers)
+    if "recast" in run.models:
+        epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
+        context = replace(context, epochs=epochs)
+    scores = run.folder / "scores"
     if again:
         for name in suites:
-            shutil.rmtree(run.folder / "scores" / name, ignore_errors=True)
+            shutil.rmtree(scores / name, ignore_errors=True)
     results = Results()
     # What shares a pass is measured together, and each group is written as soon as it is there.
     for together in groups(suites):
         begin = time.time()
-        name, cache = run.folder.resolve().name, run.folder / "scores"
-        fresh = replace(context, epochs=kept_models(run), store={})  # what one group keeps may fill the memory
-        found = measure(fresh, together, run=name, cache=cache, progress=progress)
-        write_results(run, found, together, context, command, time.time() - begin)
+        found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
+        context.store.clear()  # what one group keeps may fill the memory
+        _write(run, found, together, context, command, time.time() - begin)
         results.extend(found)
     if "recast" in run.models and gpsa_layers(run.models["recast"]):
         write_pictures(run)
     return results
 
 
+def _kept_model(run: Run, path: Path) -> nn.Module:
+    """The recast model with the weights that were kept of an epoch."""
+    return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
+
+
 def _provenance(folder: Path) -> dict[str, Any]:
     """evaluation.json as it stands, {"suites": {...}}."""
     path = folder / "evaluation.json"
     known = read_json(path, "suites") if path.is_file() else {"suites": {}}
-    require(f"suites of {path}", known["suites"], ())
+    require(f"suites of {path}", known["suites"])
     return known
 
 
-def kept_models(run: Run) -> list[tuple[str, int, Callable[[], nn.Module]]]:
-    """The recast model at the epochs whose weights were kept (`keep_every`): (arm, epoch, function that loads it)."""
-
-    def load_kept(path: Path) -> nn.Module:
-        return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
-
-    kept = run.kept if "recast" in run.models else {}
-    return [("recast", epoch, partial(load_kept, path)) for epoch, path in kept.items()]
-
-
-def write_results(
-    run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float
-) -> None:
+def _write(run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
     """Put results into the run's files; a suite's new ones replace all its older ones.
 
     A look at some images (num_samples) does not replace what was measured on more of them.
     """
-    known, machine = _provenance(run.folder), surroundings(context.device)
-    options = asdict(context.options)
+    known, machine, options = _provenance(run.folder), surroundings(context.device), asdict(context.options)
     path = run.folder / "rows.csv"
     older = read_records(path, Row) if path.is_file() else []
-    written = []
+    written = set()
     for name in suites:
         rows = [row for row in found.rows if row.suite == name]
         if not rows and name not in found.tables:
@@ -182,7 +180,7 @@ def write_results(
                 f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
             )
             continue
-        written.append(name)
+        written.add(name)
         if rows and name in known["suites"] and rows == [row for row in older if row.suite == name]:
             continue  # read from RUN/scores: they were made as it says
         provenance = Provenance(
@@ -199,25 +197,44 @@ def write_results(
         )
         known["suites"][name] = asdict(provenance)
     write_records(path, Row, [row for row in found.rows if row.suite in written])
-    differences = [line for line in found.differences if line.suite in written]
-    write_records(run.folder / "differences.csv", Difference, differences)
-    for name in found.tables.keys() & set(written):
+    write_records(run.folder / "differences.csv", Difference, [d for d in found.differences if d.suite in written])
+    for name in found.tables.keys() & written:
         write_table(run.folder / "analysis", found.tables[name])
     write_json(run.folder / "evaluation.json", known)
 
 
 def write_pictures(run: Run) -> Path:
-    """Maps of the first validation images of a few different classes, for the report."""
+    """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
+
+    Of every GPSA layer i the maps of the centre query: `mix_i` (N, heads, rows, columns) over the real pixels of its
+    input, `query_i` (row, column) there, `gate_i` (heads,) the share of content, `kernel_i`.
+    """
     first: dict[int, Tensor] = {}
     for images, labels in Loader(run.data.val, 1, bad_image="skip"):
         first.setdefault(int(labels), images)
         if len(first) == NUM_PICTURES:
             break
-    return write_attention(
-        run.folder / "attention.npz",
-        run.models["recast"],
-        torch.cat(list(first.values())),
-        list(first),
-        run.data.classes,
-        lambda images: normalize(images, run.data.mean, run.data.std),
-    )
+    model, pixels = run.models["recast"], torch.cat(list(first.values()))
+    layers = gpsa_layers(model)
+    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+
+    def draw(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        drawn[name] = centre_query(layers[name], inputs[0])
+
+    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
+        logits = PixelModel(model, run.data.mean, run.data.std)(pixels)
+    arrays: dict[str, Any] = {
+        "images": (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy(),
+        "labels": np.asarray(list(first), dtype=np.int64),
+        "predictions": logits.argmax(1).numpy(),
+        "classes": np.asarray(run.data.classes, dtype=np.str_),
+        "layers": np.asarray(list(drawn), dtype=np.str_),
+    }
+    for i, (name, (mix, query)) in enumerate(drawn.items()):
+        arrays[f"mix_{i}"], arrays[f"query_{i}"] = mix.float().numpy(), np.asarray(query)
+        arrays[f"gate_{i}"] = expand_heads(layers[name].weights()).gates.content.detach().float().numpy()
+        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
+    path = run.folder / "attention.npz"
+    with replaced(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path

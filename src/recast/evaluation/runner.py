@@ -1,32 +1,150 @@
-"""The passes over the images: suites that look at the same images share one, and it goes on where it was stopped."""
+"""`evaluate`: suites that look at the same images share a pass over them, and it goes on where it was stopped."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
 
+from recast.data import Data
+from recast.data.seeding import choose_balanced
+from recast.device import choose_device
+from recast.errors import RecastError
 from recast.evaluation.cache import Cache, Scores
-from recast.evaluation.context import Context, Evaluator, NotMeasured, Source
+from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
+from recast.evaluation.stats import Resampled
+from recast.evaluation.suites import EVALUATORS, check_suites
+from recast.run.config.evaluation import Options
+from recast.run.records import Difference, Row
+from recast.run.tables import Table
+from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
 """Seconds between two savings of what was scored so far."""
-Advance = Callable[[str, int, int], None]
-"""(suite, images that are done now, all of them)."""
-Scored = dict[str, dict[str, np.ndarray]]
-"""{model: {metric: (n, k)}} of a suite."""
+
+
+def evaluate(
+    models: nn.Module | Mapping[str, nn.Module],
+    suites: str | Sequence[str],
+    data: Data,
+    *,
+    run: str = "",
+    batch_size: int = 256,
+    device: str | torch.device = "cpu",
+    options: Options = Options(),
+    workers: int = 0,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[Row]:
+    """Measure a model, or several by name, with every suite; all models see the same pixels.
+
+    models: take normalised images (B, 3, H, W) and give logits (B, classes); `data` says how images are normalised (a
+    `PixelModel` brings its own normalisation). Their training flags and devices are restored.
+    cache: a folder that keeps per-image scores, by weights, images and options. What is there is not measured again.
+    Raises RecastError before anything is measured for an unknown suite, no images, a bad option or an absent device;
+    `NotMeasured` where a suite's data set is missing, after the others are measured (with a cache nothing is lost).
+    """
+    suites = [suites] if isinstance(suites, str) else suites
+    check_suites(suites)
+    context = open_context(
+        models if isinstance(models, Mapping) else {"model": models}, data, batch_size, device, options, workers
+    )
+    results = measure(context, suites, run=run, cache=cache, progress=progress)
+    if results.not_measured:
+        raise results.not_measured[0]
+    return results.rows
+
+
+def open_context(
+    models: Mapping[str, nn.Module],
+    data: Data,
+    batch_size: int = 256,
+    device: str | torch.device = "cpu",
+    options: Options = Options(),
+    workers: int = 0,
+) -> Context:
+    """Models and images as suites take them. Raises RecastError as `evaluate` does."""
+    if not models:
+        raise RecastError("nothing to evaluate: expected at least one model, got none")
+    if batch_size < 1:
+        raise RecastError(f"batch_size must be at least 1, got {batch_size}")
+    if len(data.val) == 0:
+        raise RecastError(f"{data.name} has no validation images to evaluate on")
+    wrapped = {
+        name: model if isinstance(model, PixelModel) else PixelModel(model, data.mean, data.std)
+        for name, model in models.items()
+    }
+    if options.num_samples is not None:
+        kept = choose_balanced(data.val.labels, options.num_samples, "num_samples")
+        data = replace(data, val=data.val.subset(kept))
+    return Context(wrapped, data, batch_size, choose_device(device), options, workers)
+
+
+@dataclass
+class Results:
+    """What an evaluation found."""
+
+    rows: list[Row] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    """By suite."""
+    not_measured: list[NotMeasured] = field(default_factory=list)
+    """Why suites that were asked for could not be measured."""
+
+    def extend(self, other: Results) -> None:
+        self.rows += other.rows
+        self.differences += other.differences
+        self.tables |= other.tables
+        self.not_measured += other.not_measured
+
+
+def measure(
+    context: Context, suites: Iterable[str], *, run: str = "", cache: Path | None = None, progress: bool = True
+) -> Results:
+    """`evaluate` with tables and paired differences; what could not be measured is named in the results."""
+    results = Results()
+    models = context.models.values()
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not progress)
+    with in_eval(*models), ExitStack() as devices, bar:
+        for model in models:
+            devices.callback(model.to, next(model.parameters(), torch.empty(0)).device)
+            model.to(context.device)
+        scored, results.not_measured = score_suites(context, suites, cache, bar)
+        for name in dict.fromkeys(suites):
+            evaluator, dataset = EVALUATORS[name], context.dataset(name)
+            if scores := scored.get(name):
+                found = Resampled(scores, evaluator.statistics, context.options.seed)
+                results.rows += found.rows(run, name, dataset)
+                results.differences += found.differences(run, name, dataset)
+            elif evaluator.measure is not None:
+                for model_name, metric, value, n in evaluator.measure(context):
+                    results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
+            elif evaluator.tabulate is not None:
+                task = bar.add_task(name, total=1)
+                try:
+                    results.tables[name] = evaluator.tabulate(context)
+                except NotMeasured as error:
+                    results.not_measured.append(error)
+                bar.advance(task)
+    return results
 
 
 @dataclass(frozen=True)
 class Job:
     """A suite on one of its sources, with the scores of each model."""
 
-    name: str
-    evaluator: Evaluator
+    suite: str
+    score: Callable[[Batch], Iterator[Score]]
     source: Source
     scores: dict[str, Scores]
 
@@ -36,82 +154,62 @@ class Job:
 
 
 def score_suites(
-    context: Context,
-    suites: Mapping[str, Evaluator],
-    folder: Path | None = None,
-    advance: Advance = lambda suite, images, total: None,
-) -> tuple[dict[str, Scored], list[NotMeasured]]:
-    """Per-image scores of the suites that have them, and the data sets that were missing.
+    context: Context, suites: Iterable[str], folder: Path | None = None, bar: Progress | None = None
+) -> tuple[dict[str, dict[tuple[str, str], np.ndarray]], list[NotMeasured]]:
+    """Per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing.
 
     folder: where scores are kept. None: in memory only. What was scored is kept even if a pass is interrupted.
     """
-    jobs, missing = _jobs(context, suites, folder)
-    shared: dict[tuple[int, int], list[Job]] = {}
-    totals = Counter[str]()
-    for job in jobs:
-        shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
-        totals[job.name] += len(job.source.images)
-    for together in shared.values():
-        _pass(context, together, lambda name, images: advance(name, images, totals[name]))
-    found: dict[str, Scored] = {}
-    for name in totals:
-        parts = [job for job in jobs if job.name == name]
-        found[name] = {
-            model: {metric: array for job in parts for metric, array in job.scores[model].arrays.items()}
-            for model in context.models
-        }
-        if derive := suites[name].derive:
-            found[name] = {model: arrays | derive(arrays) for model, arrays in found[name].items()}
-    return found, missing
-
-
-def _jobs(
-    context: Context, suites: Mapping[str, Evaluator], folder: Path | None
-) -> tuple[list[Job], list[NotMeasured]]:
-    own = [context.validation]
-    cache = None if folder is None else Cache(folder, context)
-    jobs, missing = [], []
-    for name, evaluator in suites.items():
+    cache, jobs, missing = Cache(folder, context), list[Job](), list[NotMeasured]()
+    for name in dict.fromkeys(suites):
+        evaluator = EVALUATORS[name]
         if evaluator.score is None:
             continue
         try:
-            sources = own if evaluator.sources is None else evaluator.sources(context)
+            sources = [context.validation] if evaluator.sources is None else evaluator.sources(context)
         except NotMeasured as error:
             missing.append(error)
             continue
-        for source in sources:
-            if cache is None:
-                scores = {model: Scores(len(source.images)) for model in context.models}
-            else:
-                scores = cache.open(name, evaluator.uses, source)
-            jobs.append(Job(name, evaluator, source, scores))
-    return jobs, missing
-
-
-def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[str, int], None]) -> None:
-    """Go over the images of one source once, for all suites and models that are not done with them."""
+        jobs += [Job(name, evaluator.score, source, cache.open(name, evaluator.uses, source)) for source in sources]
+    shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
-        advance(job.name, job.done)
-    todo = [job for job in jobs if job.done < len(job.source.images)]
-    if not todo:
-        return
-    begun, saved = {id(job): job.done for job in jobs}, time.monotonic()
+        shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
+    bar, total = bar or Progress(disable=True), sum(len(together[0].source.images) for together in shared.values())
+    task = bar.add_task("", total=total, visible=bool(jobs))
+    for together in shared.values():
+        bar.update(task, description=", ".join(f"{job.suite} {job.source.part}".strip() for job in together))
+        _pass(context, together, partial(bar.advance, task))
+    found: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
+    for name, model in product(found, context.models):
+        arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
+        if derive := EVALUATORS[name].derive:
+            arrays |= derive(arrays)
+        found[name] |= {(model, metric): array for metric, array in arrays.items()}
+    return found, missing
+
+
+def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
+    """Go over the images of one source once, for all suites and models that are not done with them."""
+    images = jobs[0].source.images
+    todo = [job for job in jobs if job.done < len(images)]
+    start = min((job.done for job in todo), default=len(images)) // context.batch_size
+    advance(start * context.batch_size)
+    saved = time.monotonic()
     try:
-        for batch in context.batches(todo[0].source, min(job.done for job in todo) // context.batch_size):
+        for batch in context.batches(jobs[0].source, start) if todo else ():
             end = batch.first + len(batch)
             for job in todo:
                 batch.models = {name: context.models[name] for name, kept in job.scores.items() if kept.done < end}
                 if not batch.models:
                     continue
                 batch.source = job.source
-                assert job.evaluator.score is not None
                 scored = set()
-                for score in job.evaluator.score(batch):
+                for score in job.score(batch):
                     job.scores[score.model].put(batch.first, score)
                     scored.add(score.model)
                 for model in scored:  # a model that a suite leaves out is asked again the next time
                     job.scores[model].done = end
-                advance(job.name, end - max(batch.first, begun[id(job)]))
+            advance(len(batch))
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()
@@ -120,6 +218,5 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[str, int], N
 
 
 def _save(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        for scores in job.scores.values():
-            scores.save()
+    for scores in (scores for job in jobs for scores in job.scores.values()):
+        scores.save()

@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from recast.run.records import Difference, Row
+
 Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., k) means → (...) values."""
 
+COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))
+"""Which arms are subtracted from which."""
 RESAMPLES = 1000
 LEVEL = 0.95
 _CHUNK = 2**24
@@ -84,3 +88,18 @@ class Resampled:
         """(value, low, high) of `model` − `against`."""
         a, b = (model, metric), (against, metric)
         return self.values[a] - self.values[b], *interval(self.resamples[a] - self.resamples[b])
+
+    def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
+        return [
+            Row(run, model, suite, dataset, metric, value, self.n, *self.interval(model, metric))
+            for (model, metric), value in self.values.items()
+        ]
+
+    def differences(self, run: str, suite: str, dataset: str) -> list[Difference]:
+        """Between the arms."""
+        return [
+            Difference(run, model, other, suite, dataset, metric, *self.difference(model, other, metric), self.n)
+            for model, other in COMPARED
+            for metric in dict.fromkeys(metric for _, metric in self.values)
+            if {(model, metric), (other, metric)} <= self.values.keys()
+        ]
