@@ -24,7 +24,6 @@ from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
 from recast.training.loop import fit
 from recast.training.metrics import measure
-from recast.training.step import Inputs
 
 CPU = torch.device("cpu")
 AVERAGED = RegularizationConfig(ema_decay=0.5)
@@ -126,14 +125,14 @@ def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: Regulari
 def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, call = [], Inputs.__call__
+    calls, inputs = [], loop.Update.inputs
 
-    def poison(self: Inputs, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def poison(self: loop.Update, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(1)
-        images, targets = call(self, *args)
+        images, targets = inputs(self, *args)
         return images * (math.nan if len(calls) == 8 else 1), targets  # the 8th training batch of 5 an epoch
 
-    monkeypatch.setattr(Inputs, "__call__", poison)
+    monkeypatch.setattr(loop.Update, "inputs", poison)
     with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"):
         small_fit(tmp_path, save_steps=2)
     state = torch.load(states(tmp_path)[-1], weights_only=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import torch
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 
 from recast.data import Data, Loader
 from recast.data.loading import worker_errors
@@ -34,7 +35,7 @@ from recast.training.metrics import Journal, gates_and_spans, measure, read_metr
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer
 from recast.training.regularization import prepare_, train_mode
-from recast.training.step import Inputs, Unread, Update
+from recast.training.step import Update
 from recast.training.switches import Switches
 
 
@@ -96,7 +97,7 @@ class _Loop:
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
-        self.rates = WarmupCosine.of(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
+        self.rates = WarmupCosine(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
         decay = recipe.regularization.ema_decay
         self.state = State(
             model, make_optimizer(model, recipe.optim, recipe.data.batch_size),
@@ -105,8 +106,10 @@ class _Loop:
         )  # fmt: skip
         self.objective = Objective(recipe, data, model, parent, self.batches, device)
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
-        network, inputs = distributed.wrapped(self.compiled, device), Inputs(data, recipe, device)
-        self.update, self.unread = Update(self.state, network, recipe, inputs, self.objective), Unread(device)
+        network = distributed.wrapped(self.compiled, device)
+        self.update = Update(self.state, network, recipe, data, self.objective, device)
+        self.unread: deque[tuple[int, Tensor]] = deque()
+        """Steps that were launched: their number, and their loss and the wishes to stop, summed over the processes."""
 
     def run(self, resume: bool) -> list[dict[str, Any]]:
         """Epoch 0 is measured, then every epoch is trained, measured and saved."""
@@ -164,8 +167,10 @@ class _Loop:
             self.objective.at(number)
             loss = self.update(pixels, labels, self.rates.factor(number))
             position.step += 1
-            self.unread.add(position.step, loss, self.stop.is_set())
-            finished = list(self.unread.finished())
+            told = torch.full_like(loss, float(self.stop.is_set()), dtype=torch.float32)
+            sums = distributed.sum_over_processes_(torch.stack([loss.float(), told]), self.device)
+            self.unread.append((position.step, sums))
+            finished = self._finished(lag=0 if self.device.type == "cpu" else 1)
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
             for name in set(source.bad_images).difference(position.bad_images):
@@ -176,7 +181,7 @@ class _Loop:
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
                 self._save()
             asked = time.perf_counter()
-        self._look_at(self.unread.finished(everything=True))
+        self._look_at(self._finished())
         if self._asked_to_stop():
             raise Stopped
         if process_count() > 1:  # a shared validation is not broken off: what was trained is safe before it begins
@@ -212,7 +217,17 @@ class _Loop:
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
 
-    def _look_at(self, finished: Iterable[tuple[int, float, bool]]) -> bool:
+    def _finished(self, lag: int = 0) -> list[tuple[int, float, bool]]:
+        """Steps launched but for the last `lag`: number, mean loss, whether some process was asked to stop. With a lag
+        of one step an accelerator never waits for us."""
+        found = []
+        while len(self.unread) > lag:
+            step, sums = self.unread.popleft()
+            loss, told = (sums / process_count()).tolist()
+            found.append((step, loss, told > 0))
+        return found
+
+    def _look_at(self, finished: list[tuple[int, float, bool]]) -> bool:
         """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
         position, stop = self.state.position, False
         for step, loss, told in finished:
@@ -269,7 +284,7 @@ class _Loop:
 
     def _save(self) -> None:
         """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
-        self._look_at(self.unread.finished(everything=True))
+        self._look_at(self._finished())
         on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
 
     def _write_weights(self, model: nn.Module, name: str) -> None:

@@ -18,7 +18,6 @@ min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import timm.optim
@@ -102,30 +101,22 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
         raise RecastError(f"{reason}: choose another optim.opt") from error
 
 
-@dataclass(frozen=True)
 class WarmupCosine:
-    """f(t) of the module's docstring: `steps` = T updates, `warmup` = W of them, `start` = a, `end` = e, and whether
-    the cosine begins after the warm-up (`prefix`)."""
+    """f(t) of the module's docstring. A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run
+    fills it."""
 
-    steps: int
-    warmup: int
-    start: float
-    end: float
-    prefix: bool = True
-
-    @classmethod
-    def of(cls, config: OptimConfig, epochs: int, steps_per_epoch: int, batch_size: int) -> WarmupCosine:
-        """A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run fills it."""
-        steps, lr = epochs * steps_per_epoch, peak_lr(config, batch_size)
-        start, end = (min(1.0, rate / lr) if lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
-        warmup = min(steps, round(config.warmup_epochs * steps_per_epoch))
-        return cls(steps, warmup, start, end, config.warmup_prefix)
+    def __init__(self, config: OptimConfig, epochs: int, steps_per_epoch: int, batch_size: int) -> None:
+        lr = peak_lr(config, batch_size)
+        self.start, self.end = (min(1.0, rate / lr) if lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
+        self.steps = epochs * steps_per_epoch
+        self.warmup = min(self.steps, round(config.warmup_epochs * steps_per_epoch))
+        self.cosine = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
 
     def factor(self, step: int) -> float:
         """Share of the peak rate at update `step`."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
-        first, last = (self.warmup, self.steps - 1) if self.prefix else (0, self.steps)
+        first, last = self.cosine
         done = min(1.0, (step - first) / max(1, last - first))
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
 

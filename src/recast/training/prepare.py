@@ -16,11 +16,16 @@ from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
 from recast.run.config import Recipe
 from recast.run.recipe import MAY_CHANGE, changes, load_recipe
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
 from recast.tracing.hooks import in_eval
 from recast.training.optim import check_trainable
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
+
+PARENT_WEIGHTS = "parent.safetensors"
+"""In the run folder: the weights of a parent that nothing else holds."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,13 @@ class Prepared:
     """Data and parent of a run."""
 
     recipe: Recipe
-    """With what was left open filled in (classes, normalisation): it replays the run."""
+    """With what was left open filled in (classes, normalisation, the kept parent's file): it replays the run."""
     data: Data
     parent: nn.Module
-    is_new: bool
-    """The parent's weights are found nowhere else: random ones, or a new head."""
-    example: torch.Tensor
-    """(1, 3, S, S) zeros of the training size S, which the parent was tried on."""
+    plan: Plan | None
+    """None where nothing is recast."""
+    keeps_parent: bool
+    """The parent's weights are found nowhere else (random ones, or a new head): the run folder is to keep them."""
 
 
 def refuse_used(out: Path) -> None:
@@ -77,8 +82,8 @@ def with_size(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
 
 
-def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
-    """Load data and parent. Raises RecastError for whatever is wrong with them, before anything is written."""
+def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
+    """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
     check_trainable(recipe)
     config = recipe.model
     if (config.checkpoint or config.pretrained) and recipe.regularization.layer_scale is not None and not resume:
@@ -119,9 +124,12 @@ def prepare(recipe: Recipe, resume: bool = False) -> Prepared:
             f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
             "pool.kind=single"
         )
-    recipe = replace(
-        recipe,
-        model=replace(config, num_classes=config.num_classes or len(data.classes)),
-        data=replace(recipe.data, mean=data.mean, std=data.std),
-    )
-    return Prepared(recipe, data, parent, is_new, example)
+    planned = None
+    if not recipe.is_plain:
+        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        planned = plan(parent, example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
+    config = replace(config, num_classes=config.num_classes or len(data.classes))
+    if keeps_parent := is_new and planned is not None and not resume:
+        config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
+    recipe = replace(recipe, model=config, data=replace(recipe.data, mean=data.mean, std=data.std))
+    return Prepared(recipe, data, parent, planned, keeps_parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import shutil
 import time
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, Loader
+from recast.data import Loader
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
 from recast.device import surroundings
@@ -32,10 +34,9 @@ from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.plan import Plan, applied_plan, plan_of
-from recast.surgery.planning import plan
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
-from recast.surgery.verify import Exactness, verify
+from recast.surgery.verify import verify
 from recast.training.checkpoint import states
 from recast.training.distributed import (
     Interrupted,
@@ -47,7 +48,7 @@ from recast.training.distributed import (
     process_group,
 )
 from recast.training.loop import fit
-from recast.training.prepare import Prepared, prepare, recipe_of_run, refuse_used
+from recast.training.prepare import PARENT_WEIGHTS, Prepared, prepare, recipe_of_run, refuse_used
 
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
@@ -57,8 +58,6 @@ ASLEEP = 16.0
 
 WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json", "schedule.json")
 """What a run folder holds before its first state."""
-
-PARENT_WEIGHTS = "parent.safetensors"
 
 
 def train(
@@ -91,25 +90,14 @@ def train(
         else:
             on_first(lambda: refuse_used(out))
         on_first(lambda: check_shares(recipe))
-        prepared = first_then_all(lambda: prepare(recipe, resume))
-        recipe = prepared.recipe
-        planned = None
-        if not recipe.is_plain:
-            where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-            planned = plan(
-                prepared.parent, prepared.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool
-            )
+        prepared = first_then_all(lambda: prepare(recipe, out, resume))
         if is_first():
-            _warn(recipe, prepared.data)
-        if keeps_parent := prepared.is_new and planned is not None and not resume:
-            checkpoint = str((out / PARENT_WEIGHTS).resolve())
-            model = replace(recipe.model, checkpoint=checkpoint, pretrained=False, new_head=False)
-            prepared = replace(prepared, recipe=replace(recipe, model=model))
+            _warn(prepared)
         run = _Run(prepared, out, device, resume, progress, say)
-        on_first(lambda: run.open(keeps_parent))
+        on_first(run.open)
         try:
             with _environment(out, device, command):
-                run.train(planned)
+                run.train()
         except RecastError:
             if is_first() and not resume:
                 _withdraw(out)
@@ -122,16 +110,14 @@ def train(
     return out
 
 
-def _warn(recipe: Recipe, data: Data) -> None:
-    if data.bad_images:
-        named = ", ".join(data.bad_images[:5]) + (" ..." if len(data.bad_images) > 5 else "")
-        warnings.warn(f"{len(data.bad_images)} images cannot be read and are left out: {named}", stacklevel=3)
-    if recipe.recast.gate == "bias" and recipe.recast.bias_init > ASLEEP:
-        warnings.warn(
-            f"C-MHSA starts at a bias of {recipe.recast.bias_init:g}, where its attention hardly learns: "
-            "--bias-init 10 to 15 is for training",
-            stacklevel=3,
-        )
+def _warn(prepared: Prepared) -> None:
+    bad, config = prepared.data.bad_images, prepared.recipe.recast
+    if bad:
+        named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
+        warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
+    if config.gate == "bias" and config.bias_init > ASLEEP:
+        reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
+        warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
 
 
 @contextmanager
@@ -176,40 +162,34 @@ class _Run:
         self, prepared: Prepared, out: Path, device: torch.device, resume: bool, progress: bool,
         say: Callable[[str], object],
     ) -> None:  # fmt: skip
-        self.recipe, self.data, self.parent = prepared.recipe, prepared.data, prepared.parent
+        self.prepared, self.recipe, self.data, self.parent = prepared, prepared.recipe, prepared.data, prepared.parent
         self.out, self.device, self.resume, self.progress, self.say = out, device, resume, progress, say
 
-    def open(self, keep_parent: bool) -> None:
+    def open(self) -> None:
         """Write what is known before training, the parent's weights too where nothing else holds them."""
         self.out.mkdir(parents=True, exist_ok=True)
-        if keep_parent:
+        if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             save(self.parent, self.out / PARENT_WEIGHTS, made_by)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
         write_json(self.out / "classes.json", self.data.classes)
 
-    def train(self, planned: Plan | None) -> None:
+    def train(self) -> None:
         """Train the recast arm and the control arm, or the parent alone where nothing is recast."""
         recipe, distill = self.recipe, self.recipe.distill
         teacher = copy.deepcopy(self.parent) if distill.name == "parent" or distill.feature_epochs > 0 else None
-
-        def arm(model: nn.Module, recipe: Recipe, out: Path, name: str, plan: Plan | None = None) -> None:
-            fit(
-                model, self.data, recipe, out, resume=self.resume, progress=self.progress, name=name, parent=teacher,
-                plan=plan,
-            )  # fmt: skip
-
-        if planned is None:
-            arm(self.parent, recipe, self.out, "trained")
+        arm = partial(fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher)
+        if self.prepared.plan is None:
+            arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
-        child, planned = self._start(planned)
-        if recipe.schedule.name == "before":
-            arm(child, recipe, self.out, "recast")
-        else:
-            arm(child, recipe, self.out, "recast", planned)
+        child, planned = self._start(self.prepared.plan)
+        later = recipe.schedule.name != "before"
+        arm(child, recipe=recipe, out=self.out, name="recast", plan=planned if later else None)
+        if later:
             on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
         if recipe.control:  # the control arm stays the network that it is
-            arm(self.parent, replace(recipe, schedule=ScheduleConfig()), self.out / "finetuned", "finetuned")
+            unscheduled = replace(recipe, schedule=ScheduleConfig())
+            arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
 
     def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
         """The network that training starts with, and the plan of the run, in plan.json: recast, or, where layers leave
@@ -220,7 +200,8 @@ class _Run:
         if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
             planned = Plan.from_json(file.read_text(encoding="utf-8"), str(file))
             child = copy.deepcopy(self.parent)
-            child = child if later else recast_(child, planned)
+            if not later:
+                recast_(child, planned)
         else:
             self.parent.to(self.device)
             with seeded(mix_seed("recast", recipe.seed)):
@@ -243,11 +224,8 @@ class _Run:
 
     def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
         """Compare parent and child on the first VERIFIED validation images; keep what is found, and say it."""
-        found: Exactness | None = None
-        for images in self._images(self.data.val, VERIFIED, whole=True):
-            batch = verify(self.parent, child, images)
-            found = batch if found is None else found + batch
-        assert found is not None  # `prepare` has seen images
+        batches = self._images(self.data.val, VERIFIED, whole=True)
+        found = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / "verify.json", found.to_dict())
         if schedule is None:
             self.say(f"{planned}\nagainst the parent on {found.images} validation images: {found}\n")

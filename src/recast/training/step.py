@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
@@ -18,23 +16,27 @@ from recast.data import Data
 from recast.data.seeding import mix_seed, seed_cpu
 from recast.run.config import Recipe
 from recast.training.checkpoint import State
-from recast.training.distributed import process_count, process_number, sum_over_processes_
+from recast.training.distributed import process_count, process_number
 from recast.training.objective import AMP_DTYPES, Objective
 from recast.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
 
 
-class Inputs:
-    """Pixels (B, 3, H, W) in [0, 1] and labels (B,) → normalised images and targets on the network's device.
+class Update:
+    """Forward, backward and the optimiser's step for one batch.
 
-    Targets are labels (B,), or (B, classes) when mixed. Random erasing, Mixup and CutMix are timm's; they draw from the
-    global generators, which `seed_step` sets.
+    Every part of every process holds the same number of images B / (w·n), its loss is a mean over them, and the
+    gradient is the mean over parts and processes: for any w processes and n parts it is that of the whole batch
+    (BatchNorm, which sees one part at a time, excepted). Random erasing, Mixup and CutMix are timm's.
     """
 
-    def __init__(self, data: Data, recipe: Recipe, device: torch.device) -> None:
-        self.device, augment = device, recipe.augment
+    def __init__(
+        self, state: State, network: nn.Module, recipe: Recipe, data: Data, objective: Objective, device: torch.device
+    ) -> None:
+        self.state, self.network, self.recipe, self.objective, self.device = state, network, recipe, objective, device
         # tensors on the device: copying them there at every step would make the processor wait for it
         self.mean, self.std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        augment = recipe.augment
         self.erase = RandomErasing(augment.erasing, mode="pixel", device=device) if augment.erasing else None
         self.mix: Mixup | None = None
         if augment.mixup or augment.cutmix:
@@ -44,37 +46,6 @@ class Inputs:
                 num_classes=len(data.classes),
             )  # fmt: skip
 
-    def __call__(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
-        images = normalize(pixels, self.mean, self.std)
-        labels = labels.to(self.device, non_blocking=True)
-        if self.erase is not None:
-            images = self.erase(images)
-        return (images, labels) if self.mix is None else self.mix(images, labels)
-
-
-def seed_step(seed: int, epoch: int, step: int, part: int) -> None:
-    """Seed the global generators (torch on every device, numpy, random) for one part of one batch.
-
-    Erasing, mixing, dropout and stochastic depth follow from (seed, epoch, step, part) alone: a resumed run draws what
-    it would have drawn, and no generator's state is ever saved.
-    """
-    number = mix_seed("step", seed, epoch, step, part)
-    torch.manual_seed(number)  # on every device
-    seed_cpu(number)
-
-
-class Update:
-    """Forward, backward and the optimiser's step for one batch.
-
-    Every part of every process holds the same number of images B / (w·n), its loss is a mean over them, and the
-    gradient is the mean over parts and processes: for any w processes and n parts it is that of the whole batch
-    (BatchNorm, which sees one part at a time, excepted).
-    """
-
-    def __init__(self, state: State, network: nn.Module, recipe: Recipe, inputs: Inputs, objective: Objective) -> None:
-        self.state, self.network, self.recipe, self.inputs, self.objective = state, network, recipe, inputs, objective
-
     def __call__(self, pixels: Tensor, labels: Tensor, lr_factor: float) -> Tensor:
         """One update on this process's share; returns its mean loss, a tensor that nobody has waited for."""
         state, recipe, parts = self.state, self.recipe, self.recipe.accumulate
@@ -82,16 +53,30 @@ class Update:
         sharing = self.network if isinstance(self.network, DistributedDataParallel) else None
         set_learning_rate(state.optimizer, lr_factor)
         state.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.inputs.device)
+        total = torch.zeros((), device=self.device)
         for part in range(parts):
+            # Erasing, mixing, dropout and stochastic depth follow from (seed, epoch, step, part) alone: a resumed run
+            # draws what it would have drawn, and no generator's state is ever saved.
             number = process_number() + process_count() * part
-            seed_step(recipe.seed, state.position.epoch, state.position.step, number)
+            seed = mix_seed("step", recipe.seed, state.position.epoch, state.position.step, number)
+            torch.manual_seed(seed)  # on every device
+            seed_cpu(seed)
             images, targets = self.inputs(pixels[part::parts], labels[part::parts])
             with nullcontext() if sharing is None or part == parts - 1 else sharing.no_sync():
                 total += self._backward(images, targets) / parts
         self.objective.after_backward(state.model)
         self._step()
         return total
+
+    def inputs(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels (B, 3, H, W) in [0, 1] and labels (B,) → normalised images and targets on the network's device:
+        labels (B,), or (B, classes) when mixed."""
+        pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
+        images = normalize(pixels, self.mean, self.std)
+        labels = labels.to(self.device, non_blocking=True)
+        if self.erase is not None:
+            images = self.erase(images)
+        return (images, labels) if self.mix is None else self.mix(images, labels)
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
@@ -114,24 +99,3 @@ class Update:
             state.ema.update(state.model)
             if optim.gate_l1:
                 close_averaged_gates_(state.ema.module, state.model)
-
-
-class Unread:
-    """Losses of steps that were launched: on an accelerator read one step late, so that it never waits for us."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.lag = 0 if device.type == "cpu" else 1
-        self.waiting: deque[tuple[int, Tensor]] = deque()
-
-    def add(self, step: int, loss: Tensor, stop: bool) -> None:
-        """Average a loss and the wish to stop over the processes, without waiting for the result."""
-        values = torch.stack([loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)])
-        self.waiting.append((step, sum_over_processes_(values, loss.device) / process_count()))
-
-    def finished(self, everything: bool = False) -> Iterator[tuple[int, float, bool]]:
-        """The steps to look at now, in order, the same in every process: number, mean loss over the whole batch, and
-        whether some process was asked to stop. `everything` waits for the last one too."""
-        while len(self.waiting) > (0 if everything else self.lag):
-            step, values = self.waiting.popleft()
-            loss, stop = values.tolist()
-            yield step, loss, stop > 0
