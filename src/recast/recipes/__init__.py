@@ -7,16 +7,15 @@ paper leaves open and is inferred here.
 from __future__ import annotations
 
 from recast.errors import RecastError, suggest
-from recast.recipes.table import Entry, Tables
+from recast.recipes.table import Entry, read_papers
 from recast.run.config import Recipe
 from recast.run.recipe import load_recipe, save_recipe
 
 __all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "recipes_by_paper", "save_recipe"]
 
-_TABLES = Tables((
+_BY_PAPER = read_papers((
     "own", "tcnn", "tcnn_star", "prs", "deit", "deit3", "cait", "resmlp", "patchconvnet", "rsb", "attention_pool",
 ))  # fmt: skip
-_BY_PAPER = {paper["paper"]: list(_TABLES.entries(paper)) for paper in _TABLES.papers}
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
 """Every recipe."""

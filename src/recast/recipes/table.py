@@ -8,7 +8,7 @@ its name, texts and settings say {column}, they get that of the row (its own, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -85,46 +85,45 @@ def compute(settings: Mapping[str, Any], gmacs: float | list[list[float]], teach
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
 
 
-class Tables:
-    """Every paper's file."""
+def read_papers(names: Sequence[str]) -> dict[str, list[Entry]]:
+    """Paper → its recipes, in the order of the files."""
+    folder = files("recast.recipes")
+    papers = [yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER) for name in names]
+    bases = {name: base for paper in papers for name, base in paper.get("bases", {}).items()}
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        folder = files("recast.recipes")
-        self.papers = [yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER) for name in names]
-        self.bases: dict[str, dict[str, Any]] = {}
-        for paper in self.papers:
-            self.bases |= paper.get("bases", {})
-
-    def settings(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a table and of the bases that it names in `from`, the later ones before the earlier."""
+    def settings(table: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a table and of the bases that it names in `from`, the later ones before the earlier."""
         found: dict[str, Any] = {}
         for base in table.get("from", []):
-            found |= self.settings(self.bases[base])
+            found |= settings(bases[base])
         return found | {key: value for key, value in table.items() if key != "from"}
 
-    def entries(self, paper: Mapping[str, Any]) -> Iterator[Entry]:
-        """The recipes of a paper, in the order of the file."""
-        sizes, notes = paper.get("sizes", {}), paper.get("notes", {})
-        for group in paper["groups"]:
-            rows = group.get("rows", [""])
-            for row in rows:
-                own = (rows[row] or {}) if isinstance(rows, Mapping) else {}
-                columns = {"size": row} | notes | sizes.get(own.get("size", row), {}) | own
-                for name, table in group["recipes"].items():
-                    if row in table.get("for", [row]):
-                        yield self._entry(filled(name, columns), filled(table, columns), paper["paper"])
+    found: dict[str, list[Entry]] = {paper["paper"]: [] for paper in papers}
+    for paper in papers:
+        for name, table in recipes_of(paper):
+            own, cost = settings({"from": table.get("from", []), **table.get("set", {})}), table.get("cost", "")
+            if "gmac" in table:
+                cost = compute(own, table["gmac"], table.get("teacher_gmac", 0.0)) + cost
+            source = f"{paper['paper']}: {table['experiment']}" if "experiment" in table else table["paper"]
+            found[paper["paper"]].append(Entry(
+                name, table["title"], source, table["expected"], cost, table["inferred"], own,
+                after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
+                given_command=table.get("command"),
+            ))  # fmt: skip
+    return found
 
-    def _entry(self, name: str, table: Mapping[str, Any], paper: str) -> Entry:
-        settings = self.settings({"from": table.get("from", []), **table.get("set", {})})
-        cost = table.get("cost", "")
-        if "gmac" in table:
-            cost = compute(settings, table["gmac"], table.get("teacher_gmac", 0.0)) + cost
-        source = f"{paper}: {table['experiment']}" if "experiment" in table else table["paper"]
-        return Entry(
-            name, table["title"], source, table["expected"], cost, table["inferred"], settings,
-            after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
-            given_command=table.get("command"),
-        )  # fmt: skip
+
+def recipes_of(paper: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and table of every recipe of a paper, one for each row of its group, the columns filled in."""
+    sizes, notes = paper.get("sizes", {}), paper.get("notes", {})
+    for group in paper["groups"]:
+        rows = group.get("rows", [""])
+        for row in rows:
+            own = (rows[row] or {}) if isinstance(rows, Mapping) else {}
+            columns = {"size": row} | notes | sizes.get(own.get("size", row), {}) | own
+            for name, table in group["recipes"].items():
+                if row in table.get("for", [row]):
+                    yield filled(name, columns), filled(table, columns)
 
 
 def filled(template: Any, columns: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError
 from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
 from recast.run.files import replaced
@@ -148,13 +148,10 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
             ]
     if reason := mismatch(state.model, content["model"]):
         raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
-    try:
-        state.model.load_state_dict(content["model"])
-        if state.ema is not None:
-            state.ema.module.load_state_dict(content["ema"])
-        state.optimizer.load_state_dict(content["optimizer"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise RecastError(f"{path} is the state of another model ({first_line(error)}): {start_again}") from None
+    state.model.load_state_dict(content["model"])
+    if state.ema is not None:
+        state.ema.module.load_state_dict(content["ema"])
+    state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
     state.position = Position(**content["position"])
     return path

@@ -21,9 +21,6 @@ from recast.errors import RecastError, first_line
 from recast.models.build import build, input_defaults
 from recast.run.config import DistillConfig, ModelConfig
 
-PARENT = "parent"
-"""The teacher that is the network which was recast."""
-
 Outputs = Tensor | tuple[Tensor, Tensor]
 """Logits (B, C), or with a distillation token (class logits, distillation logits), both (B, C)."""
 
@@ -94,7 +91,7 @@ def build_teacher(
     name, own = config.name, student
     if name is None:
         raise RecastError("there is no teacher: set distill.name to parent, or to a model's name")
-    if name == PARENT:
+    if name == "parent":
         if config.teacher_checkpoint is not None or config.teacher_pretrained:
             raise RecastError(
                 "distill.name=parent is the network that was recast: leave teacher_checkpoint and teacher_pretrained "

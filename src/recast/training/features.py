@@ -80,7 +80,7 @@ class FeatureDistillation:
             raise RecastError(
                 "no forward pass of the student was seen: call it inside `with features:`, with gradients, not compiled"
             )
-        errors = {name: _mean_error(name, given[name], wanted[name]) for name in self._layers if name in wanted}
+        errors = {name: _relative_error(name, given[name], wanted[name]) for name in self._layers if name in wanted}
         self.errors = {name: error.detach() for name, error in errors.items()}
         # DistributedDataParallel waits for a gradient of every parameter, also of those behind the last recast layer
         # (the classifier), which the errors do not depend on: zero times the outputs gives them one, of zeros.
@@ -130,26 +130,25 @@ def keep_recast_gradients_(model: nn.Module) -> None:
             parameter.grad = None
 
 
-def _mean_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Tensor:
+def _relative_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Tensor:
     """The relative squared error of a layer, averaged over its uses in the pass."""
     if len(given) != len(wanted):
         raise RecastError(f"{name} ran {len(given)} times in the student and {len(wanted)} times in the parent")
-    return torch.stack([_relative_error(name, *both) for both in zip(given, wanted, strict=True)]).mean()
-
-
-def _relative_error(name: str, given: Tensor, wanted: Tensor) -> Tensor:
-    if given.shape != wanted.shape:
-        raise RecastError(
-            f"{name} gives {tuple(given.shape)}, its convolution in the parent {tuple(wanted.shape)}: features can "
-            "only be compared where the size stayed (stride='keep'); set distill.feature_epochs=0"
-        )
-    if not given.requires_grad:
-        raise RecastError(
-            f"{name} passes no gradient on (frozen, or reentrant checkpointing): it cannot learn from its features"
-        )
-    given, wanted = widened(given), widened(wanted)
-    scale = wanted.square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)  # of a convolution that is dead
-    return (given - wanted).square().sum() / scale
+    errors = []
+    for ours, theirs in zip(given, wanted, strict=True):
+        if ours.shape != theirs.shape:
+            raise RecastError(
+                f"{name} gives {tuple(ours.shape)}, its convolution in the parent {tuple(theirs.shape)}: features can "
+                "only be compared where the size stayed (stride='keep'); set distill.feature_epochs=0"
+            )
+        if not ours.requires_grad:
+            raise RecastError(
+                f"{name} passes no gradient on (frozen, or reentrant checkpointing): it cannot learn from its features"
+            )
+        ours, theirs = widened(ours), widened(theirs)
+        scale = theirs.square().sum().clamp_min(torch.finfo(theirs.dtype).tiny)  # of a convolution that is dead
+        errors.append((ours - theirs).square().sum() / scale)
+    return torch.stack(errors).mean()
 
 
 def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) -> None:

@@ -125,11 +125,12 @@ class _Loop:
             with self.journal.open(state.position.epoch), worker_errors():
                 warmup, steps = self.rates.warmup, self.rates.steps
                 if steps and 2 * warmup > steps:
-                    self.journal.note(f"the warm-up takes {warmup} of {steps} updates: set optim.warmup_epochs lower")
+                    how = f"{warmup} of {steps} updates"
+                    self.journal.say(f"note: the warm-up takes {how}: set optim.warmup_epochs lower")
                 if state.position.epoch == 0:
                     self._end_epoch()
                 else:
-                    self.journal.note(f"goes on at epoch {state.position.epoch}, step {state.position.step}")
+                    self.journal.say(f"note: goes on at epoch {state.position.epoch}, step {state.position.step}")
                 while state.position.epoch <= recipe.epochs:
                     self._train_epoch()
                     self._end_epoch()
@@ -200,7 +201,7 @@ class _Loop:
             switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe)
             # the averaging of gradients is bound to the parameters that there were
             self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
-            self.journal.note(f"epoch {epoch}: {', '.join(due)} → attention")
+            self.journal.say(f"note: epoch {epoch}: {', '.join(due)} → attention")
         last = switches.record.switches[-1] if switches.record.switches else None
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([]))
@@ -278,7 +279,6 @@ class _Loop:
         self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
         self._save()
-        self.journal.show(row)
         if state.position.epoch <= recipe.epochs and self._asked_to_stop():
             raise Stopped
 

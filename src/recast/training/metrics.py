@@ -153,7 +153,7 @@ class Journal:
         self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
 
     def write(self, row: Epoch) -> None:
-        """Append the row of an epoch, on the disk when this returns, and send its numbers on."""
+        """Append the row of an epoch, on the disk when this returns, send its numbers on, and show a line."""
         if not is_first():
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -167,34 +167,29 @@ class Journal:
                     values[f"gates/{layer}/{gate}"] = fmean(per_head)
         for tracker in self.trackers:
             tracker(row.epoch, values)
-
-    def show(self, row: Epoch) -> None:
-        """A line for a finished epoch."""
-        if not self.shown:
-            return
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
         text += f"val loss {row.val_loss:.3f}  top-1 {row.val_top1:.2f} %  {row.seconds:.1f} s"
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.say(text)
         if row.bad_images or row.bad_val_images:
-            self.note(
-                f"{row.bad_images} training images could not be read, others took their places; "
+            self.say(
+                f"note: {row.bad_images} training images could not be read, others took their places; "
                 f"{row.bad_val_images} of validation are left out"
             )
         waiting = row.data_wait or 0.0
         if waiting >= MUCH_WAITING and (row.seconds or 0.0) > WORTH_SECONDS and not self.warned:
             self.warned = True
-            self.note(
-                f"{waiting:.0%} of the time went into waiting for data: set data.workers (now "
+            self.say(
+                f"note: {waiting:.0%} of the time went into waiting for data: set data.workers (now "
                 f"{self.recipe.data.workers}; this machine has {os.cpu_count()} cores), or store the images smaller"
             )
 
-    def note(self, text: str) -> None:
-        """One line beside the bar."""
+    def say(self, text: str) -> None:
+        """One line above the bar."""
         if self.shown:
-            self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _tensorboard(out: Path, _recipe: Recipe, start: int, closing: ExitStack) -> Tracker:
