@@ -198,7 +198,7 @@ def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_p
     config = ModelConfig("test_vit", checkpoint=saved(parent), input_size=64, new_head=True)
     child = build(config, num_classes=4).eval()
     assert child(torch.randn(1, 3, 64, 64)).shape == (1, 4)
-    assert input_defaults(child).img_size == 64
+    assert input_defaults(child).size == (64, 64)
     assert timm.create_model("test_vit").pretrained_cfg["input_size"] == (3, 160, 160)  # others are as they were
     described = json.loads(json.dumps(constructor(config, num_classes=4)))
     assert described == {"name": "timm:test_vit", "kwargs": {"num_classes": 4, "img_size": 64}}

@@ -53,7 +53,7 @@ def test_parameters_and_macs(name: str) -> None:
     taps = mixer - width if isinstance(model.blocks[0].mixer, nn.Conv2d) else (mixer - width) * patch**2
     macs = tokens * (3 * patch**2 * width + 6 * (taps + 8 * width * width)) + width * classes
     assert flops.get_total_flops() == 2 * macs
-    assert input_defaults(model).img_size == side  # type: ignore[union-attr]
+    assert input_defaults(model).size == (side, side)  # type: ignore[union-attr]
 
 
 def norm(x: Tensor, layer: Any) -> Tensor:

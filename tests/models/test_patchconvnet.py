@@ -275,7 +275,7 @@ def test_names_and_addresses_of_weights() -> None:
     assert cfg.input_size == (3, 384, 384)
     assert timm.get_pretrained_cfg("patchconvnet_s60_multi").url.endswith("/s60_multi_finetune_1k.pth")
     model = timm.create_model("patchconvnet_s20", embed_dim=16, depth=1)
-    assert input_defaults(model) == (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert input_defaults(model) == ((224, 224), 0.875, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_new_classes_get_new_tokens() -> None:

@@ -48,7 +48,7 @@ def test_timm_creates_it_by_name(name: str) -> None:
     assert model.forward_features(torch.randn(1, 3, 32, 48)).shape == (1, 64, 8, 12)
     defaults = input_defaults(model)
     assert defaults is not None
-    assert defaults.img_size == 32
+    assert defaults.size == (32, 32)
     assert name in timm.list_models("*_resnet*")
 
 

@@ -54,7 +54,7 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     defaults = input_defaults(model)
     convolutions = [module for module in model.modules() if is_convolution(module)]
     channels = int(getattr(convolutions[0], "in_channels", 3)) if convolutions else 3
-    return channels, *parse_size(img_size, defaults.img_size if defaults else 224)
+    return channels, *(defaults.size if defaults and img_size is None else parse_size(img_size, 224))
 
 
 def make_plan(model: nn.Module, example: Example, options: ModelOptions) -> Plan:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
@@ -18,35 +19,13 @@ from recast.explain.inputs import Input, ranked, read_image
 from recast.explain.maps import record_maps
 from recast.explain.scene import Picture, Prediction, Scene, State
 from recast.explain.write import check_target, write_pages
-from recast.models.build import input_defaults
+from recast.models.build import InputDefaults, input_defaults
 from recast.tracing.hooks import in_eval
 
 TOP = 5
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIDE = 224
-"""Of images for a network that does not say its own size."""
+ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+"""Of a network that does not say what images it takes."""
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
-
-
-class Inputs(NamedTuple):
-    """What images a network takes; None: it does not say."""
-
-    size: tuple[int, int] | None
-    """(height, width)."""
-    crop_pct: float | None
-    """Share of the short side that the crop keeps."""
-    mean: Sequence[float] | None
-    std: Sequence[float] | None
-
-
-def inputs_of(model: nn.Module) -> Inputs:
-    """What timm's cfg of the network says."""
-    defaults, cfg = input_defaults(model), getattr(model, "pretrained_cfg", None)
-    if defaults is None or not isinstance(cfg, Mapping):
-        return Inputs(None, None, None, None)
-    height, width = (int(side) for side in cfg["input_size"][-2:])
-    crop_pct = cfg.get("crop_pct")
-    return Inputs((height, width), None if crop_pct is None else float(crop_pct), defaults.mean, defaults.std)
 
 
 def explain(
@@ -76,8 +55,8 @@ def explain(
     it, or nowhere to write.
     """
     check_target(Path(out))
-    own = inputs_of(model)
-    shape = (size, size) if isinstance(size, int) else size or own.size or (SIDE, SIDE)
+    own = input_defaults(model) or ASSUMED
+    shape = (size, size) if isinstance(size, int) else size or own.size
     if not isinstance(image, Tensor):
         source = image if isinstance(image, Image.Image) else Path(image)
         shown = read_image(source, shape, {name: name for name in classes or ()})
@@ -94,7 +73,7 @@ def explain(
         [shown],
         [(None, arms)],
         classes,
-        (mean or own.mean or IMAGENET[0], std or own.std or IMAGENET[1]),
+        (mean or own.mean, std or own.std),
         {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
     )
     return write_pages(scene, Path(out))[0]

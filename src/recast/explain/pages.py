@@ -20,11 +20,12 @@ from recast.explain.inputs import (
     read_inputs,
     some_of_validation,
 )  # fmt: skip
-from recast.explain.make import ARMS, IMAGENET, SIDE, Inputs, inputs_of, make_scene
+from recast.explain.make import ARMS, ASSUMED, make_scene
 from recast.explain.open import SAVED, names_a_run, open_model, weights_of
 from recast.explain.write import Explained, check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
+from recast.models.build import input_defaults
 from recast.run.config import ModelConfig, Recipe
 from recast.run.config.explain import ExplainOptions
 
@@ -89,14 +90,11 @@ def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
         )
     if names is None and outputs == 1000:
         names, labels = imagenet_names()
-    own = inputs_of(model)
-    mean, std = asked.mean or own.mean, asked.std or own.std
-    given = Inputs(size or own.size, asked.crop_pct or own.crop_pct, mean, std)
-    seen = given.size or (SIDE, SIDE)
-    normalisation = mean or IMAGENET[0], std or IMAGENET[1]
-    inputs, notes = read_inputs(wanted, seen, asked.num_images, labels, given.crop_pct)
+    own = input_defaults(model) or ASSUMED
+    seen, normalisation = size or own.size, (asked.mean or own.mean, asked.std or own.std)
+    inputs, notes = read_inputs(wanted, seen, asked.num_images, labels, asked.crop_pct or own.crop_pct)
     weights = weights_of(config)
-    notes += [*_assumed(config.name, given), *weights.notes]
+    notes += [*(_assumed(asked, size) if own is ASSUMED else []), *weights.notes]
     about = {
         "Network": config.name,
         "Weights": weights.told,
@@ -123,13 +121,14 @@ def num_outputs(model: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _assumed(name: str, known: Inputs) -> list[str]:
-    """A note on what neither the network nor the user says; none where all is said."""
-    missing = {"--img-size": f"{SIDE}×{SIDE} pixels"} if known.size is None else {}
-    missing |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if getattr(known, what) is None}
+def _assumed(asked: ExplainOptions, size: tuple[int, int] | None) -> list[str]:
+    """A note on what the user does not say either; none where all is said."""
+    missing = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
+    missing |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if not getattr(asked, what)}
     if not missing:
         return []
-    return [f"{name} does not say what images it takes; assumed: {', '.join(missing.values())} ({', '.join(missing)})."]
+    what, options = ", ".join(missing.values()), ", ".join(missing)
+    return [f"{asked.subject} does not say what images it takes; assumed: {what} ({options})."]
 
 
 def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:

@@ -116,10 +116,14 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
 
 
 class InputDefaults(NamedTuple):
-    """What a network was trained on: side in pixels, per-channel mean and standard deviation in [0, 1] pixels."""
+    """What a network was trained on."""
 
-    img_size: int
+    size: tuple[int, int]
+    """(height, width) in pixels."""
+    crop_pct: float | None
+    """Share of the short side that the crop keeps; None: not said."""
     mean: tuple[float, ...]
+    """Per channel, as `std`, in [0, 1] pixels."""
     std: tuple[float, ...]
 
 
@@ -128,7 +132,8 @@ def input_defaults(model: nn.Module) -> InputDefaults | None:
     cfg = getattr(model, "pretrained_cfg", None)
     if not isinstance(cfg, Mapping) or not {"input_size", "mean", "std"} <= set(cfg):
         return None
-    return InputDefaults(int(cfg["input_size"][-1]), tuple(cfg["mean"]), tuple(cfg["std"]))
+    _, height, width = cfg["input_size"]
+    return InputDefaults((height, width), cfg.get("crop_pct"), tuple(cfg["mean"]), tuple(cfg["std"]))
 
 
 def check_logits(
