@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from on_pages import data_of
 from PIL import Image
 from torch import Tensor, nn
 
@@ -41,12 +40,9 @@ def child(*names: str) -> Any:
     return recast_(model, plan(model, torch.zeros(1, 3, 8, 8), where=["0", "2"]), steps=list(names) or ["0", "2"])
 
 
-def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> dict[str, Any]:
+def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> Mapping[str, Any]:
     """The data of a page."""
-    text = explain(model, image, path / "page.html", **options).read_text(encoding="utf-8")
-    (found,) = re.findall(r'id="data">(.*?)</script>', text, flags=re.DOTALL)
-    data: dict[str, Any] = json.loads(found)
-    return data
+    return data_of(explain(model, image, path / "page.html", **options))
 
 
 def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:

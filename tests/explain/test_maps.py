@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import timm
 import torch
+from on_pages import CONFIGS, mix_of, on_pixels, recast_network, scene_of
 from torch import Tensor, nn
 
 from recast.analysis.record import Attention, class_maps, record
 from recast.errors import RecastError
 from recast.explain import maps as module
 from recast.explain.inputs import ranked
-from recast.explain.maps import pool_layer, record_maps, stored_maps
+from recast.explain.maps import pool_layer, recast_layer, record_maps
 from recast.explain.pack import pack_maps
-from recast.explain.scene import Maps, Prediction, percent
+from recast.explain.scene import Layer, Maps, Prediction, percent
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.patchconvnet import PatchConvNet
@@ -44,13 +45,13 @@ def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
     return recast_(nn.Sequential(conv), made)[0]
 
 
-def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
-    """(H, I, J, Y, X) over the real pixels."""
-    size = x.shape[-2:]
-    at_rows, at_columns = layer.geometry.pixels(*size)
-    queries = [len(at) for at in layer.geometry.query_positions(*size)]
-    grid = maps[0].unflatten(-1, layer.geometry.padded_size(*size))[..., at_rows, at_columns]
-    return grid.unflatten(1, queries).detach().numpy()
+def stored_maps(layer: Any, x: Tensor) -> Maps:
+    return recast_layer("conv", layer, x)[1]
+
+
+def recorded(model: nn.Module, x: Tensor, classes: list[str] | None = None) -> tuple[list[Layer], dict[str, Maps]]:
+    described = record_maps(model, x, classes)[1]
+    return [layer for layer, _ in described], {layer.name: maps for layer, maps in described}
 
 
 def stirred(model: nn.Module) -> Any:
@@ -59,6 +60,24 @@ def stirred(model: nn.Module) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_maps_of_a_scene_are_the_layers_own(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
+    """A of every layer for some queries, from what a scene holds."""
+    model, x = recast_network(open_gates, **config), torch.rand(1, 3, 12, 14)
+    scene = scene_of(model, x[0])
+    maps_of, layers = scene.pictures[0].maps[0], {layer.name: layer for layer in scene.states[0].layers}
+    with torch.no_grad():
+        for name, layer in model.named_children():
+            if name in layers:
+                of, mix = layers[name], mix_of(layer, x)
+                for row, column in ((0, 0), (len(of.queries[0]) - 1, len(of.queries[1]) // 2)):
+                    for head, wanted in enumerate(mix[:, row, column]):
+                        found = of.weights(maps_of[name], head, (row, column))
+                        assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
+            x = layer(x)
+    assert layers["4"].map_names(maps_of["4"]) == ("0,-1", "0,0", "0,1")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -83,7 +102,7 @@ def test_the_whole_map_of_cmhsa_is_stored(conv: nn.Conv2d) -> None:
     x = torch.rand(1, 4, 6, 7)
     layer = stirred(recast_conv(conv, x, gate="bias", bias_init=3.0))
     for some in (x, x[..., :5, :6].contiguous()):
-        assert_stored(stored_maps(layer, some).values, on_pixels(layer, layer.attention(some), some))
+        assert_stored(stored_maps(layer, some).values, mix_of(layer, some))
 
 
 def test_large_layers_keep_some_queries_over_blocks_of_keys(
@@ -112,9 +131,9 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
     model, x = Turned(), torch.rand(1, 3, 6, 6)
     recast_(model, plan(model, x, where="all"))
     model.train()
-    output, layers, maps, notes = record_maps(model, x)
-    assert [layer.name for layer in layers] == ["early", "late"] == list(maps)
-    assert (output.shape, notes) == ((1, 4), ())
+    output, described, notes = record_maps(model, x)
+    assert [layer.name for layer, _ in described] == ["early", "late"]
+    assert (output.shape, notes) == ((1, 4), [])
     assert not output.requires_grad
     assert all(m.training for m in model.modules())
     assert not any(layer._forward_pre_hooks for layer in recast_layers(model).values())
@@ -126,32 +145,32 @@ def test_pruned_heads_have_closed_gates_and_maps_all_the_same() -> None:
     with torch.no_grad():
         layer.gamma[2], layer.spread[5] = 0.3, 0.2
     layer.prune_([5], [2])
-    ((of,), maps) = record_maps(layer, x)[1:3]
+    ((of, maps),) = record_maps(layer, x)[1]
     assert np.flatnonzero(of.content).tolist() == [2]
     assert np.flatnonzero(of.gaussian).tolist() == [5]
     assert dict(of.gates)["γ"][2] == pytest.approx(0.3)
-    assert maps[of.name].values.shape == (9, 6, 6, 6, 6)
+    assert maps.values.shape == (9, 6, 6, 6, 6)
 
 
 def test_the_likeliest_classes() -> None:
     model, x = stirred(PatchConvNet(16, 1, 7, per_class=True, num_heads=2)), torch.rand(1, 3, 64, 48)
-    output, layers, stored, _ = record_maps(model, x, [f"animal {i}" for i in range(7)])
-    layer = next(layer for layer in layers if layer.name == "pool")
+    layers, stored = recorded(model, x, [f"animal {i}" for i in range(7)])
+    layer = layers[-1]
     assert (layer.kind, layer.offsets, layer.padded) == ("classes", (), (4, 3))
     assert "one token a class, 2 heads (their mean)" in layer.description
-    best = output.softmax(1)[0].topk(3)
+    best = model(x).detach().softmax(1)[0].topk(3)
     names = [f"animal {i} {percent(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     assert list(stored["pool"].names) == names
     assert_stored(stored["pool"].values[:, 0, 0], class_maps(model, x)[0, best.indices].numpy())
-    unnamed = record_maps(model, x)[2]["pool"].names
+    unnamed = recorded(model, x)[1]["pool"].names
     assert [name.replace("class", "animal", 1) for name in unnamed] == names
 
 
 def test_single_tokens_tell_what_they_keep() -> None:
     model, x = stirred(PatchConvNet(16, 1, 7, num_heads=2)), torch.rand(1, 3, 64, 48)
-    with record(model) as recorded, torch.no_grad():
+    with record(model) as maps_of, torch.no_grad():
         model(x)
-    of = recorded["pool"]
+    of = maps_of["pool"]
     layer, maps = pool_layer("pool", of, None, ())
     kept = [float(of.kept.mean()), *of.kept.flatten().tolist()]
     names = [f"{name} ({percent(p)} on the token itself)" for name, p in zip(layer.names, kept, strict=True)]
@@ -179,8 +198,10 @@ def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
     assert ranked(torch.zeros(1, 3, 2), None, 3) == ()
     with pytest.raises(RecastError, match="2 names of classes for a network with 3 outputs"):
         ranked(torch.zeros(1, 3), ["a", "b"], 3)
-    with pytest.raises(RecastError, match="not finite"):
-        pool_layer("pool", pool(torch.full((1, 2, 2), torch.nan)), None, ())
+    broken = PatchConvNet(16, 1, 7)
+    torch.nn.init.constant_(broken.stem[0].weight, torch.nan)
+    with pytest.raises(RecastError, match="pool has attention that is not finite"):
+        record_maps(broken, torch.rand(1, 3, 64, 48))
 
 
 def test_nearly_even_maps_keep_their_steps() -> None:
@@ -201,37 +222,36 @@ def test_nearly_even_maps_keep_their_steps() -> None:
 def test_transformers() -> None:
     """Layers in the order of the network; the patches' maps and the tokens'."""
     x, tokens = torch.rand(1, 3, 32, 32), ("class token", "distillation token")
-    deit = record_maps(stirred(timm.create_model("deit_tiny_distilled_patch16_224", **TINY)), x)
+    deit, _ = recorded(stirred(timm.create_model("deit_tiny_distilled_patch16_224", **TINY)), x)
     named = [name for i in range(2) for name in (f"blocks.{i}.attn", *(f"blocks.{i}.attn ({t})" for t in tokens))]
-    assert [layer.name for layer in deit.layers] == named
-    first, of_class = deit.layers[:2]
+    assert [layer.name for layer in deit] == named
+    first, of_class = deit[:2]
     assert (first.kind, first.names, first.padded) == ("maps", ("head 1", "head 2", "head 3"), (4, 4))
     assert first.description == "3 heads over 4×4 patches and 2 tokens before them"
     assert (of_class.kind, of_class.names[0], len(of_class.names)) == ("classes", "mean", 4)
 
     cait = stirred(timm.create_model("cait_xxs24_224", **TINY))
-    recorded = record_maps(cait, x)
-    assert [layer.kind for layer in recorded.layers] == ["maps", "maps", "classes", "classes"]
+    layers, stored = recorded(cait, x)
+    assert [layer.kind for layer in layers] == ["maps", "maps", "classes", "classes"]
     with record(cait) as maps, torch.no_grad():
         cait(x)
-    stored = recorded.maps["blocks.1.attn"]
-    assert stored.signed
-    assert_stored(stored.values, maps["blocks.1.attn"].mix[0].reshape(3, 4, 4, 4, 4).numpy(), steps=2)
-    shown = recorded.maps["blocks_token_only.1.attn (class token)"].values[:, 0, 0]
+    assert stored["blocks.1.attn"].signed
+    assert_stored(stored["blocks.1.attn"].values, maps["blocks.1.attn"].mix[0].reshape(3, 4, 4, 4, 4).numpy(), steps=2)
+    shown = stored["blocks_token_only.1.attn (class token)"].values[:, 0, 0]
     wanted = maps["blocks_token_only.1.attn"].tokens[0, :, 0].numpy()
     assert_stored(shown, np.concatenate([wanted.mean(0, keepdims=True), wanted]))
     convit = timm.create_model("convit_tiny", local_up_to_layer=1, **TINY | {"num_heads": 4})
-    assert [layer.kind for layer in record_maps(convit, x).layers] == ["maps", "maps", "classes"]
+    assert [layer.kind for layer in recorded(convit, x)[0]] == ["maps", "maps", "classes"]
 
 
 def test_a_token_that_nobody_reads_is_not_shown_and_what_has_no_maps_is_said() -> None:
     x = torch.rand(1, 3, 32, 32)
     vit = timm.create_model("vit_tiny_patch16_224", **TINY | {"global_pool": "avg"})
-    assert [layer.name for layer in record_maps(vit, x).layers] == ["blocks.0.attn", "blocks.1.attn"]
+    assert [layer.name for layer in recorded(vit, x)[0]] == ["blocks.0.attn", "blocks.1.attn"]
     swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=32, embed_dim=6, depths=(2, 1), num_heads=(1, 2),
                              window_size=4, num_classes=3)  # fmt: skip
-    layers, _, notes = record_maps(swin, x)[1:]
-    assert (layers, len(notes)) == ((), 2)
+    _, described, notes = record_maps(swin, x)
+    assert (described, len(notes)) == ([], 2)
     assert notes[0].startswith("Without maps: layers.0.blocks.0.attn, layers.0.blocks.1.attn (attention within")
 
 
@@ -239,5 +259,5 @@ def test_a_recast_network_with_another_pooling() -> None:
     model = timm.create_model("resnet10t", num_classes=7, channels=(8, 8, 8, 8), stem_width=8)
     attention_pool_(model, True, example=torch.randn(1, 3, 64, 64))
     recast_(model, plan(model, torch.zeros(1, 3, 64, 96), where=["layer4.0.conv2"]))
-    layers = record_maps(stirred(model), torch.rand(1, 3, 64, 96)).layers
+    layers, _ = recorded(stirred(model), torch.rand(1, 3, 64, 96))
     assert [(layer.kind, layer.padded) for layer in layers] == [("gpsa", (4, 5)), ("classes", (2, 3))]

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
 from recast.errors import RecastError
 from recast.explain import sheet
-from recast.explain.inputs import Input
-from recast.explain.make import make_scene
-from recast.explain.scene import Axis, Layer, Maps, Picture, Prediction, Scene, State
+from recast.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
 from recast.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
 from recast.explain.write import write_pages
-from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
-GRID, ONE = (Axis(0, 1, 4), Axis(0, 1, 8)), (Axis(0, 1, 1), Axis(0, 1, 1))
+GRID, ONE = (range(4), range(8)), (range(1), range(1))
 
 
 def spot(row: int, column: int) -> np.ndarray:
@@ -51,7 +42,7 @@ def a_scene(pictures: int = 1, signed: bool = False) -> Scene:
     }
     pixels = np.full((40, 80, 3), 230, dtype=np.uint8)
     said: dict[str, Any] = {"recast": (Prediction("cat", 0.61, 0), Prediction("dog", 0.2, 1))}
-    shown = tuple(Picture(f"{i}.png", pixels, "cat", (), (said,), (stored,)) for i in range(pictures))
+    shown = tuple(Picture(f"{i}.png", pixels, "cat", (), [said], [stored]) for i in range(pictures))
     return Scene("net", {"recast": "Network"}, (State(None, (pool, last)),), shown, layer_order=("pool", "last"))
 
 
@@ -147,36 +138,8 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("config", [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}], ids=str)
-def test_the_maps_are_the_layers_own(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
-    """Strides, padding, a tap grid: A of the layer for some queries, from what a scene holds."""
-    model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 4, (1, 3), padding=(0, 1)))
-    recast_(model, plan(model, torch.zeros(1, 3, 12, 14), RecastConfig(**config), where="all"))
-    for seed, layer in enumerate(model):
-        if isinstance(layer, GPSA):
-            open_gates(layer, seed)
-    image = torch.rand(3, 12, 14)
-    scene = make_scene(
-        "x", [Input("x", image)], [(None, {"recast": model})], None, ((0,) * 3, (1,) * 3), {"recast": "R"}
-    )
-    x = image[None]
-    with torch.no_grad():
-        for of, layer in zip(scene.states[0].layers, (model[0], model[2]), strict=True):
-            maps, geometry, size = layer.attention(x), layer.geometry, x.shape[-2:]
-            mix = (maps.mix if isinstance(layer, GPSA) else maps)[0].unflatten(-1, geometry.padded_size(*size))
-            rows, columns = geometry.pixels(*size)
-            for query in ((0, 0), (of.queries[0].size - 1, of.queries[1].size // 2)):
-                number = query[0] * of.queries[1].size + query[1]
-                for head in range(len(mix)):
-                    wanted = mix[head, number][rows][:, columns].numpy()
-                    found = of.weights(scene.pictures[0].maps[0][of.name], head, query)
-                    assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
-            x = model[:2](x) if layer is model[0] else x
-    assert of.map_names(scene.pictures[0].maps[0][of.name]) == ("0,-1", "0,0", "0,1")
-
-
 def test_coarse_maps_are_shared_out_evenly() -> None:
-    layer = Layer("last", "maps", "", (1, 1), (), (4, 7), (Axis(0, 1, 4), Axis(0, 1, 7)), GRID)
+    layer = Layer("last", "maps", "", (1, 1), (), (4, 7), (range(4), range(7)), GRID)
     values = np.random.default_rng(0).random((1, 2, 2, 2, 4)).astype(np.float32)
     maps = Maps.of(values, (1, 3), (0, 6), 2)
     found = layer.weights(maps, 0, (3, 2))

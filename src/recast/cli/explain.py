@@ -12,7 +12,9 @@ from recast.cli.options import JsonOption, Words, parse, parse_size, print_json
 from recast.run.config.explain import ExplainOptions
 
 if TYPE_CHECKING:
-    from recast.explain.write import Explained
+    from pathlib import Path
+
+    from recast.explain.scene import Scene
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
@@ -44,25 +46,24 @@ def run(argv: Sequence[str]) -> int:
     size = None if options.img_size is None else parse_size(options.img_size, 0)
     from recast.explain.pages import explain_pages  # needs torch, which the help does without
 
-    done = explain_pages(options, size)
-    for note in done.notes:
+    pages, scene, notes = explain_pages(options, size)
+    for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if options.json:
-        print_json(_summary(done, options.layer))
+        print_json(_summary(pages, scene, options.layer))
     else:
-        first, *others = done.pages
+        first, *others = pages
         kind = "picture" if first.suffix.lower() == ".png" else "page"
         print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
     return 0
 
 
-def _summary(done: Explained, layer: str | None) -> dict[str, Any]:
+def _summary(pages: list[Path], scene: Scene, layer: str | None) -> dict[str, Any]:
     """The pages, and the predictions at the last epoch."""
     from recast.explain.pack import first_layer
 
-    scene = done.scene
     return {
-        "pages": [str(path) for path in done.pages],
+        "pages": [str(path) for path in pages],
         "layers": list(scene.layer_order),
         "opens": first_layer(scene, layer),
         "epochs": [state.epoch for state in scene.states if state.epoch is not None],

@@ -51,34 +51,28 @@ def read_image(
     shape in the middle of the image. labels: name of a file's folder → its class. Raises `RecastError` naming a file
     that is missing, truncated, no image, or larger than Pillow opens.
     """
+    name, folder, notes = "the image", "", []
     if isinstance(source, Image.Image):
-        name, folder, image, turned = "the image", "", to_rgb(source), False
+        image = to_rgb(source)
     else:
         name, folder = source.name, source.resolve().parent.name
-        image, turned = _upright(source)
+        with decode_errors(str(source)), warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is refused
+            with Image.open(source) as opened:
+                turned = opened.getexif().get(ORIENTATION, 1) in range(2, 9)
+                image = to_rgb(ImageOps.exif_transpose(opened) if turned else opened)
+        if turned:
+            notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
     width, height = image.size
-    notes = []
-    if turned:
-        notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
-    image = middle(image)
     if size[0] == size[1]:
         image, crop = resize_and_crop(image, size[0], crop_pct), crop_pct or crop_fraction(size[0])
     else:
-        image, crop = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
+        image, crop = ImageOps.fit(middle(image), (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
     if (width, height) != (size[1], size[0]):
         part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
         kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
     return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))
-
-
-def _upright(path: Path) -> tuple[Image.Image, bool]:
-    """The image in RGB, and whether an EXIF tag had it turned."""
-    with decode_errors(str(path)), warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is refused
-        with Image.open(path) as opened:
-            turned = opened.getexif().get(ORIENTATION, 1) in range(2, 9)
-            return to_rgb(ImageOps.exif_transpose(opened) if turned else opened), turned
 
 
 def page_stem(words: Sequence[str | Path]) -> str:
@@ -140,13 +134,14 @@ def read_inputs(
     for one in wanted:
         if len(found) == most:
             break
+        if isinstance(one, int):
+            assert data is not None  # a network without data has no numbers
+            found.append(_of_validation(data, one, size))
+            continue
         try:
-            if isinstance(one, Path):
-                found.append(read_image(one, size, labels, crop_pct))
-            else:
-                found.append(_of_validation(data, one, size))
+            found.append(read_image(one, size, labels, crop_pct))
         except RecastError as error:
-            if isinstance(one, int) or len(wanted) == 1:
+            if len(wanted) == 1:
                 raise
             broken.append((one, error))
     if not found:
@@ -161,8 +156,7 @@ def read_inputs(
     return found, notes
 
 
-def _of_validation(data: Data | None, index: int, size: tuple[int, int]) -> Input:
-    assert data is not None
+def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
     if not 0 <= index < len(data.val):
         raise RecastError(f"val:{index} is no validation image of {data.name}: it has {len(data.val)}, counted from 0")
     pixels, labels = data.val.batch([index])
@@ -187,14 +181,12 @@ def imagenet_names() -> tuple[list[str], dict[str, str]]:
 def read_class_names(path: Path) -> list[str]:
     """The lines of a text file, a class each. Raises `RecastError` for a file that is none, and for empty lines."""
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = "no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise RecastError(
             f"cannot read the names of classes in {path}: {reason}; one name a line is expected"
         ) from None
-    while names and not names[-1]:
-        names.pop()
     if not names or "" in names:
         where = f"line {names.index('') + 1} is empty" if names else "it is empty"
         raise RecastError(f"{path} must name one class a line, but {where}")

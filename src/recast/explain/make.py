@@ -3,8 +3,7 @@ class in the image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError, first_line
 from recast.explain.inputs import Input, ranked, read_image
 from recast.explain.maps import record_maps
-from recast.explain.scene import Picture, Prediction, Scene, State
+from recast.explain.scene import Layer, Picture, Scene, State
 from recast.explain.write import check_target, write_pages
 from recast.models.build import InputDefaults, input_defaults
 from recast.tracing.hooks import in_eval
@@ -94,49 +93,39 @@ def make_scene(
     states: (epoch, arms), the earliest first; may be a generator that loads one after the other.
     """
     done: list[State] = []
-    predictions: list[list[dict[str, tuple[Prediction, ...]]]] = [[] for _ in inputs]
-    maps: list[list[dict[str, Any]]] = [[] for _ in inputs]
+    pictures = [Picture(shown.name, _bytes(shown.pixels), shown.label, shown.notes) for shown in inputs]
     order: list[str] = []
     left_out: dict[str, None] = {}
     mean, std = (list(values) for values in normalisation)
     for epoch, networks in states:
-        layers: tuple[Any, ...] = ()
-        for index, shown in enumerate(inputs):
+        layers: tuple[Layer, ...] = ()
+        for picture, shown in zip(pictures, inputs, strict=True):
             best = {}
             for arm, network in networks.items():
                 x = normalize(shown.pixels[None], mean, std)
                 x = x.to(next(network.parameters(), x))  # its device and dtype
-                with _takes(f" ({arm})" if len(networks) > 1 else "", shown.pixels):
+                try:
                     if arm == "recast":
-                        output, layers, stored, said = record_maps(network, x, classes)
-                        maps[index].append(stored)
+                        output, described, said = record_maps(network, x, classes)
+                        layers = tuple(layer for layer, _ in described)
+                        picture.maps.append({layer.name: maps for layer, maps in described})
                         left_out |= dict.fromkeys(said)
                     else:
                         with in_eval(network), torch.no_grad():
                             output = network(x)
+                except RecastError:
+                    raise
+                except (AssertionError, RuntimeError, ValueError) as error:
+                    which = f"the network ({arm})" if len(networks) > 1 else "the network"
+                    height, width = x.shape[-2:]
+                    raise RecastError(
+                        f"{which} cannot take an image of {height}×{width} pixels: {first_line(error)}"
+                    ) from None
                 best[arm] = ranked(output, classes, TOP)
-            predictions[index].append({arm: found for arm, found in best.items() if found})
+            picture.predictions.append({arm: found for arm, found in best.items() if found})
         done.append(State(epoch, layers))
         order = _merged(order, [layer.name for layer in layers])
-    pictures = [
-        Picture(shown.name, _bytes(shown.pixels), shown.label, shown.notes, tuple(p), tuple(m))
-        for shown, p, m in zip(inputs, predictions, maps, strict=True)
-    ]
     return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
-
-
-@contextmanager
-def _takes(arm: str, pixels: Tensor) -> Iterator[None]:
-    """What a network says of a size that it cannot take, as one line."""
-    try:
-        yield
-    except RecastError:
-        raise
-    except (AssertionError, RuntimeError, ValueError) as error:
-        height, width = pixels.shape[-2:]
-        raise RecastError(
-            f"the network{arm} cannot take an image of {height}×{width} pixels: {first_line(error)}"
-        ) from None
 
 
 def _bytes(pixels: Tensor) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError
 from recast.explain.inputs import ranked
-from recast.explain.scene import Axis, Floats, Layer, Maps, Prediction, percent
+from recast.explain.scene import Floats, Layer, Maps, Prediction, percent
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -32,73 +32,76 @@ NAMED = 6
 Described = tuple[Layer, Maps]
 
 
-class Recorded(NamedTuple):
-    """What a network gave, its layers in the order of their calls, what they store, and what is said of the others."""
-
-    output: Any
-    layers: tuple[Layer, ...]
-    maps: dict[str, Maps]
-    notes: tuple[str, ...]
-
-
-def record_maps(model: nn.Module, image: Tensor, classes: Sequence[str] | None = None) -> Recorded:
-    """What `model` gives for one image (1, C, height, width), its layers that attend, and what these store of it.
+def record_maps(
+    model: nn.Module, image: Tensor, classes: Sequence[str] | None = None
+) -> tuple[Any, list[Described], list[str]]:
+    """What `model` gives for one image (1, C, height, width), its layers that attend, each with what it stores, and
+    notes on those without maps.
 
     Recast layers, transformers' attention over tokens, attention pools (with one token a class: the likeliest classes,
-    by the names in `classes`). Of a layer that is called twice it is the latest call. The model is run in eval mode,
-    without gradients, and left as it was. Maps of many tokens are never held in full, but for transformers' own.
+    by the names in `classes`), in the order of their calls. Of a layer that is called twice it is the latest call. The
+    model is run in eval mode, without gradients, and left as it was. Maps of many tokens are never held in full, but
+    for transformers' own. Raises `RecastError` for gates, positions or attention that are not finite.
     """
-    found: dict[str, list[Described]] = {}
+    found: dict[str, list[Described] | Attention] = {}
     pools = attention_pools(model)
-    of_pools: dict[str, Attention] = {}
     left_out: dict[str, str] = {}
 
-    def put(name: str, described: list[Described]) -> None:
+    def put(name: str, seen: list[Described] | Attention) -> None:
         found.pop(name, None)
-        found[name] = described
+        found[name] = seen
 
     def see_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
-        put(name, [(describe(name, layer, *x.shape[-2:]), stored_maps(layer, x))])
+        put(name, [recast_layer(name, layer, x)])
 
     def keep(name: str, attention: Attention) -> None:
         if attention.grid is None:
             left_out[name] = NO_GRID
+        elif not attention.mix.isfinite().all():
+            raise RecastError(f"{name} has attention that is not finite: there is nothing to draw")
         elif name in pools:
-            of_pools[name] = attention
-            put(name, [])  # its place; which classes are the likeliest is known at the end
+            put(name, attention)  # which classes are the likeliest is known at the end
         else:
             put(name, token_layers(name, attention, token_names(model, attention.num_prefix)))
 
     with watched(model, see_recast, keep, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
     best = ranked(output, classes, TOP_CLASSES)
-    for name, attention in of_pools.items():
-        found[name] = [pool_layer(name, attention, pools[name].num_classes, best)]
-    described = [one for several in found.values() for one in several]
+    described = []
+    for name, seen in found.items():
+        described += [pool_layer(name, seen, pools[name].num_classes, best)] if isinstance(seen, Attention) else seen
     notes = []
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         notes.append(f"Without maps: {', '.join(names[:NAMED])}{more} ({reason}).")
-    layers = tuple(layer for layer, _ in described)
-    return Recorded(output, layers, {layer.name: maps for layer, maps in described}, tuple(notes))
+    return output, described, notes
 
 
 @torch.no_grad()
-def describe(name: str, layer: RecastLayer, height: int, width: int) -> Layer:
-    """A recast layer for inputs of a size. Raises `RecastError` for gates or positions that are not finite."""
-    geometry = layer.geometry
-    places = zip(geometry.pixels(height, width), (height, width), strict=True)
-    grid: dict[str, Any] = {
-        "name": name,
-        "kernel": geometry.kernel,
-        "offsets": tuple(geometry.offsets()),
-        "padded": geometry.padded_size(height, width),
-        "keys": tuple(Axis(at.start, at.step, size) for at, size in places),
-        "queries": tuple(Axis(at.start, at.step, len(at)) for at in geometry.query_positions(height, width)),
-    }
-    if not isinstance(layer, GPSA):
-        return Layer(kind="maps", description=f"{geometry}, C-MHSA", **grid)
+def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
+    """A recast layer for an input (1, C, height, width), with the content maps of GPSA, the whole ones of C-MHSA."""
+    geometry, (height, width) = layer.geometry, x.shape[-2:]
+    padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
+    queries = geometry.query_positions(height, width)
+    if isinstance(layer, GPSA):
+        kind, words, mixed, maps_of = "gpsa", f"{layer.config.gate} gate", _mix_of(name, layer), content_of(layer, x)
+    else:
+        kind, words, mixed, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
+    keys = range(padded[0])[at_rows], range(padded[1])[at_columns]
+    described = Layer(
+        name, kind, f"{geometry}, {words}", geometry.kernel, tuple(geometry.offsets()), padded, keys, queries, **mixed
+    )
+
+    def on_pixels(at: Tensor) -> Tensor:
+        return maps_of(at.to(x.device))[0].float().unflatten(-1, padded)[..., at_rows, at_columns]
+
+    most = MAX_NUMBERS // (layer.num_heads * padded[0] * padded[1])
+    return described, _stored(on_pixels, (len(queries[0]), len(queries[1])), (height, width), most)
+
+
+def _mix_of(name: str, layer: GPSA) -> dict[str, Any]:
+    """The fields of `Layer` that say how a GPSA layer mixes its maps."""
     w, gates = expand_heads(layer.weights()), layer.gates()
     numbers = {**w.gates._asdict(), "center": w.center, "alpha": w.alpha}
     if not all(bool(values.isfinite().all()) for values in numbers.values() if values is not None):
@@ -108,37 +111,13 @@ def describe(name: str, layer: RecastLayer, height: int, width: int) -> Layer:
         under = {"1−σ(λ)": 1 - gates["sigma"], "1/α": layer.spans()}
     else:
         under = {"γ": gates["gamma"], "s": gates["s"], "1/α": layer.spans()}
-    grid |= {part: None if values is None else _array(values) for part, values in numbers.items()}
     shown = tuple((symbol, _array(values)) for symbol, values in under.items())
-    return Layer(kind="gpsa", description=f"{geometry}, {layer.config.gate} gate", gates=shown, **grid)
-
-
-@torch.no_grad()
-def stored_maps(layer: RecastLayer, x: Tensor) -> Maps:
-    """The content maps of a GPSA layer, the whole maps of a C-MHSA layer, for an input (1, C, height, width).
-
-    Above `MAX_QUERIES` and `MAX_KEYS`, of every n-th query in each direction, and summed over blocks of keys.
-    """
-    height, width = x.shape[-2:]
-    geometry = layer.geometry
-    counts = [len(at) for at in geometry.query_positions(height, width)]
-    step, pool = _step(counts[0], counts[1], MAX_QUERIES), _step(height, width, MAX_KEYS)
-    rows, columns = (_spread(count, step) for count in counts)
-    chosen = torch.tensor([i * counts[1] + j for i in rows for j in columns], device=x.device)
-    maps_of = content_of(layer, x[:1]) if isinstance(layer, GPSA) else rows_of(layer, x[:1])
-    size, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
-    pieces = []
-    for some in chosen.split(max(1, MAX_NUMBERS // (layer.num_heads * size[0] * size[1]))):
-        maps = maps_of(some)[0].float().unflatten(-1, size)[..., at_rows, at_columns]
-        pieces.append(_pooled(maps, pool))
-    values = torch.cat(pieces, dim=1).unflatten(1, (len(rows), len(columns)))
-    return Maps.of(values.cpu().numpy(), rows, columns, pool)
+    return {"gates": shown} | {part: None if values is None else _array(values) for part, values in numbers.items()}
 
 
 def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[Described]:
     """What a page shows of attention over tokens: the patches' maps, with a query, and those of the tokens before them,
     as "NAME (class token)", the mean over heads first. Registers are left out: the network reads nothing from them."""
-    _check_finite(name, attention)
     found: list[Described] = []
     signed = bool((attention.mix < 0).any())
     heads, told = _heads(attention.mix.shape[1]), "a linear layer over patches, the same for every image"
@@ -148,20 +127,22 @@ def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[
         told = f"{_count(len(heads), 'head')} over {attention.tokens.shape[-2]}×{attention.tokens.shape[-1]} patches"
         told += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
     told += ", weights of either sign" if signed else ""
-    if (over_patches := attention.patches) is not None:
-        found.append(_of_queries(name, told, over_patches[0].float(), heads, signed))
-    for token, maps in zip(names, attention.tokens[0].float().unbind(1), strict=False):
+    if attention.patches is not None:
+        maps = attention.patches[0].float()
+        height, width = maps.shape[-2:]
+        stored = _stored(lambda at: maps[:, at], (height, width), (height, width), len(maps[0]), signed)
+        found.append((_layer(name, "maps", told, maps, heads), stored))
+    for token, maps_of in zip(names, attention.tokens[0].float().unbind(1), strict=False):
         if not token.startswith("register"):
-            shown = (token,) if len(maps) == 1 else ("mean", *heads)
+            shown = (token,) if len(maps_of) == 1 else ("mean", *heads)
             about = f"what the {token} attends to: {told}"
-            found.append(_of_classes(f"{name} ({token})", about, _mean_first(maps), shown, signed=signed))
+            found.append(_of_classes(f"{name} ({token})", about, _mean_first(maps_of), shown, signed=signed))
     return found
 
 
 def pool_layer(name: str, attention: Attention, num_classes: int | None, best: Sequence[Prediction]) -> Described:
     """What a page shows of an attention pool: where its token looks, a map per head; with one token a class the maps of
     the likeliest classes, heads averaged. What the tokens kept for themselves is said in the maps' names."""
-    _check_finite(name, attention)
     maps, kept = attention.tokens[0].float(), attention.kept[0].float()  # (H, T, h, w), (H, T)
     told = f"attention pooling, {'one token' if num_classes is None else 'one token a class'}"
     told += ", among its own keys" if attention.num_prefix else ""
@@ -181,14 +162,20 @@ def pool_layer(name: str, attention: Attention, num_classes: int | None, best: S
     return _of_classes(name, told, maps, names, here)
 
 
-def _of_queries(name: str, told: str, maps: Tensor, heads: tuple[str, ...], signed: bool) -> Described:
-    """Maps (H, h·w, h, w) of all queries, of which some are stored, over blocks of keys."""
-    height, width = maps.shape[-2:]
-    step, pool = _step(height, width, MAX_QUERIES), _step(height, width, MAX_KEYS)
-    rows, columns = _spread(height, step), _spread(width, step)
-    chosen = maps.unflatten(1, (height, width))[:, list(rows)][:, :, list(columns)]
-    stored = Maps.of(_array(_pooled(chosen, pool)), rows, columns, pool, signed=signed)
-    return _layer(name, "maps", told, (height, width), heads), stored
+def _stored(
+    maps_of: Callable[[Tensor], Tensor], queries: tuple[int, int], keys: tuple[int, int], most: int,
+    signed: bool = False,
+) -> Maps:  # fmt: skip
+    """What is kept of maps that have a query: `maps_of` gives those of queries (n,) as (H, n, h, w), `most` at a time.
+
+    Above `MAX_QUERIES` and `MAX_KEYS`, of every n-th query in each direction, and summed over blocks of keys.
+    """
+    step, pool = _step(queries, MAX_QUERIES), _step(keys, MAX_KEYS)
+    # from the middle of the first group on
+    rows, columns = (tuple(range(min(step // 2, count - 1), count, step)) for count in queries)
+    chosen = torch.tensor([i * queries[1] + j for i in rows for j in columns])
+    values = torch.cat([_pooled(maps_of(at), pool) for at in chosen.split(max(1, most))], dim=1)
+    return Maps.of(_array(values.unflatten(1, (len(rows), len(columns)))), rows, columns, pool, signed=signed)
 
 
 def _of_classes(
@@ -196,21 +183,16 @@ def _of_classes(
 ) -> Described:
     """Maps (K, h, w) without a query; `here`: what they are called for this image. Blocks at the border hold fewer
     pixels: their mean counts for all, or an even map would have an edge."""
-    height, width = maps.shape[-2:]
-    pool = _step(height, width, MAX_PIXELS)
+    pool = _step(maps.shape[-2:], MAX_PIXELS)
     blocks = (_pooled(maps, pool) / _pooled(torch.ones_like(maps), pool) * pool**2)[:, None, None]
     stored = Maps.of(_array(blocks), (0,), (0,), pool, names=here, signed=signed, from_least=True)
-    return _layer(name, "classes", told, (height, width), names), stored
+    return _layer(name, "classes", told, maps, names), stored
 
 
-def _layer(name: str, kind: str, told: str, grid: tuple[int, int], names: tuple[str, ...]) -> Layer:
-    axes = Axis(0, 1, grid[0]), Axis(0, 1, grid[1])
-    return Layer(name, kind, told, (1, 1), (), grid, keys=axes, queries=axes, names=names)
-
-
-def _check_finite(name: str, attention: Attention) -> None:
-    if not attention.mix.isfinite().all():
-        raise RecastError(f"{name} has attention that is not finite: there is nothing to draw")
+def _layer(name: str, kind: str, told: str, maps: Tensor, names: tuple[str, ...]) -> Layer:
+    height, width = maps.shape[-2:]
+    grid = range(height), range(width)
+    return Layer(name, kind, told, (1, 1), (), (height, width), grid, grid, names)
 
 
 def _mean_first(of_heads: Tensor) -> Tensor:
@@ -233,17 +215,12 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _step(rows: int, columns: int, most: int) -> int:
-    """The smallest power of two that leaves at most `most` of rows × columns."""
+def _step(grid: Sequence[int], most: int) -> int:
+    """The smallest power of two that leaves at most `most` of a grid's rows × columns."""
     step = 1
-    while -(-rows // step) * -(-columns // step) > most:
+    while -(-grid[0] // step) * -(-grid[1] // step) > most:
         step *= 2
     return step
-
-
-def _spread(count: int, step: int) -> tuple[int, ...]:
-    """Every `step`-th of `count`, from the middle of the first group on."""
-    return tuple(range(min(step // 2, count - 1), count, step))
 
 
 def _pooled(maps: Tensor, pool: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import timm
 from torch import nn
@@ -20,28 +19,18 @@ from recast.run.config import ModelConfig
 SAVED = ".safetensors"
 
 
-class Weights(NamedTuple):
-    """Where a network's weights come from, in words, and what a title and a note say where they are chance."""
-
-    told: str
-    title: str = ""
-    notes: tuple[str, ...] = ()
-
-
-def weights_of(config: ModelConfig) -> Weights:
-    """The weights that `open_model` gives."""
+def weights_of(config: ModelConfig) -> tuple[str, str, list[str]]:
+    """Where the weights that `open_model` gives come from; what a title adds and notes say where they may be chance."""
     name = config.name
     if config.checkpoint or name.endswith(SAVED):
-        return Weights(config.checkpoint or name)
+        return config.checkpoint or name, "", []
     if config.pretrained:
-        return Weights("published")
+        return "published", "", []
     if _is_function(name):
         note = f"The weights are those that {name} returns: if they are random, predictions and maps are chance; "
-        return Weights(
-            f"as {name} returns them", " (weights as it returns them)", (f"{note}--checkpoint gives others.",)
-        )
+        return f"as {name} returns them", " (weights as it returns them)", [f"{note}--checkpoint gives others."]
     note = "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
-    return Weights("random", " (random weights: chance)", (note,))
+    return "random", " (random weights: chance)", [note]
 
 
 def names_a_run(word: str) -> bool:

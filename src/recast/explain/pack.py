@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recast.errors import RecastError, suggest
-from recast.explain.scene import Layer, Maps, Picture, Scene
+from recast.explain.scene import Maps, Picture, Scene
 
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""
@@ -77,11 +77,17 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
         "title": scene.title,
         "arms": scene.arms,
         "notes": [*scene.notes, *notes],
-        "facts": [list(fact) for fact in scene.about],
-        "order": list(scene.layer_order),
+        "facts": scene.about,
+        "order": scene.layer_order,
         "first": first,
         "states": [
-            {"epoch": state.epoch, "layers": {layer.name: _layer(layer) for layer in state.layers}}
+            {
+                "epoch": state.epoch,
+                "layers": {
+                    layer.name: {field: _plain(value) for field, value in vars(layer).items() if field != "name"}
+                    for layer in state.layers
+                },
+            }
             for state in scene.states
         ],
         "pictures": pictures,
@@ -154,12 +160,10 @@ def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _layer(layer: Layer) -> dict[str, Any]:
-    """Its fields but the name, as what JSON knows."""
-    return {name: _plain(value) for name, value in vars(layer).items() if name != "name"}
-
-
 def _plain(value: Any) -> Any:
+    """A field of a layer as what JSON knows; a range as [start, step, length]."""
     if isinstance(value, np.ndarray):
         return np.round(value.astype(float), 7).tolist()
+    if isinstance(value, range):
+        return [value.start, value.step, len(value)]
     return [_plain(one) for one in value] if isinstance(value, tuple) else value

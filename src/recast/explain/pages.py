@@ -22,7 +22,8 @@ from recast.explain.inputs import (
 )  # fmt: skip
 from recast.explain.make import ARMS, ASSUMED, make_scene
 from recast.explain.open import SAVED, names_a_run, open_model, weights_of
-from recast.explain.write import Explained, check_target, safe_stem, write_pages
+from recast.explain.scene import Scene
+from recast.explain.write import check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
 from recast.models.build import input_defaults
@@ -34,6 +35,10 @@ SEED = 0
 OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
+
+
+Explained = tuple[list[Path], Scene, list[str]]
+"""The files written, the one to open first; what they show; what to say of network and images."""
 
 
 def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) -> Explained:
@@ -93,19 +98,29 @@ def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     own = input_defaults(model) or ASSUMED
     seen, normalisation = size or own.size, (asked.mean or own.mean, asked.std or own.std)
     inputs, notes = read_inputs(wanted, seen, asked.num_images, labels, asked.crop_pct or own.crop_pct)
-    weights = weights_of(config)
-    notes += [*(_assumed(asked, size) if own is ASSUMED else []), *weights.notes]
-    about = {
-        "Network": config.name,
-        "Weights": weights.told,
-        "Images": f"{seen[0]}×{seen[1]} pixels (height × width)",
-        "Normalisation": "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation),
-    }
-    states = [(None, {"recast": model.to(device)})]
+    assumed = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
+    assumed |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if not getattr(asked, what)}
+    if own is ASSUMED and assumed:
+        said = f"{', '.join(assumed.values())} ({', '.join(assumed)})"
+        notes.append(f"{config.name} does not say what images it takes; assumed: {said}.")
+    weights, in_title, chance = weights_of(config)
+    notes += chance
     scene = make_scene(
-        known + weights.title, inputs, states, names, normalisation, {"recast": "Network"}, notes, [*about.items()]
+        known + in_title,
+        inputs,
+        [(None, {"recast": model.to(device)})],
+        names,
+        normalisation,
+        {"recast": "Network"},
+        notes,
+        [
+            ("Network", config.name),
+            ("Weights", weights),
+            ("Images", f"{seen[0]}×{seen[1]} pixels (height × width)"),
+            ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation)),
+        ],
     )
-    return Explained(write_pages(scene, target, layer=asked.layer), scene, notes)
+    return write_pages(scene, target, layer=asked.layer), scene, notes
 
 
 def num_outputs(model: nn.Module) -> int | None:
@@ -121,16 +136,6 @@ def num_outputs(model: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _assumed(asked: ExplainOptions, size: tuple[int, int] | None) -> list[str]:
-    """A note on what the user does not say either; none where all is said."""
-    missing = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
-    missing |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if not getattr(asked, what)}
-    if not missing:
-        return []
-    what, options = ", ".join(missing.values()), ", ".join(missing)
-    return [f"{asked.subject} does not say what images it takes; assumed: {what} ({options})."]
-
-
 def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     """Of a run folder, the arms' predictions side by side; its page is RUN/explain/NAME.html.
 
@@ -143,11 +148,14 @@ def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
         check_target(target)
     wanted = find_inputs(asked.images)  # a mistyped path is told before the run is loaded
     run = open_run(folder)
-    side = run.data.test_size
-    size = size or (side, side)
-    wanted = wanted or some_of_validation(run.data)
-    labels = {name: name for name in run.data.classes}
-    inputs, said = read_inputs(wanted, size, asked.num_images, labels, run.recipe.data.crop_pct, run.data)
+    inputs, said = read_inputs(
+        wanted or some_of_validation(run.data),
+        size or (run.data.test_size, run.data.test_size),
+        asked.num_images,
+        {name: name for name in run.data.classes},
+        run.recipe.data.crop_pct,
+        run.data,
+    )
     states, notes = kept_states(run)
     scene = make_scene(
         f"{run.recipe.model.name} on {run.data.name}",
@@ -158,7 +166,7 @@ def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
         {"recast": "Network"} if run.recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models},
         notes + said,
         [
-            ("Run", str(run.folder.resolve().name)),
+            ("Run", run.folder.resolve().name),
             ("Network", run.recipe.model.name),
             ("Data", f"{run.data.name}, {len(run.data.classes)} classes"),
             *_changed(run.recipe),
@@ -167,7 +175,7 @@ def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     )
     if not asked.out:
         target.parent.mkdir(exist_ok=True)
-    return Explained(write_pages(scene, target, layer=asked.layer), scene, said)
+    return write_pages(scene, target, layer=asked.layer), scene, said
 
 
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:

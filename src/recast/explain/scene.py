@@ -12,8 +12,7 @@ input (padding left out).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +24,6 @@ Floats = NDArray[np.float32]
 def percent(share: float) -> str:
     """ "61 %", "3.2 %"; the page's script does the same."""
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
-
-
-class Axis(NamedTuple):
-    """`size` positions on the padded grid, the first at `start`, `step` apart."""
-
-    start: int
-    step: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -48,22 +39,19 @@ class Layer:
     offsets: tuple[tuple[int, int], ...]
     """The taps, (rows, columns) from the query; empty where the heads are no taps."""
     padded: tuple[int, int]
-    keys: tuple[Axis, Axis]
-    queries: tuple[Axis, Axis]
+    keys: tuple[range, range]
+    """Rows and columns on the padded grid, as those of the queries."""
+    queries: tuple[range, range]
     names: tuple[str, ...] = ()
     """What the maps are called where they are no taps. Where that depends on the image, its `Maps.names` say it."""
     gates: tuple[tuple[str, Floats], ...] = ()
     """Symbol and values (H,) of what stands under every map, the most telling first."""
     shift: Floats | None = None
-    """c_S (H,): gpsa; None without a shift map."""
+    """gpsa: c_S (H,), None without a shift map; then c_G (H,), c_C (H,), Δ (H, 2) and α (H,)."""
     gaussian: Floats | None = None
-    """c_G (H,): gpsa."""
     content: Floats | None = None
-    """c_C (H,): gpsa."""
     center: Floats | None = None
-    """Δ (H, 2): gpsa."""
     alpha: Floats | None = None
-    """α (H,): gpsa."""
 
     def map_names(self, maps: Maps) -> tuple[str, ...]:
         """What the maps are called for this image: names, or each head's tap as rows,columns from the query."""
@@ -75,35 +63,29 @@ class Layer:
         What is stored in blocks is shared out evenly among their pixels, and what is stored of some queries is taken
         from the nearest.
         """
-        down, right = (np.arange(axis.size) // maps.pool for axis in self.keys)
+        down, right = (np.arange(len(axis)) // maps.pool for axis in self.keys)
         pixels = np.bincount(down)[:, None] * np.bincount(right)
         weights: Floats = (maps.at(head, query) / pixels)[down][:, right].astype(np.float32)
         if self.gaussian is None or self.content is None or self.center is None or self.alpha is None:
             return weights
-        at = [axis.start + axis.step * index for axis, index in zip(self.queries, query, strict=True)]
+        at = [axis[index] for axis, index in zip(self.queries, query, strict=True)]
         lines = [
-            _gaussian(float(self.alpha[head]), at[axis] + float(self.center[head, axis]), self.padded[axis], keys)
+            _gaussian(float(self.alpha[head]), at[axis] + float(self.center[head, axis]), self.padded[axis])[keys]
             for axis, keys in enumerate(self.keys)
         ]
         weights = float(self.content[head]) * weights
         weights += float(self.gaussian[head]) * np.outer(*lines)
-        if self.shift is not None:
-            tap = [_pixel(keys, at[axis] + self.offsets[head][axis]) for axis, keys in enumerate(self.keys)]
-            if tap[0] is not None and tap[1] is not None:
-                weights[tap[0], tap[1]] += float(self.shift[head])
+        tap = [position + offset for position, offset in zip(at, self.offsets[head], strict=True)]
+        if self.shift is not None and tap[0] in self.keys[0] and tap[1] in self.keys[1]:
+            weights[self.keys[0].index(tap[0]), self.keys[1].index(tap[1])] += float(self.shift[head])
         return weights
 
 
-def _gaussian(alpha: float, middle: float, padded: int, keys: Axis) -> Floats:
-    """One axis of G: a softmax of −α(p − middle)² over all padded positions, of which the pixels are returned."""
+def _gaussian(alpha: float, middle: float, padded: int) -> Floats:
+    """One axis of G: a softmax of −α(p − middle)² over all padded positions."""
     exponents = -alpha * (np.arange(padded) - middle) ** 2
     shares = np.exp(exponents - exponents.max())
-    return np.asarray((shares / shares.sum())[keys.start :: keys.step][: keys.size], dtype=np.float32)
-
-
-def _pixel(keys: Axis, position: int) -> int | None:
-    pixel, rest = divmod(position - keys.start, keys.step)
-    return pixel if rest == 0 and 0 <= pixel < keys.size else None
+    return np.asarray(shares / shares.sum(), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -168,7 +150,10 @@ class Maps:
 
     def at(self, head: int, query: tuple[int, int]) -> Floats:
         """One map (Y', X'): that of the nearest query that is stored."""
-        row, column = (_nearest(kept, at) for kept, at in zip((self.rows, self.columns), query, strict=True))
+        row, column = (
+            min(range(len(kept)), key=lambda index: abs(kept[index] - wanted))
+            for kept, wanted in zip((self.rows, self.columns), query, strict=True)
+        )
         one = slice(head, head + 1), slice(row, row + 1), slice(column, column + 1)
         values: Floats = self._part(one).values[0, 0, 0]
         return values
@@ -193,10 +178,6 @@ class Maps:
         )  # fmt: skip
 
 
-def _nearest(kept: Sequence[int], wanted: int) -> int:
-    return min(range(len(kept)), key=lambda index: abs(kept[index] - wanted))
-
-
 class Prediction(NamedTuple):
     """A class by its name and its number among the outputs, and its probability."""
 
@@ -207,16 +188,17 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and everything that was computed on it; lists go over the states."""
+    """One image and everything that was computed on it; both lists go over the states."""
 
     name: str
     pixels: NDArray[np.uint8]
     """(height, width, 3): what the network saw."""
     label: str | None
     notes: tuple[str, ...]
-    predictions: tuple[dict[str, tuple[Prediction, ...]], ...]
-    """By arm, the likeliest first; empty where the output is not one number per class."""
-    maps: tuple[dict[str, Maps], ...]
+    predictions: list[dict[str, tuple[Prediction, ...]]] = field(default_factory=list)
+    """By arm, the likeliest first; without an arm whose output is not one number per class."""
+    maps: list[dict[str, Maps]] = field(default_factory=list)
+    """By layer."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     maps = picture.maps[-1].get(layer.name)
     if maps is None:
         return tiles
-    query = layer.queries[0].size // 2, layer.queries[1].size // 2
+    query = len(layer.queries[0]) // 2, len(layer.queries[1]) // 2
     most = MOST_CLASSES if layer.kind == "classes" else MOST_HEADS
     for head, name in enumerate(layer.map_names(maps)[:most]):
         weights = layer.weights(maps, head, query)
@@ -159,9 +159,9 @@ def _outline(pixels: Pixels, layer: Layer, query: tuple[int, int]) -> None:
     """A white frame around the query's pixel."""
     spans = []
     for keys, queries, index, side in zip(layer.keys, layer.queries, query, pixels.shape[:2], strict=True):
-        place = (queries.start + queries.step * index - keys.start) / keys.step
-        low = min(max(place, 0), keys.size - 1) * side / keys.size
-        spans.append((int(low), max(int(low) + 3, round(low + side / keys.size))))
+        place = (queries[index] - keys.start) / keys.step
+        low = min(max(place, 0), len(keys) - 1) * side / len(keys)
+        spans.append((int(low), max(int(low) + 3, round(low + side / len(keys)))))
     (top, bottom), (left, right) = spans
     for width, color in ((2, 0), (1, 255)):
         box = pixels[top:bottom, left:right]
@@ -217,8 +217,5 @@ def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> No
                 for number, line in enumerate(lines):
                     say(left, below + 4 + LINE * number, line, number == 0)
             top += tall
-        try:
-            with replaced(path) as temporary:
-                figure.savefig(temporary, format="png", dpi=DPI, metadata={"Title": head[0]})
-        except OSError as error:
-            raise RecastError(f"cannot write the picture {path}: {error.strerror}") from error
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=DPI, metadata={"Title": head[0]})

@@ -8,31 +8,23 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from recast.errors import RecastError
 from recast.explain.pack import LIMIT, pack, png
 from recast.explain.scene import Picture, Scene, percent
-from recast.run.files import replaced
+from recast.run.files import write_text
 
 THUMBNAIL = 240
 """Sides of the pictures of a list, at most."""
 PAGES, PICTURE = (".html", ".htm"), ".png"
 SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
-
-
-@dataclass(frozen=True)
-class Explained:
-    """What was written: the files, the one to open first, what they show, and what to say of the images."""
-
-    pages: list[Path]
-    scene: Scene
-    notes: list[str]
 
 
 def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | None = None) -> list[Path]:
@@ -44,23 +36,36 @@ def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | Non
     be written, and for a layer without maps.
     """
     check_target(out)
-    if out.suffix.lower() == PICTURE:
-        from recast.explain.sheet import write_sheet
+    is_picture = out.suffix.lower() == PICTURE
+    try:
+        if is_picture:
+            from recast.explain.sheet import write_sheet  # which needs matplotlib
 
-        return write_sheet(scene, out, layer)
+            return write_sheet(scene, out, layer)
+        return _write_html(scene, out, limit, layer)
+    except OSError as error:
+        kind = "picture" if is_picture else "page"
+        raise RecastError(f"cannot write the {kind} {out}: {error.strerror}") from error
+
+
+def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
     alone = len(scene.pictures) == 1
     packed = pack(scene, limit if alone else None, layer)
     if alone or len(_json(packed).encode()) <= limit:
-        return [_write(out, render(packed))]
+        write_text(out, _page(packed))
+        return [out]
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
     names = page_names([picture.name for picture in scene.pictures])
-    for index, name in enumerate(names):
-        one = pack(replace(scene, pictures=(scene.pictures[index],)), limit, layer)
-        one["title"] = f"{scene.pictures[index].name}: {scene.title}"
-        one["home"] = f"../{out.name}"
-        _write(folder / name, render(one))
-    _write(out, render_index(scene, [f"{folder.name}/{name}" for name in names]))
+    items = []
+    for picture, name in zip(scene.pictures, names, strict=True):
+        one = pack(replace(scene, pictures=(picture,)), limit, layer)
+        one |= {"title": f"{picture.name}: {scene.title}", "home": f"../{out.name}"}
+        write_text(folder / name, _page(one))
+        items.append(_item(scene, picture, f"{folder.name}/{name}"))
+    notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
+    count = str(len(scene.pictures))
+    write_text(out, _filled("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
     return [out, *(folder / name for name in names)]
 
 
@@ -95,31 +100,17 @@ def safe_stem(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
-def render(packed: dict[str, Any]) -> str:
-    """The page of packed data (`pack`) as an HTML string."""
+def _page(packed: dict[str, Any]) -> str:
     data = _json(packed).replace("<", "\\u003c")  # "</script>" in a name must not end the script
-    return _filled(
-        _read("page.html"),
-        title=html.escape(packed["title"]),
-        style=_read("page.css"),
-        data=data,
-        script="\n".join(_read(name) for name in SCRIPTS),
-    )
+    return _filled("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
 
 
 def _json(packed: dict[str, Any]) -> str:
     return json.dumps(packed, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def render_index(scene: Scene, links: list[str]) -> str:
-    """The page that leads to the images' own."""
-    items = "\n".join(_item(picture, link, scene) for picture, link in zip(scene.pictures, links, strict=True))
-    notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
-    title, images = html.escape(scene.title), str(len(scene.pictures))
-    return _filled(_read("index.html"), title=title, style=_read("page.css"), items=items, notes=notes, count=images)
-
-
-def _item(picture: Picture, link: str, scene: Scene) -> str:
+def _item(scene: Scene, picture: Picture, link: str) -> str:
+    """A card of the page that leads to the images' own."""
     said = []
     for arm, (best, *_) in picture.predictions[-1].items():
         label, share = html.escape(scene.arms.get(arm, arm)), percent(best.probability).replace(" ", "\u00a0")
@@ -132,19 +123,10 @@ def _item(picture: Picture, link: str, scene: Scene) -> str:
     )
 
 
-def _filled(template: str, **parts: str) -> str:
-    """The template with every `{{ part }}` in its place, in one pass: what a part says is never looked at again."""
-    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
+def _filled(template: str, title: str, **parts: str) -> str:
+    """A template with its parts in their places: what a part says is never looked at again."""
+    return Template(_read(template)).substitute(title=html.escape(title), style=_read("page.css"), **parts)
 
 
 def _read(name: str) -> str:
     return files("recast.explain").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _write(path: Path, text: str) -> Path:
-    try:
-        with replaced(path) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise RecastError(f"cannot write the page {path}: {error.strerror}") from error
-    return path
