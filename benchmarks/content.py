@@ -52,8 +52,8 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
         image, nothing = values.view(batch, side, side, channels), values.new_empty(0, side, side)
         heads, window = list(range(HEADS)), [0, 0, side, side]
         return attend(
-            image, query, key, nothing, nothing, None, gates, weight, None, [side, side], heads, [], [], [1, 1], window,
-            1, linear, False,
+            image, query, key, nothing, nothing, None, gates, weight, None, heads, [], [], [1, 1], window, 1,
+            linear, False,
         )  # fmt: skip
 
     def linear() -> object:

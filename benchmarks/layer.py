@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.tracing.cost import SavedBytes
+from recast.tracing.cost import saved_sizes
 
 RESULT = Path(__file__).parents[1] / "results" / "layer.csv"
 MAPS = {
@@ -168,9 +168,8 @@ def measure(
         macs = {name: counted(layer, x, training) for name, layer in arms.items()}
         seconds = by_turns({name: call(layer, x, gradient) for name, layer in arms.items()}, rounds)
         for name, layer in arms.items():
-            saved = SavedBytes(layer)
             if training:
-                with saved:
+                with saved_sizes(layer) as sizes:
                     layer(x)
             over = ratio(seconds[name], seconds["conv"])
             bound = macs[name] / macs["conv"]
@@ -189,7 +188,7 @@ def measure(
                     "over_conv": round(over, 3), "macs_over_conv": round(bound, 3),
                     "share_of_bound": round(bound / over, 3),
                     "naive_over": over_naive("naive"), "naive_interior_over": over_naive("naive interior"),
-                    "saved_mib": round(saved.total / 2**20, 2) if training else "",
+                    "saved_mib": round(sum(sizes) / 2**20, 2) if training else "",
                     "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1),
                     "machine": machine(),
                 }

@@ -67,7 +67,6 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
     """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
-    size = geometry.output_size(height, width)
     heads, with_gaussian, with_content = tuple(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
     kernel = w.weight.flatten(2)
     if shift is None:
@@ -108,7 +107,6 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         w.gates.content,
         _head_by_head(kernel).to(dtype),
         None if bias is None else bias.to(dtype),
-        size,
         [heads.index(h) for h in with_content],
         [heads.index(h) for h in with_gaussian],
         [] if shift is None else shift_spans(geometry, height, width, padded),
@@ -116,7 +114,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         window,
         w.groups,
         w.content == "linear",
-        keeps and keeps_gathered(size[0] * size[1], w),
+        keeps and keeps_gathered(rows.shape[1] * columns.shape[1], w),
     )
     return streamed.permute(0, 3, 1, 2)
 

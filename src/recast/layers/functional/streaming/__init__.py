@@ -6,9 +6,139 @@ The Gaussian is applied as two small products, R over the rows and K over the co
 thousand queries at a time stay in the processor's cache. The backward pass computes them again (as flash attention
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
-Derivatives of the first order only: `dense` has the others.
+Here are the two custom operators, one node each for `torch.compile`, and their cost; the steps are in `stream` and
+`backward`. Derivatives of the first order only: `dense` has the others.
 """
 
-from recast.layers.functional.streaming.operators import attend
+from __future__ import annotations
 
-__all__ = ["attend"]
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
+from recast.layers.functional.streaming.stream import Stream, project
+
+TENSORS = (
+    "Tensor values, Tensor query, Tensor key, Tensor rows, Tensor columns, Tensor? shift, Tensor content, Tensor weight"
+)
+NUMBERS = (
+    "SymInt[] content_heads, SymInt[] gaussian_heads, SymInt[] spans, SymInt[] stride, SymInt[] window, SymInt groups, "
+    "bool linear"
+)
+"""What both operators take; `Stream` says what each is."""
+
+
+@torch.library.custom_op(
+    "recast::attend", mutates_args=(), schema=f"({TENSORS}, Tensor? bias, {NUMBERS}, bool keep) -> (Tensor, Tensor)"
+)
+def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
+
+    `bias` (O,). `keep` saves the backward pass one product a head.
+    """
+    tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
+    values, weight = tensors[0], tensors[7]
+    with torch.autocast(values.device.type, enabled=False):
+        s = Stream(*tensors, *numbers)
+        y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
+        if bias is not None:
+            y += bias
+        kept = values.new_empty(len(weight) if keep else 0, s.batch, s.I, s.J, s.channels)
+        for h, W_out in enumerate(s.weight.transpose(-1, -2)):
+            for chunk in s.chunks():
+                at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
+                gathered = kept[h][at] if keep else s.buffer("gathered", *shape)
+                s.gather(h, chunk, s.maps(h, chunk), gathered)
+                project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
+    return y.to(values.dtype), kept
+
+
+@attend.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+    values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
+    images = (values.shape[0], rows.shape[1], columns.shape[1])
+    kept = values.new_empty(weight.shape[0] if keep else 0, *images, values.shape[3])
+    return values.new_empty(*images, weight.shape[1]), kept
+
+
+@torch.library.custom_op(
+    "recast::attend_backward",
+    mutates_args=(),
+    schema=f"(Tensor dy, {TENSORS}, Tensor kept, {NUMBERS}) -> ({', '.join(['Tensor'] * 8)})",
+)
+def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
+    tensors, kept, numbers = inputs[:8], inputs[8], inputs[9:]
+    with torch.autocast(dy.device.type, enabled=False):
+        s = Backward(*tensors, *numbers)
+        for h, W_out in enumerate(s.weight):
+            for chunk in s.chunks():
+                at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
+                dy_part = dy[at].flatten(0, 2)
+                d_gathered = s.buffer("d_gathered", *shape).zero_()
+                project(dy_part, W_out, d_gathered.view(-1, s.channels))
+                maps = s.maps(h, chunk)
+                if len(kept):
+                    gathered = kept[h][at]
+                else:
+                    gathered = s.buffer("gathered", *shape)
+                    s.gather(h, chunk, maps, gathered)
+                add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
+                s.add(h, chunk, maps, d_gathered)
+            if s.is_merged(h):
+                s.finish(h)
+    return s.results()
+
+
+@attend_backward.register_fake
+def _(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(dy.new_empty(0, dtype=inputs[6].dtype) if t is None else torch.empty_like(t) for t in inputs[:8])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, bias, (*numbers, _keep) = inputs[:8], inputs[8], inputs[9:]
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.numbers = numbers
+    ctx.bias = None if bias is None else bias.dtype
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    *tensors, kept = ctx.saved_tensors
+    dy = dy.contiguous()
+    gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
+    if tensors[5] is None:
+        gradients[5] = None
+    bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
+    return (*gradients, bias, *(None,) * 8)
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
+
+# --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
+
+
+def _products(linear: bool, *shapes: Any) -> tuple[int, int, int, int]:
+    """Twice the multiply-accumulates of the logits, of the content maps' gathers, the Gaussians' and of W_out."""
+    (batch, Y, X, channels), (_, queries, width), key, rows, columns, _, content, weight = shapes[:8]
+    logits, mixed = (0, width) if linear else (key[1] * width, content[0] * key[1])
+    gaussian = rows[0] * rows[1] * X * (Y + columns[1])
+    projection = rows[1] * columns[1] * math.prod(weight)
+    return tuple(2 * batch * n for n in (queries * logits, queries * mixed * channels, gaussian * channels, projection))
+
+
+@register_flop_formula(torch.ops.recast.attend)
+def _attend_flops(*shapes: Any, **_: Any) -> int:
+    return sum(_products(shapes[-2], *shapes))
+
+
+@register_flop_formula(torch.ops.recast.attend_backward)
+def _attend_backward_flops(_dy: Any, *shapes: Any, **_: Any) -> int:
+    logits, mixed, gaussian, projection = _products(shapes[-1], *shapes)
+    again = 0 if shapes[8][0] else mixed + gaussian // 2
+    return 3 * logits + 2 * mixed + 5 * gaussian // 2 + again + 2 * projection

@@ -36,30 +36,28 @@ class Stream:
 
     `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
     multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g). All of one dtype but
-    `content` and `shift`. `size` I, J of the queries; `content_heads` and `gaussian_heads` among the h; `spans` where
-    their shifts are (`shift_views`), empty without; `window` first row, first column, rows and columns of the values
-    that content sees. `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is softmax_tokens(K)ᵀ V.
+    `content` and `shift`. `content_heads` and `gaussian_heads` among the h; `spans` where their shifts are
+    (`shift_views`), empty without; `window` first row, first column, rows and columns of the values that content sees.
+    `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is softmax_tokens(K)ᵀ V.
     """
 
     def __init__(
         self, values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None,
-        content: Tensor, weight: Tensor, size: Sequence[int], content_heads: Sequence[int],
-        gaussian_heads: Sequence[int], spans: Sequence[int], stride: Sequence[int], window: Sequence[int],
-        groups: int, linear: bool,
+        content: Tensor, weight: Tensor, content_heads: Sequence[int], gaussian_heads: Sequence[int],
+        spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int, linear: bool,
     ) -> None:  # fmt: skip
         self.values, self.query, self.key, self.rows, self.columns = values, query, key, rows, columns
-        self.shift, self.content, self.groups, self.linear = shift, content, groups, linear
+        self.shift, self.content, self.linear = shift, content, linear
+        self.weight = weight.unflatten(1, (groups, -1))
         self.content_heads, self.gaussian_heads = list(content_heads), list(gaussian_heads)
         self.spans, self.stride, self.window = spans, stride, window
-        self.heads = weight.shape[0]
         self.batch, self.Y, self.X, self.channels = values.shape
-        self.I, self.J = size
+        self.I, self.J = rows.shape[1], columns.shape[1]
         # half precision sums over the heads in fp32
-        self.sum_dtype = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
+        self.sum_dtype = torch.promote_types(values.dtype, torch.float32)
         top, left, height, width = window
         self.whole = (height, width) == (self.Y, self.X)
-        self.seen = values if self.whole else values[:, top : top + height, left : left + width].contiguous()
-        self.seen = self.seen.flatten(1, 2)
+        self.seen = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
@@ -190,11 +188,7 @@ class Stream:
             rows = chunk.n * chunk.r
             product = out.view(rows, self.J, self.channels)
             factor = self.columns[gaussian].expand(rows, self.J, self.X)
-            by_rows = by_rows.view(rows, self.X, self.channels)
-            if content is None:
-                torch.bmm(factor, by_rows, out=product)
-            else:
-                product.baddbmm_(factor, by_rows)
+            product.baddbmm_(factor, by_rows.view(rows, self.X, self.channels), beta=0 if content is None else 1)
         if content is None and gaussian is None:
             out.zero_()
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
@@ -202,15 +196,15 @@ class Stream:
             hit.addcmul_(self.values[chunk.images, views[1][0], views[1][1]], self.shift[head])
 
 
-def project(gathered: Tensor, weight: Tensor, groups: int, out: Tensor) -> None:
-    """out (T, O) += gathered (T, C) times W_out^h, `weight` (O, C/g)."""
+def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (T, g·b) += x (T, g·a) times the g blocks of `weight` (g, a, b)."""
+    groups, a, b = weight.shape
     if groups == 1:
-        add_product(out, gathered, weight.T)
-    elif weight.shape[0] == groups == gathered.shape[1]:
-        out.addcmul_(gathered, weight[:, 0])
+        add_product(out, x, weight[0])
+    elif a == b == 1:
+        out.addcmul_(x, weight[:, 0, 0])
     else:
-        per_group = gathered.unflatten(1, (groups, -1)).transpose(0, 1)
-        product = torch.bmm(per_group, weight.unflatten(0, (groups, -1)).transpose(1, 2))
+        product = torch.bmm(x.unflatten(1, (groups, -1)).transpose(0, 1), weight)
         out.unflatten(1, (groups, -1)).add_(product.transpose(0, 1))
 
 
