@@ -34,7 +34,7 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     else:
         parts = [model, *(part for name in AUXILIARY if (part := getattr(model, name, None)) is not None)]
         last = [layer for part in parts if (layer := _last_layer(part)) is not None]
-        known = all(num_classes in (None, _outputs(layer)) for layer in last)
+        known = all(num_classes in (None, len(layer.weight)) for layer in last)
         found = [names[id(layer)] for layer in last] if known else []
     parameters = [name for name, _ in model.named_parameters()]
     if not found or not all(name and any(p.startswith(f"{name}.") for p in parameters) for name in found):
@@ -52,10 +52,6 @@ def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
         if layers := [module for module in model.modules() if isinstance(module, kind) and id(module) not in inside]:
             return layers[-1]
     return None
-
-
-def _outputs(layer: nn.Linear | nn.Conv2d) -> int:
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
 def with_own_classifier(

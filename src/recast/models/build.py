@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, first_line, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
-from recast.models.patchconvnet import PatchConvNet, checkpoint_filter_fn
+from recast.models.patchconvnet import PatchConvNet
+from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
 from recast.run.config import ModelConfig
 

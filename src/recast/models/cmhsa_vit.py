@@ -23,19 +23,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
+from timm.layers import DropPath, LayerNorm2d, Mlp
 from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.models.pixel_conv import PixelConv2d
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
-from recast.models.trunk import Trunk
+from recast.models.trunk import Trunk, start_small_
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
 
 MIXERS = ("token", "pixel")
-INIT_STD = 0.02
 
 
 class PatchEmbed(nn.Conv2d):
@@ -45,14 +44,6 @@ class PatchEmbed(nn.Conv2d):
 
     def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
         super().__init__(in_chans, dim, patch_size, stride=patch_size)
-
-
-def _start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """A linear layer as vision transformers start it."""
-    trunc_normal_(layer.weight, std=INIT_STD)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Block(nn.Module):
@@ -66,8 +57,8 @@ class Block(nn.Module):
         self.norm2 = LayerNorm2d(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), use_conv=True)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
-        _start_small_(self.mlp.fc1)
-        _start_small_(self.mlp.fc2)
+        start_small_(self.mlp.fc1)
+        start_small_(self.mlp.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop_path1(self.mixer(self.norm1(x)))
@@ -83,7 +74,7 @@ class CMHSAViT(Trunk):
     Raises RecastError for an unknown mixer or pooling, an even kernel, classes without pooling.
     """
 
-    stem_name = "patch_embed"
+    stem_name, pool_name = "patch_embed", "avg"
 
     def __init__(
         self,
@@ -101,43 +92,26 @@ class CMHSAViT(Trunk):
         final_norm: bool = True,
         global_pool: str = "avg",
     ) -> None:
-        super().__init__(embed_dim, in_chans)
         if mixer not in MIXERS:
             raise RecastError(f"mixer must be {' or '.join(MIXERS)}, got {mixer!r}.{suggest(mixer, MIXERS)}")
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
-        self.patch_size = patch_size
-        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
 
-        def new_mixer() -> nn.Module:
-            if mixer == "pixel":
-                return PixelConv2d(embed_dim, embed_dim, kernel, patch_size)
-            return nn.Conv2d(embed_dim, embed_dim, kernel, padding=kernel // 2)
+        def block(drop_path: float) -> Block:
+            mixes = (
+                PixelConv2d(embed_dim, embed_dim, kernel, patch_size)
+                if mixer == "pixel"
+                else nn.Conv2d(embed_dim, embed_dim, kernel, padding=kernel // 2)
+            )
+            return Block(embed_dim, mixes, mlp_ratio, drop_path)
 
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
-        self.blocks = nn.Sequential(*(Block(embed_dim, new_mixer(), mlp_ratio, rate) for rate in rates))
-        self.describe_blocks(patch_size)
+        stem = PatchEmbed(in_chans, embed_dim, patch_size)
+        super().__init__(embed_dim, in_chans, patch_size, stem, map(block, rates))
+        self.patch_size = patch_size
         self.norm = LayerNorm2d(embed_dim) if final_norm else nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
-        self.global_pool, self.num_classes = global_pool, num_classes
         self.reset_classifier(num_classes, global_pool)
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none). `global_pool`: "avg" or "" (the map); None leaves it as it is."""
-        pool = self.global_pool if global_pool is None else global_pool
-        if pool not in ("avg", ""):
-            raise RecastError(f"global_pool of a CMHSAViT must be 'avg' or '', got {pool!r}")
-        if not pool and num_classes:
-            raise RecastError(f"a head of {num_classes} classes needs pooling: pass global_pool='avg'")
-        self.global_pool, self.num_classes = pool, num_classes
-        head: nn.Module = nn.Identity()
-        if num_classes:
-            head = _start_small_(nn.Linear(self.embed_dim, num_classes))
-        self.head = head.to(self.patch_embed.weight)  # the device and dtype that the model has by now
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters with more than one dimension that must not decay: none before the recast."""
-        return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Stem, blocks, norm and head in order, for layer-wise rates."""

@@ -10,21 +10,20 @@ patchconvnet_models.py): GELU after the first three convolutions of the stem onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite, trunc_normal_
+from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
-from recast.layers.attention_pool import INIT_STD, AttentionPool, ClassHead
-from recast.models.patchconvnet_weights import fitted_tokens, from_official
+from recast.layers.attention_pool import AttentionPool, ClassHead
+from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.register import IMAGENET, pretrained_cfg, register
 from recast.models.trunk import Trunk
 
-__all__ = ["Block", "PatchConvNet", "checkpoint_filter_fn"]
+__all__ = ["Block", "PatchConvNet"]
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm2d": LayerNorm2d, "batchnorm2d": nn.BatchNorm2d}
 WIDTHS = {"s": 384, "b": 768, "l": 1024}
@@ -74,7 +73,7 @@ class PatchConvNet(Trunk):
     Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
     """
 
-    stem_name = "stem"
+    stem_name, pool_name = "stem", "attn"
 
     def __init__(
         self,
@@ -93,57 +92,35 @@ class PatchConvNet(Trunk):
         cls_in_keys: bool | None = None,
         global_pool: str = "attn",
     ) -> None:
-        super().__init__(embed_dim, in_chans)
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
         if norm_layer not in NORMS:
             raise RecastError(
                 f"norm_layer must be {' or '.join(NORMS)}, got {norm_layer!r}.{suggest(norm_layer, NORMS)}"
             )
+        blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
+        super().__init__(embed_dim, in_chans, 16, _stem(in_chans, embed_dim), blocks)
         self.per_class = per_class
+        self.head_class = ClassHead if per_class else nn.Linear
         self._pool: dict[str, Any] = {
             "num_heads": num_heads, "mlp_ratio": mlp_ratio, "cls_in_keys": cls_in_keys, "init_values": init_values
         }  # fmt: skip
-        self.stem = _stem(in_chans, embed_dim)
-        self.blocks = nn.Sequential(*(Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth)))
-        self.describe_blocks(stride=16)
         self.pool: nn.Module = nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
-        self.head: nn.Module = nn.Identity()
         self.reset_classifier(num_classes, global_pool)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none); per class, new tokens too where their number changes.
-
-        `global_pool`: "attn" or "" (no pooling: the map); None leaves it as it is.
-        """
-        wanted = global_pool if global_pool is not None else "attn" if isinstance(self.pool, AttentionPool) else ""
-        if wanted not in ("attn", ""):
-            raise RecastError(f"global_pool of a PatchConvNet must be 'attn' or '', got {wanted!r}")
-        if self.per_class and wanted and not num_classes and not isinstance(self.pool, AttentionPool):
-            raise RecastError("a token a class needs classes: pass num_classes, or global_pool='' for the trunk alone")
-        if not wanted and num_classes:
-            raise RecastError(
-                f"a head of {num_classes} classes needs pooling: pass global_pool='attn', or num_classes=0"
-            )
-        like = next(self.parameters())  # the device and dtype that the model has by now
-        if not wanted:
+    def reset_pool(self, global_pool: str, num_classes: int) -> None:
+        """Attention pooling is kept where it is; per class it gets new tokens where their number changes."""
+        if not global_pool:
             self.pool = nn.Identity()
-        elif not isinstance(self.pool, AttentionPool):
+        elif isinstance(self.pool, AttentionPool):
+            if self.per_class and num_classes not in (0, self.pool.num_classes):
+                self.pool.reset_tokens(num_classes)
+        elif self.per_class and not num_classes:
+            raise RecastError("a token a class needs classes: pass num_classes, or global_pool='' for the trunk alone")
+        else:
             tokens = num_classes if self.per_class else None
-            self.pool = AttentionPool(self.embed_dim, tokens, **self._pool).to(like)
-        elif self.per_class and num_classes not in (0, self.pool.num_classes):
-            self.pool.reset_tokens(num_classes)
-        self.num_classes = num_classes
-        self.head = self._new_head().to(like)
-
-    def _new_head(self) -> nn.Module:
-        if not self.num_classes:
-            return nn.Identity()
-        head = (ClassHead if self.per_class else nn.Linear)(self.embed_dim, self.num_classes)
-        trunc_normal_(head.weight, std=INIT_STD)
-        nn.init.zeros_(head.bias)
-        return head
+            self.pool = AttentionPool(self.embed_dim, tokens, **self._pool).to(next(self.parameters()))
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters with more than one dimension that must not decay."""
@@ -158,18 +135,6 @@ class PatchConvNet(Trunk):
     def pooled(self, x: Tensor) -> Tensor:
         """B×d, or B×C×d with one token a class; B×d×h×w without pooling."""
         return self.pool(x)
-
-
-def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: PatchConvNet) -> dict[str, Tensor]:
-    """Weights in our names for `model`, from the published ones or ours; a single token is repeated for every class.
-
-    Tokens of other classes than the model's give way to its own, new ones. The head is left as it came: whoever loads
-    it replaces it for other classes, or says that it does not fit.
-    """
-    weights = from_official(state_dict)
-    if isinstance(model.pool, AttentionPool) and model.pool.num_classes is not None:
-        weights = fitted_tokens(weights, model.pool.cls_token)
-    return weights
 
 
 def _cfg(file: str | None = None, size: int = 224) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.models.weights import unwrapped
@@ -78,15 +78,18 @@ def _joined(heads: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"head.{kind}": torch.cat([heads[name] for name in names]) for kind, names in wanted.items()}
 
 
-def fitted_tokens(weights: dict[str, Tensor], own: Tensor) -> dict[str, Tensor]:
-    """Weights for a network with the tokens `own` (1, C, d), one a class: a single token is repeated for every class.
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Weights in our names for a PatchConvNet, from the published ones or ours.
 
-    The head's row j becomes class j's own. With `cls_in_keys=True` the per-class network computes what the single-token
-    one did. In the paper's own form the logits differ through the token's own key, which the single token looks at and
-    the classes' do not: a short fine-tuning follows (as in the paper, section 3.1). Tokens of other classes give way
-    to `own`.
+    A single token is repeated for every class, whose own the head's row j becomes. With `cls_in_keys=True` the
+    per-class network computes what the single-token one did. In the paper's own form the logits differ through the
+    token's own key, which the single token looks at and the classes' do not: a short fine-tuning follows (as in the
+    paper, section 3.1). Tokens of other classes give way to the model's own, new ones. The head is left as it came:
+    whoever loads it replaces it for other classes, or says that it does not fit.
     """
-    tokens = weights.get(TOKENS)
-    if tokens is None or tokens.shape[1] == own.shape[1]:
+    weights = from_official(state_dict)
+    tokens, classes = weights.get(TOKENS), getattr(model.pool, "num_classes", None)
+    if tokens is None or classes in (None, tokens.shape[1]):
         return weights
-    return weights | {TOKENS: tokens.repeat(1, own.shape[1], 1) if tokens.shape[1] == 1 else own.detach()}
+    own = model.state_dict()[TOKENS]
+    return weights | {TOKENS: tokens.repeat(1, classes, 1) if tokens.shape[1] == 1 else own}

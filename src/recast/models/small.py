@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch.nn.functional as F
 from timm.models import generate_default_cfgs
+from timm.models.resnet import BasicBlock
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -52,26 +53,6 @@ def _shortcut(in_channels: int, channels: int, stride: int, kind: Shortcut) -> n
     return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
-class Block(nn.Module):
-    """y = relu(shortcut(x) + bn(conv(relu(bn(conv(x)))))), 3×3 convolutions, the first one strided."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int, shortcut: Shortcut) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.act1 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = _shortcut(in_channels, channels, stride, shortcut)
-        self.drop_path: nn.Module | None = None  # a place for stochastic depth, as in timm's ResNet blocks
-        self.act2 = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x)))))
-        y = y if self.drop_path is None else self.drop_path(y)
-        return self.act2(y + (x if self.downsample is None else self.downsample(x)))
-
-
 class CifarResNet(nn.Module):
     """Stem 3×3, three stages, average pooling, a linear head.
 
@@ -105,7 +86,8 @@ class CifarResNet(nn.Module):
         for i, (count, width) in enumerate(zip(blocks, widths, strict=True)):
             stage = []
             for j in range(count):
-                stage.append(Block(channels, width, 2 if i > 0 and j == 0 else 1, shortcut))
+                stride = 2 if i > 0 and j == 0 else 1
+                stage.append(BasicBlock(channels, width, stride, _shortcut(channels, width, stride, shortcut)))
                 channels = width
             self.add_module(f"layer{i + 1}", nn.Sequential(*stage))
         self.global_pool = nn.AdaptiveAvgPool2d(1)

@@ -2,45 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from timm.layers import trunc_normal_
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices  # of no public module
 from torch import Tensor, nn
 
 from recast.errors import RecastError
 
+INIT_STD = 0.02
+
+
+def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
+    """A linear layer as vision transformers start it."""
+    trunc_normal_(layer.weight, std=INIT_STD)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
 
 class Trunk(nn.Module):
-    """A stem and a sequence of blocks on maps B×d×h×w, a pooling, a head.
+    """A stem of stride P and blocks on maps B×d×h×w; a subclass adds `norm` (where it has a last one) and `head_drop`.
 
-    A subclass makes `blocks`, `head_drop` and `head`, and `norm` where it has a last one.
+    `stem_name`: the stem's attribute. `pool_name`: what `global_pool` is called; "" is always the map, without pooling.
     """
 
-    blocks: nn.Sequential
-    head: nn.Module
-    head_drop: nn.Module
     stem_name: str
-    """Attribute of what makes the first block's map of an image."""
+    pool_name: str
+    global_pool: str
+    head_class: type[nn.Linear] = nn.Linear
+    head_drop: nn.Module
 
-    def __init__(self, embed_dim: int, in_chans: int) -> None:
+    def __init__(
+        self, embed_dim: int, in_chans: int, stride: int, stem: nn.Module, blocks: Iterable[nn.Module]
+    ) -> None:
         super().__init__()
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.in_chans = in_chans
         self.grad_checkpointing = False
-        self.norm: nn.Module | None = None
-
-    def describe_blocks(self, stride: int) -> None:
-        """Tell timm what map each block gives."""
+        self.add_module(self.stem_name, stem)
+        self.blocks = nn.Sequential(*blocks)
         self.feature_info = [
-            {"num_chs": self.embed_dim, "reduction": stride, "module": f"blocks.{i}"} for i in range(len(self.blocks))
+            {"num_chs": embed_dim, "reduction": stride, "module": f"blocks.{i}"} for i in range(len(self.blocks))
         ]
+        self.norm: nn.Module | None = None
 
     def get_classifier(self) -> nn.Module:
         """The head: a layer, or the identity for features."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none). `global_pool`: "" for none (the map); None leaves it as it is."""
-        raise NotImplementedError
+        """A new head of `num_classes` (0: none). `global_pool`: `pool_name` or "" (the map); None leaves it as it is.
+
+        Raises RecastError for another pooling, and for classes without any.
+        """
+        pool = self.global_pool if global_pool is None else global_pool
+        if pool not in (self.pool_name, ""):
+            raise RecastError(f"global_pool of a {type(self).__name__} must be {self.pool_name!r} or '', got {pool!r}")
+        if not pool and num_classes:
+            raise RecastError(
+                f"a head of {num_classes} classes needs pooling: pass global_pool={self.pool_name!r}, or num_classes=0"
+            )
+        self.reset_pool(pool, num_classes)
+        self.global_pool, self.num_classes = pool, num_classes
+        head = start_small_(self.head_class(self.embed_dim, num_classes)) if num_classes else nn.Identity()
+        self.head = head.to(next(self.parameters()))  # the device and dtype that the model has by now
+
+    def reset_pool(self, global_pool: str, num_classes: int) -> None:
+        """Pooling for a new head."""
 
     def pooled(self, x: Tensor) -> Tensor:
         """The last map to what enters the head."""
