@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.ops.misc import ConvNormActivation
 
-from recast.analysis.transformers import MAX_PREFIX
+from recast.analysis.transformers import Grids, watched_grids
 from recast.errors import RecastError, suggest
-from recast.layers.cmhsa import RecastLayer
 from recast.tracing.hooks import hooked, in_eval
 
 STEM = "stem"
@@ -62,11 +61,7 @@ def find_blocks(network: nn.Module) -> list[str]:
     `layers`, `features` or `encoder`, however nested. Raises `RecastError` where there is no such sequence.
     """
     for name, module in network.named_modules():
-        found = _named_by_matcher(module)
-        if not found and type(module) is not nn.Sequential:
-            found = _named_by_structure(module)
-            found = found if len(found) > 1 else []  # one member of something is no sequence
-        if found:
+        if found := _named_by_matcher(module) or _named_by_structure(module):
             return [f"{name}.{block}" if name else block for block in found]
     if isinstance(network, nn.Sequential) and len(network) > 1:
         return _composed(network, _expand(network, ""))
@@ -87,8 +82,11 @@ def _named_by_matcher(module: nn.Module) -> list[str]:
 
 
 def _named_by_structure(module: nn.Module) -> list[str]:
+    if type(module) is nn.Sequential:
+        return []
     found = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
-    return _composed(module, found)
+    found = _composed(module, found)
+    return found if len(found) > 1 else []  # one member of something is no sequence
 
 
 def _expand(module: object, name: str) -> list[str]:
@@ -126,36 +124,28 @@ class BlockSequence:
         self.model = model
         prefix, self.network = unwrapped(model)
         self.is_given = blocks is not None
-        self.blocks = find_blocks(self.network) if blocks is None else [b.removeprefix(prefix) for b in blocks]
+        names = find_blocks(self.network) if blocks is None else [name.removeprefix(prefix) for name in blocks]
+        if not names:
+            raise RecastError("blocks must name at least one module, got none")
         modules = dict(self.network.named_modules())
-        for name in self.blocks:
+        for name in names:
             if name not in modules:
                 raise RecastError(
                     f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules) if name else ''}"
                 )
-        if not self.blocks:
-            raise RecastError("blocks must name at least one module, got none")
-        self._grid: tuple[int, int] | None = None
-        formats = {"NHWC": True, "NCHW": False}
-        self._channels_last = formats.get(str(getattr(self.network, "output_fmt", None)))
-        if isinstance(self.network, SwinTransformer):
-            self._channels_last = True
-        self._widths: set[int] = set()
+        self.blocks = {name: modules[name] for name in names}
+        self._widths = {name: _widths(block) for name, block in self.blocks.items()}
+        self._current = names[0]
+        layout = "NHWC" if isinstance(self.network, SwinTransformer) else getattr(self.network, "output_fmt", None)
+        self._channels_last = {"NHWC": True, "NCHW": False}.get(str(layout))
+        self._grids = Grids()
 
     @torch.no_grad()
     def run(self, images: Tensor, keep: Keep) -> None:
         """A pass in eval mode: `keep(name, output)` is called at every point, in its order, once a pass."""
-        blocks = {name: self.network.get_submodule(name) for name in self.blocks}
-        widths = {name: _widths(block) for name, block in blocks.items()}
-        inside = tuple(f"{name}." for name in blocks)
-        stem = [
-            (name, module)
-            for name, module in self.network.named_modules()
-            if isinstance(module, nn.Conv2d | RecastLayer) and not f"{name}.".startswith(inside)
-        ]
-        middles = [] if self.is_given else [point for name in blocks for point in _middle(name, blocks[name])]
+        found = {} if self.is_given else self.blocks
+        middles = [point for name, block in found.items() for point in _middle(name, block)]
         seen: set[str] = set()
-        self._grid = None
 
         def once(name: str, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple | list) and output else output
@@ -164,55 +154,47 @@ class BlockSequence:
                 keep(name, tensor)
 
         def enter(name: str, _block: nn.Module, inputs: tuple[Any, ...]) -> None:
-            x = next(iter(inputs), None)
-            self._see_block(widths[name], x)
-            if name == self.blocks[0] and not self.is_given:
-                once(STEM, x)
+            self._see(name, inputs[:1])
+            if name == next(iter(found), None):
+                once(STEM, inputs)
 
         def leave(name: str, _block: nn.Module, _inputs: Any, output: Any) -> None:
-            self._see_block(widths[name], output)
+            self._see(name, (output,))
             once(name, output)
 
         with (
             in_eval(self.model),
-            hooked(stem, after=lambda _name, _module, _inputs, output: self._see_grid(output)),
-            hooked(blocks.items(), before=enter, after=leave),
-            hooked(middles, before=lambda name, _module, inputs: once(name, next(iter(inputs), None))),
+            watched_grids(self.network) as self._grids,
+            hooked(self.blocks.items(), before=enter, after=leave),
+            hooked(middles, before=lambda name, _module, inputs: once(name, inputs)),
         ):
             self.model(images.to(device_of(self.model)))
 
-    def _see_grid(self, output: Any) -> None:
-        if isinstance(output, Tensor) and output.dim() == 4:
-            self._grid = (output.shape[-2], output.shape[-1])
-
-    def _see_block(self, widths: set[int], x: Any) -> None:
-        self._widths = widths
-        if isinstance(x, Tensor) and x.dim() == 4:
-            self._see_grid(self._turned(x))
+    def _see(self, block: str, given: tuple[Any, ...]) -> None:
+        self._current = block
+        for x in given:
+            if isinstance(x, Tensor) and x.dim() == 4:
+                self._grids.see(self._turned(x))
 
     def _turned(self, x: Tensor) -> Tensor:
         """NHWC to NCHW. Networks that do not say which they are, and have linear layers, are known by those."""
-        last = self._channels_last
+        last, widths = self._channels_last, self._widths[self._current]
         if last is None:
-            last = x.shape[-1] in self._widths and x.shape[1] not in self._widths
+            last = x.shape[-1] in widths and x.shape[1] not in widths
         return x.permute(0, 3, 1, 2) if last else x
 
     def as_map(self, name: str, x: Tensor) -> Tensor:
         """An output as a map (B, C, h, w): NHWC turned, tokens (B, N, C) on their grid, without those before it.
 
-        The grid is the latest map's (a patch embedding's convolution has one), so images need not be square. Raises
-        `RecastError` for what is no map.
+        The grid is that of the latest map that fits (a patch embedding's convolution makes one), so images need not be
+        square. Raises `RecastError` for what is no map.
         """
         if x.dim() == 4:
             return self._turned(x)
-        if x.dim() == 3 and self._grid is not None:
-            rows, columns = self._grid
-            before = x.shape[1] - rows * columns
-            if 0 <= before <= MAX_PREFIX:
-                return x[:, before:].transpose(1, 2).unflatten(-1, (rows, columns))
-        where = "" if self._grid is None else f" on a grid of {self._grid[0]}×{self._grid[1]}"
+        if x.dim() == 3 and (grid := self._grids.of(x.shape[0], x.shape[1])) is not None:
+            return x[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(-1, grid)
         raise RecastError(
-            f"{name} gives {tuple(x.shape)}, which is no map (B, C, h, w) and no tokens (B, N, C){where}: "
+            f"{name} gives {tuple(x.shape)}, which is no map (B, C, h, w) and no tokens (B, N, C) of one: "
             "name other modules, blocks=[...]"
         )
 

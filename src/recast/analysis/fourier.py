@@ -111,9 +111,8 @@ class _Spectra:
 
     def __init__(self, sequence: BlockSequence) -> None:
         self.sequence = sequence
-        self._sums: dict[str, Tensor] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}
-        self._no_maps: dict[str, str] = {}
+        self._sums: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        self._left_out: dict[str, str] = {}
 
     def add(self, name: str, output: Tensor) -> None:
         """What a block gave."""
@@ -122,23 +121,23 @@ class _Spectra:
         except RecastError as error:
             if self.sequence.is_given or output.dim() == 3:  # tokens in an order that is not known: so are all others
                 raise
-            self._no_maps[name] = str(error)
+            self._left_out[name] = str(error)
             return
         size = (maps.shape[-2], maps.shape[-1])
-        if self._sizes.setdefault(name, size) != size:
-            raise RecastError(
-                f"{name} gives maps of {size[0]}×{size[1]} after {self._sizes[name][0]}×{self._sizes[name][1]}: "
-                "images of one size are needed, frequencies are in units of their pixels"
-            )
         dtype = torch.float32 if maps.device.type == "mps" else torch.float64
         sums = diagonal_log_amplitude(maps).mean(1).sum(0, dtype=dtype).cpu().double()
-        self._sums[name] = self._sums.get(name, 0) + sums
+        before, total = self._sums.get(name, (size, torch.zeros_like(sums)))
+        if before != size:
+            raise RecastError(
+                f"{name} gives maps of {size[0]}×{size[1]} after {before[0]}×{before[1]}: images of one size are "
+                "needed, frequencies are in units of their pixels"
+            )
+        self._sums[name] = size, total + sums
 
     def curves(self, mode: Mode, n: int) -> FourierCurves:
         """The curves of n images."""
-        curves, left_out = [], dict(self._no_maps)
-        for index, (name, sums) in enumerate(self._sums.items()):
-            size = self._sizes[name]
+        curves, left_out = [], dict(self._left_out)
+        for index, (name, (size, sums)) in enumerate(self._sums.items()):
             amplitudes = (sums / n).numpy()
             if mode == "notebook":
                 amplitudes = amplitudes[: (min(size) + 1) // 2]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,22 +86,17 @@ def _measure(
         name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(unwrapped(model)[1]).items()}
         for name, model in models.items()
     }
-    if any(sums.values()):
-        for batch in each_batch(images):
-            for name, model in models.items():
-                modules = [(layer, one.layer) for layer, one in sums[name].items()]
-                if modules:
-                    see = partial(_see, sums[name])
-                    with in_eval(model), hooked(modules, before=see):
-                        model(batch.to(device_of(model)))
+    measured = [(model, sums[name]) for name, model in models.items() if sums[name]]
+    for batch in each_batch(images) if measured else ():
+        for model, layers in measured:
+            with in_eval(model), ExitStack() as hooks:
+                for name, one in layers.items():
+                    hooks.enter_context(hooked([(name, one.layer)], before=one.see))
+                model(batch.to(device_of(model)))
     return {
         name: [head for layer, one in layers.items() if one.images for head in one.heads(name, layer)]
         for name, layers in sums.items()
     }
-
-
-def _see(sums: Mapping[str, _Sums], name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    sums[name].add(inputs[0])
 
 
 class _Sums:
@@ -112,8 +107,9 @@ class _Sums:
         self._sums = torch.zeros(4, layer.num_heads, dtype=torch.float64)
         self.images = self._queries = 0
 
-    def add(self, x: Tensor) -> None:
+    def see(self, _name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """What the heads do on the layer's input (B, C, height, width)."""
+        x: Tensor = inputs[0]
         geometry, (height, width) = self.layer.geometry, x.shape[-2:]
         queries_at, keys_at = (at.to(x.device) for at in positions(geometry, height, width))
         chosen = torch.arange(len(queries_at))

@@ -63,18 +63,16 @@ def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
 
 def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     """A = shift · S + gaussian · G + content · C, as `recast.layers.functional.attention_maps` writes it out."""
-    geometry = layer.geometry
+    geometry, size = layer.geometry, x.shape[-2:]
     w = expand_heads(layer.weights())
-    height, width = x.shape[-2:]
-    row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, height, width)
-    columns = geometry.output_size(height, width)[1]
-    queries_at = positions(geometry, height, width)[0].to(x.device)
-    padded_rows, padded_columns = geometry.padded_size(height, width)
+    row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, *size)
+    columns, padded = geometry.output_size(*size)[1], geometry.padded_size(*size)
+    queries_at = positions(geometry, *size)[0].to(x.device)
     content = content_of(layer, x) if bool(w.gates.content.any()) else None
 
     def rows(at: Tensor) -> Tensor:
         G = (row_factors[:, at // columns, :, None] * column_factors[:, at % columns, None, :]).flatten(2)
-        S = one_hot(under_taps(geometry, queries_at[at], padded_columns), padded_rows * padded_columns)
+        S = one_hot(under_taps(geometry, queries_at[at], padded[1]), padded[0] * padded[1])
         return w.gates.mix(S[None].to(x.dtype), G[None].to(x.dtype), None if content is None else content(at))
 
     return rows
@@ -82,16 +80,14 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
 
 def content_of(layer: GPSA, x: Tensor) -> Rows:
     """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
-    geometry, (height, width) = layer.geometry, x.shape[-2:]
-    w = expand_heads(layer.weights())
+    w, (height, width) = expand_heads(layer.weights()), x.shape[-2:]
     q, k = queries(x, w), keys(x, w)
-    hidden = torch.zeros(k.shape[2], dtype=x.dtype, device=x.device)
-    if not layer.config.attend_padding:
-        hidden = hidden.masked_fill(~real_keys(geometry, height, width, x.device), float("-inf"))
+    hidden = ~real_keys(layer.geometry, height, width, x.device) & (not layer.config.attend_padding)
+    bias = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, float("-inf"))
     if layer.config.content == "linear":
-        shares = torch.softmax(k + hidden[:, None], dim=-2).transpose(-1, -2)
+        shares = torch.softmax(k + bias[:, None], dim=-2).transpose(-1, -2)
         return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
-    return lambda at: _softmax(q[:, :, at], k, hidden)
+    return lambda at: _softmax(q[:, :, at], k, bias)
 
 
 def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,15 +126,15 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
     leave_out(name, reason): a module that has no maps.
     """
 
-    @torch.no_grad()
-    def before(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(layer, RecastLayer)
-        see_recast(name, layer, inputs[0])
+    recast, pools = recast_layers(model), attention_pools(model)
 
     @torch.no_grad()
-    def after(name: str, pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        assert isinstance(pool, AttentionPool)
-        keep(name, _of_pool(pool, inputs[0], grids))
+    def before(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        see_recast(name, recast[name], inputs[0])
+
+    @torch.no_grad()
+    def after(name: str, _pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        keep(name, _of_pool(pools[name], inputs[0], grids))
 
     def keep_tokens(name: str, weights: Tensor, grid: tuple[int, int], is_linear: bool) -> None:
         # one query: the class token alone asks (CaiT's second stage)
@@ -142,13 +142,12 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
         prefix = weights.shape[-1] - grid[0] * grid[1]
         keep(name, Attention(weights, grid, weights.shape[-2] if alone else prefix, is_linear))
 
-    pools = attention_pools(model)
-    ours = [*recast_layers(model).values(), *pools.values()]
-    with ExitStack() as stack:
-        stack.enter_context(hooked(recast_layers(model).items(), before=before))
-        grids = stack.enter_context(watched_grids(model))
-        stack.enter_context(hooked(pools.items(), after=after))
-        stack.enter_context(watched_tokens(model, ours, grids, keep_tokens, leave_out))
+    with (
+        hooked(recast.items(), before=before),
+        watched_grids(model) as grids,
+        hooked(pools.items(), after=after),
+        watched_tokens(model, [*recast.values(), *pools.values()], grids, keep_tokens, leave_out),
+    ):
         yield
 
 

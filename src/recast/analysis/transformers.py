@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recast.layers.cmhsa import RecastLayer
-from recast.tracing.hooks import hooked, replaced_inputs, replaced_output
+from recast.tracing.hooks import After, hooked, replaced_inputs, replaced_output
 
 SILENT = "gives no weights of one token for another"
 NOT_WHOLE = "attention within windows, over reduced keys or over channels, which has no maps over the whole grid"
@@ -110,6 +110,9 @@ def watched_tokens(
         else:
             keep(name, module.weight.detach()[None, None], grid, True)
 
+    def saying(reason: str) -> After:
+        return lambda name, _module, _inputs, _output: leave_out(name, reason)
+
     inside = {part for module in ours for part in module.modules()}
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -119,21 +122,17 @@ def watched_tokens(
             if isinstance(module, nn.MultiheadAttention):
                 stack.enter_context(_watched_torch(module, partial(see, name)))
             elif isinstance(getattr(module, "attn_drop", None), nn.Module):
-                # cross-covariance attention (XCiT) is over channels, whatever their number
-                over_channels = hasattr(module, "temperature")
-                see_it = partial(_say, leave_out, name, NOT_WHOLE) if over_channels else partial(see, name)
-                stack.enter_context(_watched_timm(module, see_it))
+                if hasattr(module, "temperature"):  # over channels (XCiT), whatever their number
+                    stack.enter_context(hooked([(name, module)], after=saying(NOT_WHOLE)))
+                else:
+                    stack.enter_context(_watched_timm(module, partial(see, name)))
             elif hasattr(module, "fused_attn"):
-                stack.enter_context(hooked([(name, module)], after=partial(_say, leave_out, name, FUSED)))
+                stack.enter_context(hooked([(name, module)], after=saying(FUSED)))
             elif last == "mlp_tokens":
-                stack.enter_context(hooked([(name, module)], after=partial(_say, leave_out, name, MLP)))
+                stack.enter_context(hooked([(name, module)], after=saying(MLP)))
             elif last == "linear_tokens" and isinstance(module, nn.Linear):
                 stack.enter_context(hooked([(name, module)], after=see_linear))
         yield
-
-
-def _say(leave_out: Callable[[str, str], None], name: str, reason: str, *_called_with: Any) -> None:
-    leave_out(name, reason)
 
 
 @contextmanager
