@@ -17,7 +17,8 @@ from PIL import Image
 from recast.report import charts, curves, draw, layers, maps
 from recast.report.charts import DEPTHS, PAGE, PAPER, VARIABLES, Chart
 from recast.report.draw import Point, Series, series_chart
-from recast.report.load import Attention, AttentionLayer, Run, read_run
+from recast.report.load import Run, read_run
+from recast.report.maps import Attention, AttentionLayer
 
 MakeRun = Callable[..., Path]
 
@@ -74,7 +75,7 @@ def test_relative_improvement(full: Run) -> None:
 
 
 def test_sweeps(full: Run) -> None:
-    found = by_name([*curves.resolution(full), *curves.swept(full, curves.SWEEPS), *curves.swept(full, curves.ATTACKS)])
+    found = by_name([*curves.sweeps(full), *curves.attacks(full)])
     assert set(found) == {
         "resolution", "frequency_low", "frequency_high", "knn", "adversarial_fgsm", "adversarial_autoattack",
     }  # fmt: skip
@@ -133,7 +134,7 @@ def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:
 
 def test_pointing_at_a_value_hits_its_point(full: Run) -> None:
     """The invisible circles lie where matplotlib drew the markers."""
-    svg = by_name(curves.swept(full, curves.ATTACKS))["adversarial_fgsm"].svg
+    svg = by_name(curves.attacks(full))["adversarial_fgsm"].svg
     marks = [tuple(map(float, place)) for place in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)]
     hits = [tuple(map(float, place)) for place in re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)]
     assert len(hits) == 12

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from changed_runs import rewrite
+from matplotlib.figure import Figure
 
 from recast.report import switches
-from recast.report.charts import PAGE, new_figure
+from recast.report.charts import PAGE
 from recast.report.load import Run, read_run
 
 MakeRun = Callable[..., Path]
@@ -63,7 +64,7 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
 
 
 def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None:
-    axes = new_figure((4, 3)).add_axes((0, 0, 1, 1))
+    axes = Figure((4, 3)).add_axes((0, 0, 1, 1))
     switches.draw_bars(axes, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4, "never", PAGE)
     parts: list[list[tuple[float, float, bool, float]]] = [[], [], [], []]
     for patch in axes.patches:

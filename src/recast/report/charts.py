@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 DEPTHS = 9
@@ -69,8 +67,7 @@ VARIABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A point that says its value where the reader points at it."""
 
     axes: Axes
@@ -81,12 +78,10 @@ class Hit:
 
 Panel = Callable[[Axes, Palette], list[Hit]]
 """Draws into axes that stand; gives what can be pointed at."""
-Drawing = tuple[Figure, Sequence[Hit]]
 Cells = Sequence[Sequence[Any]]
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """One entry of a legend."""
 
     label: str
@@ -112,20 +107,24 @@ class Chart:
     """Where the panel ends, as a share of the width."""
     keys: Sequence[Key] = ()
     note: str = ""
-    layout: Callable[[Palette], Drawing] | None = None
+    layout: Callable[[Palette], Figure] | None = None
 
-    def draw(self, palette: Palette) -> Drawing:
+    def draw(self, palette: Palette) -> tuple[Figure, list[Hit]]:
         """The picture, drawn in the same way for page and paper; called inside `styled`."""
         if self.layout is not None:
-            return self.layout(palette)
-        figure = new_figure(self.size)
-        return figure, self.panel(new_axes(figure, self.right), palette)
+            return self.layout(palette), []
+        # Fixed margins: a layout engine costs more time than the whole drawing.
+        left, bottom = 0.5 / self.size[0], 34 / 72 / self.size[1]
+        figure = Figure(self.size)
+        axes = figure.add_axes((left, bottom, self.right - left, 0.96 - bottom))
+        axes.patch.set_visible(False)
+        return figure, self.panel(axes, palette)
 
     @cached_property
     def svg(self) -> Markup:
-        """The picture for the page."""
+        """The picture for the page, an <svg> element."""
         with styled(PAGE):
-            return inline_svg(*self.draw(PAGE), self.story)
+            return _inline_svg(*self.draw(PAGE), self.story)
 
 
 def joined(name: str, title: str, charts: Sequence[Chart], columns: int = 3) -> Chart:
@@ -133,17 +132,16 @@ def joined(name: str, title: str, charts: Sequence[Chart], columns: int = 3) -> 
     across = min(columns, len(charts))
     down = math.ceil(len(charts) / across)
 
-    def layout(palette: Palette) -> Drawing:
-        figure = new_figure((3.1 * across, 2.4 * down))
+    def layout(palette: Palette) -> Figure:
+        figure = Figure((3.1 * across, 2.4 * down))
         grid = figure.subplots(down, across, squeeze=False)
         figure.subplots_adjust(0.14 / across, 0.2 / down, 1 - 0.06 / across, 1 - 0.12 / down, wspace=0.25, hspace=0.55)
-        for axes, chart in zip_longest(grid.flat, charts):
-            if chart is None:
-                axes.remove()
-            else:
-                chart.panel(axes, palette)
-                axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
-        return figure, ()
+        for axes, chart in zip(grid.flat, charts, strict=False):
+            chart.panel(axes, palette)
+            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
+        for axes in grid.flat[len(charts) :]:
+            axes.remove()
+        return figure
 
     rows = [(chart.title, *row) for chart in charts for row in chart.rows]
     story = " ".join(chart.story for chart in charts)
@@ -183,23 +181,9 @@ def styled(palette: Palette) -> Iterator[None]:
         yield
 
 
-def new_figure(size: tuple[float, float]) -> Figure:
-    """An empty figure of (width, height) in inches."""
-    figure = Figure(figsize=size)
-    FigureCanvasSVG(figure)
-    return figure
-
-
-def new_axes(figure: Figure, right: float = 0.97) -> Axes:
-    """The axes of a figure of one panel. Fixed margins: a layout engine costs more time than the whole drawing."""
-    width, height = (72 * side for side in figure.get_size_inches())
-    axes = figure.add_axes((36 / width, 34 / height, right - 36 / width, 0.96 - 34 / height))
-    axes.patch.set_visible(False)
-    return axes
-
-
-def inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
-    """The figure as an <svg> element for the page; what `hits` say is shown where the reader points."""
+def _inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
+    """The figure as it stands on the page, with an invisible circle for each hit: even without a script the browser
+    shows what it says where the reader points."""
     buffer = io.StringIO()
     empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
@@ -219,16 +203,11 @@ def inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
     assert view is not None
     space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
     opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
-    body = text[text.index(">") + 1 :].strip().removesuffix("</svg>")
-    return Markup(opening + body + _hit_circles(figure, hits) + "</svg>")
-
-
-def _hit_circles(figure: Figure, hits: Sequence[Hit]) -> str:
-    """Invisible circles in the picture's units, each with its text: the browser shows it even without a script."""
     width, height = (72 * side for side in figure.get_size_inches())
-    circles = []
+    circles = ""
     for hit in hits:
         across, up = figure.transFigure.inverted().transform(hit.axes.transData.transform((hit.x, hit.y)))
         place = f'cx="{across * width:.1f}" cy="{(1 - up) * height:.1f}"'
-        circles.append(f'<circle class="hit" {place} r="6"><title>{escape(hit.text)}</title></circle>')
-    return "".join(circles)
+        circles += f'<circle class="hit" {place} r="6"><title>{escape(hit.text)}</title></circle>'
+    body = text[text.index(">") + 1 :].strip().removesuffix("</svg>")
+    return Markup(opening + body + circles + "</svg>")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from recast.report import formats
-from recast.report.charts import Chart, Key, joined
+from recast.report.charts import Chart, joined
 from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.report.load import ARMS, Run
@@ -20,18 +20,18 @@ MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
 PERCENT = (0, 102)
 SMALL = (3.5, 2.4)
-Keyed = Mapping[float, tuple[str, str]]
+Keyed = dict[float, tuple[str, str]]
 """Place on the horizontal axis → (suite, metric) of rows.csv."""
 
 
 def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]:
     """The arms by epoch; `quantity` is a field of `Epoch`."""
     arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
-    series = []
+    found = []
     for arm, rows in arms.items():
-        if points := [Point(float(row.epoch), number(getattr(row, quantity))) for row in rows]:
-            series.append(Series(words(run).arms[arm], points, arm, look))
-    return series
+        points = [Point(float(row.epoch), number(getattr(row, quantity))) for row in rows]
+        found += [Series(words(run).arms[arm], points, arm, look)] if points else []
+    return found
 
 
 def training(run: Run) -> list[Chart]:
@@ -46,32 +46,27 @@ def training(run: Run) -> list[Chart]:
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
     parent = accuracy(run, "parent")
     before = "" if run.is_plain else f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. "
-    keys = arm_keys(run, [one.role for one in top1])
     return [
         series_chart(
             "training_accuracy", "Top-1 accuracy, %", top1, "epoch", told_as=f"{before}Top-1 accuracy by epoch",
-            level=(parent, "parent"), unit=" %", keys=keys, **axis,
+            level=(parent, "parent"), unit=" %", **axis,
         ),
         series_chart(
             "training_loss", "Loss: validation (solid), training (dotted)", losses["validation"] + losses["training"],
-            (("arm", "part", "epoch", "loss"), rows), keys=keys, **axis,
+            (("arm", "part", "epoch", "loss"), rows), **axis,
         ),
     ]  # fmt: skip
 
 
-def measured(run: Run, points: Keyed, unit: str = "") -> list[Series]:
-    """The arms over what was measured, with their intervals; those with two finite values at least."""
-    found = []
-    for arm in ARMS:
-        rows = [(x, run.row(arm, *key)) for x, key in sorted(points.items())]
-        known = [
-            Point(x, row.value, row.low, row.high, f"{x:g}{unit}" if unit else "")
-            for x, row in rows
-            if row is not None and math.isfinite(row.value)
-        ]
-        if len(known) > 1:
-            found.append(Series(words(run).arms[arm], known, arm))
-    return found
+def metrics(run: Run, suite: str, metric: str = "top1") -> dict[str, str]:
+    """Setting → metric, `0.5` → `top1@0.5`, of a suite as far as it was measured, in the file's order."""
+    names = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
+    return {name.partition("@")[2]: name for name in names if name.startswith(f"{metric}@")}
+
+
+def settings(run: Run, suite: str, metric: str = "top1") -> Keyed:
+    """The settings as numbers."""
+    return {float(text): (suite, name) for text, name in metrics(run, suite, metric).items()}
 
 
 def clean_point(run: Run, suite: str) -> Keyed:
@@ -80,84 +75,70 @@ def clean_point(run: Run, suite: str) -> Keyed:
     return {0.0: ("clean", "top1")} if counts[0] == counts[1] else {}
 
 
-def settings(run: Run, suite: str, metric: str = "top1") -> dict[str, tuple[str, str]]:
-    """The settings of a suite in the file's order, `0.5` of `top1@0.5`, and where their values are."""
-    metrics = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
-    return {name.partition("@")[2]: (suite, name) for name in metrics if name.startswith(f"{metric}@")}
+def arms_chart(
+    run: Run, name: str, title: str, points: Keyed, x: str, place: str = "",
+    ticks: Callable[[list[float]], Sequence[float]] | None = None, **options: Any,
+) -> list[Chart]:  # fmt: skip
+    """The arms over what was measured, with their intervals; no chart where none has two finite values.
+
+    `place` is how `x` is told, as in "{:g} pixels"; `ticks` chooses from the places.
+    """
+    series = []
+    for arm in ARMS:
+        rows = [(at, run.row(arm, *key)) for at, key in sorted(points.items())]
+        known = [
+            Point(at, row.value, row.low, row.high, place.format(at))
+            for at, row in rows
+            if row is not None and math.isfinite(row.value)
+        ]
+        if len(known) > 1:
+            series.append(Series(words(run).arms[arm], known, arm))
+    if not series:
+        return []
+    if ticks is not None:
+        options["xticks"] = {at: f"{at:g}" for at in ticks(sorted({point.x for one in series for point in one.points}))}
+    return [series_chart(name, title, series, x, unit=" %", **options)]
 
 
-def numbered(found: Mapping[str, tuple[str, str]]) -> Keyed:
-    """The settings as numbers."""
-    return {float(text): key for text, key in found.items()}
-
-
-def named(ticks: Iterable[float]) -> dict[float, str]:
-    """Ticks with their names."""
-    return {tick: f"{tick:g}" for tick in ticks}
-
-
-class Sweep(NamedTuple):
-    """A chart of the arms over the numbers that a suite's metric was measured at."""
-
-    name: str
-    suite: str
-    title: str
-    column: str
-    settings: dict[str, Any]
-    """Of the panel."""
-    metric: str = "top1"
-    from_clean: bool = False
-    """Its 0 is the clean images."""
-    ticks: bool = True
-
-
-EDGE = "what is {} this frequency is kept, ×π"
-ATTACKS = [
-    Sweep(f"adversarial_{suite}", suite, f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255", "epsilon_255",
-          {"xlabel": "ε in 1/255", "ylim": PERCENT}, from_clean=True)
-    for suite in of_kind("attack")
-]  # fmt: skip
-SWEEPS = [
-    *(Sweep(f"frequency_{metric}", "frequency", f"{metric.capitalize()} frequencies alone: top-1, %", "frequency_pi",
-            {"xlabel": EDGE.format(kept), "ylim": PERCENT}, metric, ticks=False)
-      for metric, kept in (("low", "below"), ("high", "above"))),
-    Sweep("knn", "knn", "k nearest neighbours: top-1, %", "k", {"xlabel": "k", "whole_x": True}),
-]  # fmt: skip
-
-
-def swept(run: Run, sweeps: Sequence[Sweep]) -> list[Chart]:
-    """The charts of what was measured."""
+def attacks(run: Run) -> list[Chart]:
+    """By the strength of every attack, from the clean images on."""
     charts = []
-    for one in sweeps:
-        points = {**numbered(settings(run, one.suite, one.metric))}
-        points |= clean_point(run, one.suite) if one.from_clean else {}
-        if series := measured(run, points):
-            ticks = named(point.x for point in series[0].points) if one.ticks else None
-            charts.append(_arms_chart(run, one.name, one.title, series, one.column, xticks=ticks, **one.settings))
+    for suite in of_kind("attack"):
+        charts += arms_chart(
+            run, f"adversarial_{suite}", f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255",
+            settings(run, suite) | clean_point(run, suite), "epsilon_255",
+            ticks=list, xlabel="ε in 1/255", ylim=PERCENT,
+        )  # fmt: skip
     return charts
 
 
-def _arms_chart(run: Run, name: str, title: str, series: Sequence[Series], x: str, **settings: Any) -> Chart:
-    """A chart of accuracies of arms over `x`."""
-    keys = arm_keys(run, [one.role for one in series])
-    return series_chart(name, title, series, x, unit=" %", keys=keys, **settings)
+def sweeps(run: Run) -> list[Chart]:
+    """By what is varied at test time."""
+    charts = resolution(run)
+    for metric, kept in (("low", "below"), ("high", "above")):
+        charts += arms_chart(
+            run, f"frequency_{metric}", f"{metric.capitalize()} frequencies alone: top-1, %",
+            settings(run, "frequency", metric), "frequency_pi",
+            xlabel=f"what is {kept} this frequency is kept, ×π", ylim=PERCENT,
+        )  # fmt: skip
+    title, by_k = "k nearest neighbours: top-1, %", settings(run, "knn")
+    return charts + arms_chart(run, "knn", title, by_k, "k", ticks=list, xlabel="k", whole_x=True)
 
 
 def resolution(run: Run) -> list[Chart]:
     """Over the side of square test sizes (T-CNN, Fig. 7); sizes that are not square are told below the chart."""
-    sizes = {tuple(map(int, size.split("x"))): key for size, key in settings(run, "resolution").items()}
-    series = measured(run, {size[0]: key for size, key in sizes.items() if size[0] == size[-1]}, " pixels")
-    if not series:
-        return []
+    sizes = {tuple(map(int, size.split("x"))): name for size, name in metrics(run, "resolution").items()}
     note = f"Trained at {run.recipe.data.img_size} pixels." if run.recipe.data.img_size else ""
-    for size, key in sizes.items():
+    for size, metric in sizes.items():
         if size[0] != size[-1]:
-            found = {name: run.value(arm, *key) for arm, name in words(run).arms.items()}
+            found = {name: run.value(arm, "resolution", metric) for arm, name in words(run).arms.items()}
             values = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in found.items() if value == value)
             note += f" {size[0]}×{size[1]} (height × width): {values}."
-    ticks = named(apart(sorted({point.x for one in series for point in one.points})))
-    axis: dict[str, Any] = {"xlabel": "test size, pixels", "xticks": ticks, "note": note.strip()}
-    return [_arms_chart(run, "resolution", "Top-1, % by test resolution", series, "side", **axis)]
+    square: Keyed = {size[0]: ("resolution", metric) for size, metric in sizes.items() if size[0] == size[-1]}
+    return arms_chart(
+        run, "resolution", "Top-1, % by test resolution", square, "side", "{:g} pixels", apart,
+        xlabel="test size, pixels", note=note.strip(),
+    )  # fmt: skip
 
 
 def apart(ticks: Sequence[float]) -> list[float]:
@@ -171,18 +152,19 @@ def apart(ticks: Sequence[float]) -> list[float]:
 
 def corruptions(run: Run) -> list[Chart]:
     """Accuracy by severity, a small chart per kind of corruption; severity 0 being the clean images."""
-    kinds: dict[tuple[str, str], dict[float, tuple[str, str]]] = {}
+    kinds: dict[tuple[str, str], Keyed] = {}
     for row in run.rows:
         if (match := PER_CORRUPTION.match(row.metric)) and match["kind"] != "mean":
-            points = kinds.setdefault((row.suite, match["kind"]), {**clean_point(run, row.suite)})
+            points = kinds.setdefault((row.suite, match["kind"]), clean_point(run, row.suite))
             points[float(match["severity"])] = (row.suite, row.metric)
     several = len({suite for suite, _ in kinds}) > 1
-    axis: dict[str, Any] = {"xlabel": "severity (0: clean)", "whole_x": True, "ylim": PERCENT, "size": SMALL}
     charts = []
     for (suite, kind), points in kinds.items():
-        if series := measured(run, points):
-            title = kind.replace("_", " ") + (f" · {suite_title(suite, short=True)}" if several else "")
-            charts.append(_arms_chart(run, f"severity_{suite}_{kind}", title, series, "severity", **axis))
+        title = kind.replace("_", " ") + (f" · {suite_title(suite, short=True)}" if several else "")
+        charts += arms_chart(
+            run, f"severity_{suite}_{kind}", title, points, "severity",
+            xlabel="severity (0: clean)", whole_x=True, ylim=PERCENT, size=SMALL,
+        )  # fmt: skip
     return charts
 
 
@@ -207,15 +189,15 @@ def relative(run: Run) -> list[Chart]:
         for name, groups in ((what, parts), ("severity", means)):
             series = [_gains(run, suite, arm, groups) for arm in ("finetuned", "parent")]
             series = [one for one in series if one.points]
+            if not series:
+                continue
             long = max(map(len, groups)) > 9
             ticks = {place: group.replace("_", "\n") if long else group for place, group in enumerate(groups)}
             rows = [(list(groups)[int(p.x)], str(one.role), p.y, p.low, p.high) for one in series for p in one.points]
             columns = (name, "against", "relative_improvement_percent", "low", "high")
             title = f"{suite_title(suite, short=True)}: relative improvement, %, by {name}"
-            keys = [Key(one.label, one.role) for one in series]
-            axis: dict[str, Any] = {"xlabel": "" if long else name, "unit": " %", "xticks": ticks, "keys": keys}
-            if series:
-                charts.append(series_chart(f"relative_{suite}_{name}", title, series, (columns, rows), **axis))
+            axis: dict[str, Any] = {"xlabel": "" if long else name, "unit": " %", "xticks": ticks}
+            charts.append(series_chart(f"relative_{suite}_{name}", title, series, (columns, rows), **axis))
     return charts
 
 
@@ -228,7 +210,7 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
             paired = run.difference(against, suite, metrics[0]) if len(metrics) == 1 else None
             low, high = (100 * paired.low / other, 100 * paired.high / other) if paired else (None, None)
             points.append(Point(place, 100 * (recast - other) / other, low, high, group.replace("_", " ")))
-    name = words(run).arms[against] if not run.is_plain else against
+    name = words(run).arms.get(against, against)
     return Series(f"Recast against {name[0].lower()}{name[1:]}", points, against, "bars")
 
 
@@ -260,7 +242,7 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     """(suite, metric, title): one number per suite; of an attack at ε = 1/255 as in the paper, or its strongest."""
     found = [("clean", "top1", "Clean images")]
     for suite in of_kind("attack"):
-        if strengths := {eps: key for run in runs for eps, key in numbered(settings(run, suite)).items()}:
+        if strengths := {eps: key for run in runs for eps, key in settings(run, suite).items()}:
             eps = 1.0 if 1.0 in strengths else max(strengths)
             found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
     found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]

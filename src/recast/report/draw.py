@@ -1,10 +1,11 @@
-"""The drawers: series as lines, points or bars with intervals, and a heat map."""
+"""The two kinds of charts: series as lines, points or bars with intervals, and a heat map."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.optimize import isotonic_regression
 
 from recast.report import formats
-from recast.report.charts import Cells, Chart, Hit, Palette, Panel, Role
+from recast.report.charts import Cells, Chart, Hit, Key, Palette, Role
 
 MARKERS = {"parent": "D", "finetuned": "s", "ink": "s"}
 """Of a role; others have circles."""
@@ -71,18 +72,24 @@ class Series:
 
 def series_chart(
     name: str, title: str, series: Sequence[Series], table: tuple[Sequence[str], Cells] | str, *, told_as: str = "",
-    note: str = "", size: tuple[float, float] = (4.0, 2.4), right: float = 0.97, keys: Sequence[Any] = (),
+    note: str = "", size: tuple[float, float] = (4.0, 2.4), right: float = 0.97, keys: Sequence[Key] | None = None,
     **settings: Any,
 ) -> Chart:  # fmt: skip
-    """A chart of series. `table` is (columns, rows) or, of arms, what x is called there; `settings` are `panel`'s."""
+    """A chart of series, whose labels are its legend unless `keys` are.
+
+    `table` is (columns, rows) or, of arms, what x is called there; `settings` are those of `draw_series`.
+    """
     rows: Cells
     if isinstance(table, str):
         columns: Sequence[str] = ("arm", "label", table, "top1", "low", "high")
         rows = [(one.role, one.label, *point[:4]) for one in series for point in one.points]
     else:
         columns, rows = table
+    if keys is None:
+        keys = list(dict.fromkeys(Key(one.label, one.role) for one in series if one.label))
     story = told(told_as or title, series, settings.get("unit", ""), note)
-    return Chart(name, title, story, columns, rows, panel(series, **settings), size, right, keys, note)
+    panel = partial(draw_series, series=series, **settings)
+    return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
 
 
 def told(title: str, series: Sequence[Series], unit: str = "", note: str = "") -> str:
@@ -95,13 +102,16 @@ def told(title: str, series: Sequence[Series], unit: str = "", note: str = "") -
     shown = [one for one in named if one.look in ("line", "thick", "bars") or len(one.points) == 1]
     each = []
     for one in shown or [*named[:1], *named[1:][-1:]]:
-        between = " to " if one.look in ("line", "bare") and len(one.points) > 1 else ", "
-        ends = [one.points[0], one.points[-1]] if between == " to " else one.points
-        each.append(f"{one.label} {'from ' if between == ' to ' else ''}{between.join(map(value, ends))}")
+        if one.look in ("line", "bare") and len(one.points) > 1:
+            each.append(f"{one.label} from {value(one.points[0])} to {value(one.points[-1])}")
+        else:
+            each.append(f"{one.label} {', '.join(map(value, one.points))}")
     return " ".join(part for part in (f"{title}.", f"{'; '.join(each)}." if each else "", note) if part)
 
 
-def panel(
+def draw_series(
+    axes: Axes,
+    palette: Palette,
     series: Sequence[Series],
     *,
     xlabel: str = "",
@@ -115,39 +125,34 @@ def panel(
     xformat: Callable[[float], str] | None = None,
     level: tuple[float, Role] = (math.nan, "muted"),
     switches: Sequence[float] = (),
-) -> Panel:
+) -> list[Hit]:
     """Series on one pair of axes.
 
     At `level` lies a dashed line of that role; at each of `switches`, where layers became attention, a light vertical
     one. `unit` follows the values that a reader points at.
     """
-
-    def draw(axes: Axes, palette: Palette) -> list[Hit]:
-        for edge in switches:
-            axes.axvline(edge, color=palette.muted, linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
-        if math.isfinite(level[0]):
-            axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
-        bars = [one for one in series if one.look == "bars"]
-        hits = [hit for one in series if one not in bars for hit in _line(axes, one, palette, xlabel, unit)]
-        hits += [hit for place in range(len(bars)) for hit in _bars(axes, bars, place, palette, unit)]
-        axes.set_xlabel(xlabel)
-        if log_x:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(6 if xformat is None else 4, integer=whole_x))
-        if xformat is not None:
-            axes.xaxis.set_major_formatter(lambda value, _: xformat(value))
-            axes.margins(0.14)
-        axes.yaxis.set_major_locator(MaxNLocator(yticks))
-        if xticks is not None and len(xticks) <= MOST_TICKS:
-            axes.set_xticks(list(xticks), list(xticks.values()))
-        axes.set_xlim(xlim)
-        axes.set_ylim(ylim)
-        _name_ends(axes, [one for one in series if one.end and math.isfinite(one.points[-1].y)], palette)
-        return hits
-
-    return draw
+    for edge in switches:
+        axes.axvline(edge, color=palette.muted, linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
+    if math.isfinite(level[0]):
+        axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
+    bars = [one for one in series if one.look == "bars"]
+    hits = [hit for one in series if one not in bars for hit in _line(axes, one, palette, xlabel, unit)]
+    hits += [hit for place in range(len(bars)) for hit in _bars(axes, bars, place, palette, unit)]
+    axes.set_xlabel(xlabel)
+    if log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6 if xformat is None else 4, integer=whole_x))
+    if xformat is not None:
+        axes.xaxis.set_major_formatter(lambda value, _: xformat(value))
+        axes.margins(0.14)
+    axes.yaxis.set_major_locator(MaxNLocator(yticks))
+    if xticks is not None and len(xticks) <= MOST_TICKS:
+        axes.set_xticks(list(xticks), list(xticks.values()))
+    axes.set(xlim=xlim, ylim=ylim)
+    _name_ends(axes, [one for one in series if one.end and math.isfinite(one.points[-1].y)], palette)
+    return hits
 
 
 def _line(axes: Axes, one: Series, palette: Palette, xlabel: str, unit: str) -> list[Hit]:
@@ -210,29 +215,27 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     return [float(min(max(value, 0.0), highest)) + place * gap for place, value in enumerate(flat)]
 
 
-def heat_map(values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str) -> Panel:
+def draw_heat_map(
+    axes: Axes, palette: Palette, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str
+) -> list[Hit]:
     """Values from 0 to 1, the first row at the bottom, with a scale of colours beside it."""
-
-    def draw(axes: Axes, palette: Palette) -> list[Hit]:
-        # Colours of its own: a map is read by its scale, which goes with it, on light and dark pages alike.
-        image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
-        axes.set_position((0.25, 0.25, 0.62, 0.68))
-        for set_ticks, names, turn in ((axes.set_xticks, columns, 90), (axes.set_yticks, rows, 0)):
-            shown = range(0, len(names), math.ceil(len(names) / MOST_NAMED))
-            set_ticks(shown, [shortened(names[place], 18) for place in shown], fontsize=6.6, rotation=turn)
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-        axes.set(xlabel=a, ylabel=b)
-        bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=7)
-        return [
-            Hit(axes, x, y, f"{columns[x]} and {rows[y]}: {formats.decimal(float(values[y, x]), 3)}")
-            for y, x in np.ndindex(*values.shape)
-            if values.size <= MOST_HITS and math.isfinite(values[y, x])
-        ]
-
-    return draw
+    # Colours of its own: a map is read by its scale, which goes with it, on light and dark pages alike.
+    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
+    axes.set_position((0.25, 0.25, 0.62, 0.68))
+    for set_ticks, names, turn in ((axes.set_xticks, columns, 90), (axes.set_yticks, rows, 0)):
+        shown = range(0, len(names), math.ceil(len(names) / MOST_NAMED))
+        set_ticks(shown, [shortened(names[place], 18) for place in shown], fontsize=6.6, rotation=turn)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.set(xlabel=a, ylabel=b)
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=7)
+    return [
+        Hit(axes, x, y, f"{columns[x]} and {rows[y]}: {formats.decimal(float(values[y, x]), 3)}")
+        for y, x in np.ndindex(*values.shape)
+        if values.size <= MOST_HITS and math.isfinite(values[y, x])
+    ]
 
 
 def shortened(name: str, most: int) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from recast.report import formats
 from recast.report.charts import Cells, Chart, Key
-from recast.report.draw import Point, Series, heat_map, series_chart, shortened
-from recast.report.labels import arm_keys, words
+from recast.report.draw import Point, Series, draw_heat_map, series_chart, shortened
+from recast.report.labels import words
 from recast.report.load import ARMS, Run
 from recast.report.maps import head_labels
 from recast.report.tables import last_heads
@@ -21,6 +22,11 @@ from recast.run.records import FourierLine, HeadLine, SimilarityLine
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
+BY_DEPTH: dict[str, Any] = {
+    "title": f"{YLABEL} at the highest frequency, by depth",
+    "xlabel": "depth (0: first block, 1: last)",
+    "size": SMALL,
+}
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
 MOST_LAYERS = 9
 """With more layers than this only every few are named under the axis."""
@@ -70,23 +76,10 @@ def fourier_charts(run: Run) -> list[Chart]:
         charts.append(series_chart(f"fourier_{arm}", title, series, table, size=SMALL, keys=keys, **axis))
     deep = {arm: blocks for arm, blocks in arms.items() if len(blocks) > 1}
     if deep:
-        series = [_by_depth(names[arm], blocks, arm) for arm, blocks in deep.items()]
         table = lines_table([curve[-1] for blocks in deep.values() for curve in blocks.values()])
-        charts.append(_depth_chart("fourier_depth", series, table, arm_keys(run, list(deep))))
+        series = [_by_depth(names[arm], blocks, arm) for arm, blocks in deep.items()]
+        charts.append(series_chart("fourier_depth", series=series, table=table, **BY_DEPTH))
     return charts
-
-
-def _by_depth(label: str, blocks: Blocks, role: str | float, end: str = "") -> Series:
-    """The blocks at their highest frequency."""
-    ends = [curve[-1] for curve in blocks.values()]
-    return Series(label, [Point(one.depth, one.delta_log_amplitude, place=one.block) for one in ends], role, end=end)
-
-
-def _depth_chart(
-    name: str, series: Sequence[Series], table: tuple[Sequence[str], Cells], keys: Sequence[Key], right: float = 0.97
-) -> Chart:
-    title, xlabel = f"{YLABEL} at the highest frequency, by depth", "depth (0: first block, 1: last)"
-    return series_chart(name, title, series, table, size=SMALL, right=right, keys=keys, xlabel=xlabel)
 
 
 def joint_fourier(runs: Sequence[Run]) -> Chart | None:
@@ -101,7 +94,13 @@ def joint_fourier(runs: Sequence[Run]) -> Chart | None:
         series.append(_by_depth(f"{run.name}, {when}", blocks, place / (len(found) - 1), run.name))
         rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
     columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
-    return _depth_chart("fourier_runs", series, (columns, rows), [Key(one.label, one.role) for one in series], 0.8)
+    return series_chart("fourier_runs", series=series, table=(columns, rows), right=0.8, **BY_DEPTH)
+
+
+def _by_depth(label: str, blocks: Blocks, role: str | float, end: str = "") -> Series:
+    """The blocks at their highest frequency."""
+    ends = [curve[-1] for curve in blocks.values()]
+    return Series(label, [Point(one.depth, one.delta_log_amplitude, place=one.block) for one in ends], role, end=end)
 
 
 def _first_switch(run: Run) -> float:
@@ -127,17 +126,13 @@ def distance_charts(run: Run) -> list[Chart]:
     ]
     step, longest = math.ceil(len(layers) / MOST_LAYERS), max(70 // min(len(layers), MOST_LAYERS), 4)
     highest = max((point.y for found in dots.values() for point in found if math.isfinite(point.y)), default=0.0)
-    axis: dict[str, Any] = {
-        "xlabel": "layer, input at the left",
-        "xlim": (-0.5, len(layers) - 0.5),
-        "ylim": (0, 1.08 * highest or 1),
-        "xticks": {n: shortened(name, longest) if n % step == 0 else "" for n, name in enumerate(layers)},
-    }
-    note = "A ring is a head that is still its convolution; the dark line is the mean of a layer."
     by_depth = series_chart(
         "distance_depth", "Mean attention distance, pixels, by depth", series,
-        lines_table([head for heads in layers.values() for head in heads]), note=note, unit=" pixels",
-        keys=[Key("a head", "recast")], **axis,
+        lines_table([head for heads in layers.values() for head in heads]),
+        note="A ring is a head that is still its convolution; the dark line is the mean of a layer.",
+        unit=" pixels", keys=[Key("a head", "recast")], xlabel="layer, input at the left",
+        xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.08 * highest or 1),
+        xticks={n: shortened(name, longest) if n % step == 0 else "" for n, name in enumerate(layers)},
     )  # fmt: skip
     return [by_depth, *_distance_by_epoch(run)]
 
@@ -159,9 +154,12 @@ def _distance_by_epoch(run: Run) -> list[Chart]:
         Series(layer, [Point(epoch, _mean(found[epoch])) for epoch in sorted(found)], place / max(len(by_layer) - 1, 1))
         for place, (layer, found) in enumerate(by_layer.items())
     ]
-    keys = [Key(one.label, one.role) for one in series] if len(series) <= 6 else []
-    title, axis = "Mean attention distance, pixels, by epoch", {"xlabel": "epoch", "whole_x": True, "unit": " pixels"}
-    return [series_chart("distance_epochs", title, series, lines_table(heads), keys=keys, **axis)]  # type: ignore[arg-type]
+    return [
+        series_chart(
+            "distance_epochs", "Mean attention distance, pixels, by epoch", series, lines_table(heads),
+            keys=None if len(series) <= 6 else (), xlabel="epoch", whole_x=True, unit=" pixels",
+        )
+    ]  # fmt: skip
 
 
 def similarity_charts(run: Run) -> list[Chart]:
@@ -184,8 +182,8 @@ def similarity_charts(run: Run) -> list[Chart]:
             note = f"Of the same layer in both: at least {formats.decimal(same[least], 2)}, in {least}."
         title = f"CKA: {a} (across) and {b if first != second else 'itself'} (up)"
         story = f"Similarity of {len(columns)} layers of {a} with {len(rows)} of {b}. {note}".strip()
-        drawn = heat_map(values, columns, rows, a, b)
-        charts.append(Chart(f"cka_{first}_{second}", title, story, *lines_table(found), drawn, (4.0, 3.6), note=note))
+        panel = partial(draw_heat_map, values=values, columns=columns, rows=rows, a=a, b=b)
+        charts.append(Chart(f"cka_{first}_{second}", title, story, *lines_table(found), panel, (4.0, 3.6), note=note))
     return charts
 
 

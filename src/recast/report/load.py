@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from recast.errors import RecastError
+from recast.report.maps import Attention, read_attention
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import read_json, read_names, read_text, require
@@ -43,31 +40,6 @@ from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
 ARMS = ("parent", "finetuned", "recast")
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """The mixed attention maps of one layer for one query pixel."""
-
-    name: str
-    mix: np.ndarray
-    """(N, heads, h, w) over the layer's input grid; negative values are possible with the linear gate."""
-    query: tuple[int, int]
-    """Row and column of the query in that grid."""
-    gate: np.ndarray
-    """(heads,) share of content attention."""
-    kernel: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What a few images look like to every head."""
-
-    images: np.ndarray
-    """(N, H, W, 3) uint8."""
-    labels: list[str]
-    predictions: list[str]
-    layers: list[AttentionLayer]
 
 
 @dataclass(frozen=True)
@@ -187,7 +159,7 @@ def read_run(path: Path) -> Run:
         heads=_optional(tables / "heads.csv", lambda file: read_records(file, HeadLine)) or [],
         cka=_optional(tables / "cka.csv", lambda file: read_records(file, SimilarityLine)) or [],
         agreement=_optional(tables / "agreement.csv", _agreement) or [],
-        attention=_optional(path / "attention.npz", _attention),
+        attention=_optional(path / "attention.npz", read_attention),
         classes=tuple(_optional(path / "classes.json", read_names) or ()),
         switching=_optional(path / "schedule.json", _schedule),
     )
@@ -242,34 +214,3 @@ def _agreement(path: Path) -> list[dict[str, str]]:
     if missing := {"index", "image", "label"} - set(table.columns):
         raise RecastError(f"{path} lacks the column {', '.join(sorted(missing))}: write it again with recast evaluate")
     return [dict(zip(table.columns, map(str, row), strict=True)) for row in table.rows]
-
-
-def _attention(path: Path) -> Attention:
-    """Raises RecastError for a truncated file, a missing array, or one of another shape."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        images, classes = arrays["images"], arrays["classes"]
-        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
-            raise RecastError(f"{path}: images must be uint8 (N, H, W, 3), got {images.dtype} {images.shape}")
-        layers = []
-        for index, name in enumerate(arrays["layers"]):
-            mix, gate = arrays[f"mix_{index}"], arrays[f"gate_{index}"]
-            if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)) or 0 in mix.shape:
-                expected = f"(images, heads, h, w) = ({len(images)}, {len(gate)}, h, w)"
-                raise RecastError(f"{path}: mix_{index} must be {expected}, got {mix.shape}")
-            (row, column), (kh, kw) = (map(int, arrays[f"{key}_{index}"]) for key in ("query", "kernel"))
-            layers.append(AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (kh, kw)))
-        labels, predictions = (
-            [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
-            for key in ("labels", "predictions")
-        )
-        if not len(labels) == len(predictions) == len(images):
-            raise RecastError(f"{path}: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions")
-    except KeyError as error:
-        raise RecastError(f"{path} lacks the array {error.args[0]}") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, RecastError):
-            raise
-        raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
-    return Attention(images, labels, predictions, layers)

@@ -1,22 +1,27 @@
-"""Attention maps: for the page small PNG pictures, one pixel per token, and for paper one figure per image."""
+"""attention.npz, and its maps: for the page small PNG pictures, one pixel per token, for paper one figure per image."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from recast.errors import RecastError
 from recast.report import formats
-from recast.report.charts import Chart, Drawing, Palette, new_figure
-from recast.report.load import Attention, AttentionLayer
+from recast.report.charts import Chart, Palette
 
 SIGNED, POSITIVE = "PuOr_r", "cividis"
 """Purple to orange through white at 0; dark blue to yellow: both safe for colour-blind readers."""
@@ -36,60 +41,104 @@ def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Maps:
-    """How the maps of one layer are laid out and coloured, for all its images."""
+class AttentionLayer:
+    """The mixed attention maps of one layer for one query pixel, laid out and coloured alike for all images."""
 
-    layer: AttentionLayer
-    labels: list[str]
-    columns: int
-    limit: float
-    """Value of the strongest colour."""
-    signed: bool
+    name: str
+    mix: np.ndarray
+    """(N, heads, h, w) over the layer's input grid; negative values are possible with the linear gate."""
+    query: tuple[int, int]
+    """Row and column of the query in that grid."""
+    gate: np.ndarray
+    """(heads,) share of content attention."""
+    kernel: tuple[int, int]
 
-    @classmethod
-    def of(cls, layer: AttentionLayer) -> Maps:
-        """A head that is still nearly the convolution has one weight near 1 and the rest a thousand times smaller: the
-        largest weight of each map is left out of the scale, so that the rest can be seen, and saturates."""
-        heads = layer.mix.shape[1]
-        magnitude = np.abs(np.nan_to_num(layer.mix.reshape(-1, layer.mix.shape[2] * layer.mix.shape[3])))
-        largest = float(magnitude.max(initial=0.0))
-        rest = np.sort(magnitude, axis=1)[:, :-1]
-        limit = float(np.quantile(rest, 0.995)) if rest.size else 0.0
-        return cls(
-            layer,
-            labels=head_labels(heads, layer.kernel),
-            columns=layer.kernel[1] if math.prod(layer.kernel) == heads else math.ceil(math.sqrt(heads)),
-            limit=(limit if limit > 1e-5 * largest else largest) or 1.0,
-            signed=float(np.nanmin(layer.mix, initial=0.0)) < -1e-6 * largest,
-        )
-
-    def under(self, head: int, symbol: str) -> str:
-        """What stands under a map: the share of content attention, where it has a symbol, or the tap."""
-        return formats.decimal(float(self.layer.gate[head]), 2) if symbol else self.labels[head]
+    @cached_property
+    def labels(self) -> list[str]:
+        return head_labels(len(self.gate), self.kernel)
 
     @property
+    def columns(self) -> int:
+        heads = len(self.gate)
+        return self.kernel[1] if math.prod(self.kernel) == heads else math.ceil(math.sqrt(heads))
+
+    @cached_property
+    def largest(self) -> float:
+        return float(np.abs(np.nan_to_num(self.mix)).max())
+
+    @cached_property
+    def limit(self) -> float:
+        """Value of the strongest colour.
+
+        A head that is still nearly the convolution has one weight near 1 and the rest a thousand times smaller: the
+        largest weight of each map is left out of the scale, so that the rest can be seen, and saturates.
+        """
+        rest = np.sort(np.abs(np.nan_to_num(self.mix)).reshape(-1, math.prod(self.mix.shape[2:])), axis=1)[:, :-1]
+        limit = float(np.quantile(rest, 0.995)) if rest.size else 0.0
+        return (limit if limit > 1e-5 * self.largest else self.largest) or 1.0
+
+    @cached_property
+    def signed(self) -> bool:
+        return float(np.nanmin(self.mix, initial=0.0)) < -1e-6 * self.largest
+
+    @cached_property
     def colors(self) -> np.ndarray:
-        """(256, 3) uint8."""
+        """(256, 3) uint8, from the lowest value to the highest."""
         table = mpl.colormaps[SIGNED if self.signed else POSITIVE](np.arange(256) / 255, bytes=True)
         return np.ascontiguousarray(table[:, :3])
 
     @property
     def box(self) -> str:
         """The query as CSS, in percent of a picture."""
-        (row, column), (height, width) = self.layer.query, self.layer.mix.shape[2:]
+        (row, column), (height, width) = self.query, self.mix.shape[2:]
         places = {"left": column / width, "top": row / height, "width": 1 / width, "height": 1 / height}
         return ";".join(f"{side}:{round(100 * share, 3)}%" for side, share in places.items())
 
-    def picture(self, values: np.ndarray) -> str:
-        """One map as a data: URI."""
-        scaled = (values / self.limit + 1) / 2 if self.signed else values / self.limit
-        unknown = 0.5 if self.signed else 0.0
-        index = np.round(np.clip(np.nan_to_num(scaled, nan=unknown), 0, 1) * 255).astype(np.uint8)
-        if index.size <= 256:  # a palette would weigh more than the pixels
-            return png(Image.fromarray(self.colors[index]))
-        picture = Image.fromarray(index)
-        picture.putpalette(self.colors.tobytes())
-        return png(picture)
+    def under(self, head: int, symbol: str) -> str:
+        """What stands under a map: the share of content attention, where it has a symbol, or the tap."""
+        return formats.decimal(float(self.gate[head]), 2) if symbol else self.labels[head]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a few images look like to every head."""
+
+    images: np.ndarray
+    """(N, H, W, 3) uint8."""
+    labels: list[str]
+    predictions: list[str]
+    layers: list[AttentionLayer]
+
+
+def read_attention(path: Path) -> Attention:
+    """Raises RecastError for a truncated file, a missing array, or one of another shape."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        images, classes = arrays["images"], arrays["classes"]
+        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
+            raise RecastError(f"{path}: images must be uint8 (N, H, W, 3), got {images.dtype} {images.shape}")
+        layers = []
+        for index, name in enumerate(arrays["layers"]):
+            mix, gate = arrays[f"mix_{index}"], arrays[f"gate_{index}"]
+            if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)) or 0 in mix.shape:
+                expected = f"(images, heads, h, w) = ({len(images)}, {len(gate)}, h, w)"
+                raise RecastError(f"{path}: mix_{index} must be {expected}, got {mix.shape}")
+            (row, column), (kh, kw) = (map(int, arrays[f"{key}_{index}"]) for key in ("query", "kernel"))
+            layers.append(AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (kh, kw)))
+        labels, predictions = (
+            [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
+            for key in ("labels", "predictions")
+        )
+        if not len(labels) == len(predictions) == len(images):
+            raise RecastError(f"{path}: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions")
+    except KeyError as error:
+        raise RecastError(f"{path} lacks the array {error.args[0]}") from None
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, RecastError):
+            raise
+        raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
+    return Attention(images, labels, predictions, layers)
 
 
 def png(picture: Image.Image) -> str:
@@ -104,7 +153,6 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
 
     `symbol` is that of the share of content attention, which stands under each map; without one the tap does.
     """
-    layers = [Maps.of(layer) for layer in attention.layers]
     panels: list[dict[str, Any]] = []
     spent = 0
     for index, pixels in enumerate(attention.images):
@@ -117,88 +165,97 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
             "label": label,
             "prediction": prediction,
             "aspect": f"{pixels.shape[1]} / {pixels.shape[0]}",
-            "queries": list(dict.fromkeys(maps.box for maps in layers)),
-            "layers": [_layer(maps, index, symbol) for maps in layers],
+            "queries": list(dict.fromkeys(layer.box for layer in attention.layers)),
+            "layers": [_panel(layer, index, symbol) for layer in attention.layers],
         }
-        spent += len(image["picture"]) + sum(
-            len(head["picture"]) + 400 for layer in image["layers"] for head in layer["heads"]
-        )
+        heads = [head for layer in image["layers"] for head in layer["heads"]]
+        spent += len(image["picture"]) + sum(len(head["picture"]) + 400 for head in heads)
         if panels and spent > budget:
             break
         panels.append(image)
     return panels
 
 
-def _layer(maps: Maps, index: int, symbol: str) -> dict[str, Any]:
-    heads, height, width = maps.layer.mix.shape[1:]
-    pictures = []
-    for head in range(heads):
-        values = maps.layer.mix[index, head]
+def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
+    height, width = layer.mix.shape[2:]
+    heads = []
+    for head, (label, values) in enumerate(zip(layer.labels, layer.mix[index], strict=True)):
         row, column = np.unravel_index(int(np.argmax(np.abs(np.nan_to_num(values)))), values.shape)
-        name = f"Head {'of tap ' if ',' in maps.labels[head] else ''}{maps.labels[head]}"
+        name, under = f"Head {'of tap ' if ',' in label else ''}{label}", layer.under(head, symbol)
         peak = formats.decimal(float(values[row, column]), 2)
-        content = f"{symbol} = {maps.under(head, symbol)}; " if symbol else ""
+        content = f"{symbol} = {under}; " if symbol else ""
         alt = f"{name}: {content}largest weight {peak} at row {row}, column {column} of {height} by {width}"
-        pictures.append({"picture": maps.picture(values), "alt": alt, "under": maps.under(head, symbol)})
-    stops = maps.colors[np.linspace(0, 255, 9).astype(int)]
+        heads.append({"picture": _picture(layer, values), "alt": alt, "under": under})
+    stops = layer.colors[np.linspace(0, 255, 9).astype(int)]
     return {
-        "name": maps.layer.name,
-        "columns": maps.columns,
+        "name": layer.name,
+        "columns": layer.columns,
         "aspect": f"{width} / {height}",
-        "heads": pictures,
-        "query": maps.box,
-        "low": f"≤ −{maps.limit:.2g}" if maps.signed else "0",
-        "high": f"≥ {maps.limit:.2g}",
-        "peak": formats.decimal(float(np.abs(np.nan_to_num(maps.layer.mix)).max()), 2),
+        "heads": heads,
+        "query": layer.box,
+        "low": f"≤ −{layer.limit:.2g}" if layer.signed else "0",
+        "high": f"≥ {layer.limit:.2g}",
+        "peak": formats.decimal(layer.largest, 2),
         "gradient": ", ".join(f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in stops),
     }
+
+
+def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
+    """One map as a data: URI; what is not a number has the colour of 0."""
+    scaled = np.nan_to_num(values / layer.limit)
+    shares = (scaled + 1) / 2 if layer.signed else scaled
+    index = np.round(np.clip(shares, 0, 1) * 255).astype(np.uint8)
+    if index.size <= 256:  # a palette would weigh more than the pixels
+        return png(Image.fromarray(layer.colors[index]))
+    picture = Image.fromarray(index)
+    picture.putpalette(layer.colors.tobytes())
+    return png(picture)
 
 
 def map_charts(attention: Attention, symbol: str) -> list[Chart]:
     """The first images, the layers of each from left to right (T-CNN, Fig. 5)."""
     charts = []
-    layers = [Maps.of(layer) for layer in attention.layers]
     for index in range(min(len(attention.images), MOST_IMAGES)):
         rows = [
-            (maps.layer.name, label, float(maps.layer.gate[head]), row, column, float(weight))
-            for maps in layers
-            for head, label in enumerate(maps.labels)
-            for (row, column), weight in np.ndenumerate(maps.layer.mix[index, head])
+            (layer.name, label, float(layer.gate[head]), row, column, float(weight))
+            for layer in attention.layers
+            for head, label in enumerate(layer.labels)
+            for (row, column), weight in np.ndenumerate(layer.mix[index, head])
         ]
         label, said = attention.labels[index], attention.predictions[index]
         title = f"What the heads look at: image {index + 1}, labelled {label}, predicted {said}"
         below = f"{symbol}, the share of content attention" if symbol else "its tap"
-        story = f"Attention maps of {len(layers)} layers for the outlined query; below each map {below}."
+        story = f"Attention maps of {len(attention.layers)} layers for the outlined query; below each map {below}."
         columns = ("layer", "head", "gate", "row", "column", "weight")
 
-        def layout(palette: Palette, index: int = index) -> Drawing:
-            return _drawn(layers, attention.images[index], index, symbol, palette)
+        def layout(palette: Palette, index: int = index) -> Figure:
+            return _drawn(attention, index, symbol, palette)
 
         charts.append(Chart(f"attention_{index + 1}", title, story, columns, rows, layout=layout))
     return charts
 
 
-def _drawn(layers: Sequence[Maps], image: np.ndarray, index: int, symbol: str, palette: Palette) -> Drawing:
-    columns = [maps.columns for maps in layers]
-    down = max(math.ceil(len(maps.labels) / maps.columns) for maps in layers)
-    figure = new_figure((1.6 + sum(columns) * CELL + 0.22 * len(layers), max(down * (CELL + 0.15), 1.4) + 0.25))
-    widths = [1.6, *(count * CELL + 0.22 for count in columns)]
+def _drawn(attention: Attention, index: int, symbol: str, palette: Palette) -> Figure:
+    layers = attention.layers
+    down = max(math.ceil(len(layer.labels) / layer.columns) for layer in layers)
+    widths = [1.6, *(layer.columns * CELL + 0.22 for layer in layers)]
+    figure = Figure((sum(widths), max(down * (CELL + 0.15), 1.4) + 0.25))
     parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
     picture = parts[0].add_axes((0, 0, 0.85, 0.9), anchor="NW")
-    picture.imshow(image)
+    picture.imshow(attention.images[index])
     picture.set_axis_off()
-    for part, maps in zip(parts[1:], layers, strict=True):
-        part.text(0, 0.97, maps.layer.name, fontsize=8, va="center", color=palette.ink)
-        grid = part.subplots(down, maps.columns, squeeze=False)
+    for part, layer in zip(parts[1:], layers, strict=True):
+        part.text(0, 0.97, layer.name, fontsize=8, va="center", color=palette.ink)
+        grid = part.subplots(down, layer.columns, squeeze=False)
         part.subplots_adjust(0, 0.05, 0.95, 0.92, wspace=0.06, hspace=0.25)
-        low, colors = (-maps.limit, SIGNED) if maps.signed else (0, POSITIVE)
-        for head, axes in enumerate(grid.flat):
+        low, colors = (-layer.limit, SIGNED) if layer.signed else (0, POSITIVE)
+        for axes in grid.flat:
             axes.set_axis_off()
-            if head < len(maps.labels):
-                axes.imshow(maps.layer.mix[index, head], cmap=colors, vmin=low, vmax=maps.limit, interpolation="none")
-                y, x = maps.layer.query
-                for edge, thick in (("white", 1.6), ("black", 0.7)):
-                    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=edge, linewidth=thick))
-                under = maps.under(head, symbol)
-                axes.text(0.5, -0.03, under, transform=axes.transAxes, ha="center", va="top", fontsize=6.5)
-    return figure, ()
+        for head, axes in zip(range(len(layer.labels)), grid.flat, strict=False):
+            axes.imshow(layer.mix[index, head], cmap=colors, vmin=low, vmax=layer.limit, interpolation="none")
+            y, x = layer.query
+            for edge, thick in (("white", 1.6), ("black", 0.7)):
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=edge, linewidth=thick))
+            under = layer.under(head, symbol)
+            axes.text(0.5, -0.03, under, transform=axes.transAxes, ha="center", va="top", fontsize=6.5)
+    return figure

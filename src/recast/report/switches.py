@@ -9,11 +9,12 @@ from itertools import groupby
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from recast.report import formats
-from recast.report.charts import Chart, Drawing, Palette, new_figure
+from recast.report.charts import Chart, Hit, Palette
 from recast.report.curves import training_series
-from recast.report.draw import Point, Series, panel, shortened, told
+from recast.report.draw import Point, Series, draw_series, shortened, told
 from recast.report.formats import NBSP
 from recast.report.labels import arm_keys
 from recast.report.load import Run
@@ -110,13 +111,13 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     left = max(min(max(map(len, labels)) * 4.1 + 8, 100) / (72 * WIDTH), 0.12)
     undated = "undecided" if switching.schedule.name == "learned" and run.epochs < switching.epochs else "never"
 
-    def layout(palette: Palette) -> Drawing:
-        figure = new_figure((WIDTH, height))
+    def layout(palette: Palette) -> Figure:
+        figure = Figure((WIDTH, height))
         grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         apart = GAP * len(heights) / sum(heights)
         figure.subplots_adjust(left, AXIS / height, 0.84, 1 - TOP / height, hspace=apart)
         for axes, (title, series) in zip(grid, [*curves.items(), ("Layers, input at the top", [])], strict=True):
-            panel(series, **settings)(axes, palette)
+            draw_series(axes, palette, series, **settings)
             axes.patch.set_visible(False)
             indent = 0 if series else 0.01 - left / (0.84 - left)
             axes.set_title(title, loc="left", fontsize=8.5, color=palette.ink, x=indent)
@@ -124,7 +125,7 @@ def _timeline(run: Run, switching: Switching) -> Chart:
         draw_bars(grid[-1], rows, switching.epochs, run.epochs, undated, palette)
         grid[-1].set_yticks(range(len(rows)), labels, fontsize=7.4)
         grid[-1].set_xlabel("epoch")
-        return figure, ()
+        return figure
 
     dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
     ends = " ".join(told(title, series) for title, series in curves.items())
@@ -174,8 +175,8 @@ def _probe_chart(switching: Switching) -> Chart:
     ]
     hopes, gains = [point.y for point in largest if point.y > 0], [abs(point.y) for point in delivered]
 
-    def draw(axes: Axes, palette: Palette) -> list[Any]:
-        hits = panel(series, xlabel="epoch", whole_x=True, level=(0.0, "muted"))(axes, palette)
+    def draw(axes: Axes, palette: Palette) -> list[Hit]:
+        hits = draw_series(axes, palette, series, xlabel="epoch", whole_x=True, level=(0.0, "muted"))
         if hopes and max(gains) > FAR * max(hopes):  # a loss that rose is below the zero line either way
             axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(min(hopes))))
             axes.yaxis.set_major_formatter(lambda value, _: formats.significant(value))
