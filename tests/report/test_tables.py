@@ -11,13 +11,13 @@ import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
 from recast.report import formats
-from recast.report.arms_table import arms_table, heat_tables, swept_table
+from recast.report.arms_table import arms_table, heat_tables
 from recast.report.load import Run, read_run
 from recast.report.page import group_parts
-from recast.report.seeds import why_no_mean
 from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
+from recast.report.verdict import why_no_mean
 from recast.run.records import Difference
 from recast.run.tables import write_records
 
@@ -29,7 +29,7 @@ def lines(run: Run) -> dict[str, list[Cell]]:
     """`suite, metric` → label, parent, finetuned, recast, to parent, to finetuned, images."""
     return {
         f"{group.title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
-        for table in (arms_table(run), swept_table(run))
+        for table in (arms_table(run), arms_table(run, swept=True))
         for group in table.groups
         for row in group.rows
     }

@@ -14,93 +14,65 @@ from recast.run.records import Row
 from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
 TEST_SETS, SWEPT = of_kind("test set"), of_kind("sweep")
-ORDER = list(SUITES)
-Line = list[Row]
-"""The arms' rows of one suite and metric."""
 
 
-def arm_heads(run: Run, *runs: Run) -> list[Cell]:
+def arm_heads(*runs: Run) -> list[Cell]:
     """The heads of the columns of the arms and, where there is something to compare, of the differences."""
-    names = words(run, *runs).arms
-    heads = [head(name, arm) for arm, name in names.items()]
-    others = [names[arm].rpartition(", ")[2].lower() for arm in ("parent", "finetuned") if "recast" in names]
-    return heads + [head(f"Recast − {name}", "gap") for name in others]
+    names = words(*runs)
+    gaps = [f"Recast − {names.arms[arm].rpartition(', ')[2].lower()}" for arm in names.others]
+    return [head(name, arm) for arm, name in names.arms.items()] + [head(name, "gap") for name in gaps]
 
 
-def arms_table(run: Run) -> Table:
-    """Every suite but the swept ones, corruption by corruption left to `heat_tables`."""
-    return _table(run, "Three arms, every measurement", [row for row in run.rows if row.suite not in SWEPT])
+def arms_table(run: Run, swept: bool = False) -> Table:
+    """Every suite, corruption by corruption left to `heat_tables`.
 
-
-def swept_table(run: Run) -> Table:
-    """The suites that vary one thing at test time, whose charts say most."""
-    return _table(run, "What is varied at test time", [row for row in run.rows if row.suite in SWEPT])
-
-
-def _table(run: Run, label: str, rows: Sequence[Row]) -> Table:
+    The suites that vary one thing at test time, whose charts say most, have a table of their own: `swept`.
+    """
+    rows = [row for row in run.rows if (row.suite in SWEPT) == swept]
     against = "finetuned" if any(row.model == "finetuned" for row in rows) else "parent"
     groups, bars = [], list[Bar]()
-    for title, lines in _grouped(rows).items():
-        metrics = [line[0].metric for line in lines]
+    for title, found in _grouped(rows).items():
+        metrics = [metric for _, metric in found]
         bases = {base(metric) for metric in metrics}
         shared = bases.pop() if len(bases) == 1 and not set(metrics) & set(METRICS) else ""
         if shared in METRICS:
             title = f"{title}: {metric_label(shared).lower()}"
-        groups.append(Group(title, [_cells(run, line, shared, against) for line in lines]))
+        groups.append(Group(title, [_cells(run, suite, metric, shared, against) for suite, metric in found]))
         bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
     ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
     scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
+    label = "What is varied at test time" if swept else "Three arms, every measurement"
     return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, scale=scale)
 
 
-def _grouped(rows: Sequence[Row]) -> dict[str, list[Line]]:
-    """Title → lines: a group for every suite, the other test sets in one.
+def _grouped(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], None]]:
+    """Title → (suite, metric) of its lines: a group for every suite, the other test sets in one.
 
     Suites that are not known come before the costs; metrics stand as they were measured.
     """
     masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)  # worth a line only then
-    kept = [row for row in rows if not PER_CORRUPTION.match(row.metric) and (masked or row.metric != "no_gradient")]
-    kept.sort(key=lambda row: ORDER.index(row.suite) if row.suite in ORDER else ORDER.index("cost") - 0.5)
-    groups: dict[str, dict[tuple[str, str], Line]] = {}
-    for row in kept:
-        title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
-        groups.setdefault(title, {}).setdefault((row.suite, row.metric), []).append(row)
-    return {title: list(lines.values()) for title, lines in groups.items()}
+    groups: dict[str, dict[tuple[str, str], None]] = {}
+    place = {suite: place for place, suite in enumerate(SUITES)}
+    for row in sorted(rows, key=lambda row: place.get(row.suite, place["cost"] - 0.5)):
+        if not PER_CORRUPTION.match(row.metric) and (masked or row.metric != "no_gradient"):
+            title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
+            groups.setdefault(title, {})[row.suite, row.metric] = None
+    return groups
 
 
-def _bar(run: Run, line: Line, against: str) -> Bar | None:
-    """The difference of accuracies in points, with its interval or ± one standard error around 0."""
-    by_arm = {row.model: row for row in line}
-    if not {"recast", against} <= set(by_arm) or not is_accuracy(line[0].metric):
-        return None
-    recast, other = by_arm["recast"], by_arm[against]
-    difference = recast.value - other.value
-    if not math.isfinite(difference):
-        return None
-    better = "recast" if difference > 0 else against
-    if paired := run.difference(against, recast.suite, recast.metric):
-        return Bar(better, difference, paired.low, paired.high, True)
-    # As if the arms had seen different images: nothing paired is known.
-    variance = sum(row.value * (100 - row.value) / row.n if row.n else 0 for row in (recast, other))
-    error = math.sqrt(max(variance, 0))
-    return Bar(better, difference, -error, error, False)
-
-
-def _cells(run: Run, line: Line, shared: str, against: str) -> list[Cell]:
-    suite, metric = line[0].suite, line[0].metric
-    name, by_arm = base(metric), {row.model: row for row in line}
-    values = {arm: by_arm[arm].value if arm in by_arm else math.nan for arm in ARMS}
-    digits = 4 if name == "loss" else 2 if max(row.n for row in line) >= 2000 else 1
+def _cells(run: Run, suite: str, metric: str, shared: str, against: str) -> list[Cell]:
+    rows = {arm: row for arm in ARMS if (row := run.row(arm, suite, metric))}
+    name, images, names = base(metric), max((row.n for row in rows.values()), default=0), words(run)
+    digits = 4 if name == "loss" else 2 if images >= 2000 else 1
     cells = [Cell(_label(metric.removeprefix(shared), suite))]
-    arms = words(run).arms
-    for arm in arms:
-        exact = f"{values[arm]:,.10g}" if math.isfinite(values[arm]) else "not measured"
-        small = _interval(by_arm.get(arm), name, digits)
-        cells.append(Cell(write(name, values[arm], digits), small, exact, arm))
-    for other in ("parent", "finetuned") if "recast" in arms else ():
-        bar = _bar(run, line, against) if other == against else None
-        cells.append(_difference(run, suite, metric, values["recast"], values[other], other, digits, bar))
-    images = max(row.n for row in line)
+    for arm in names.arms:
+        row, value = rows.get(arm), run.value(arm, suite, metric)
+        small: tuple[str, ...] = ()
+        if row and row.low is not None and row.high is not None and math.isfinite(row.low + row.high):
+            small = (" to ".join(write(name, end, min(digits, 3)) for end in (row.low, row.high)),)  # 3: of a loss
+        exact = f"{value:,.10g}" if math.isfinite(value) else "not measured"
+        cells.append(Cell(write(name, value, digits), small, exact, arm))
+    cells += [_difference(run, suite, metric, other, digits, other == against) for other in names.others]
     return [*cells, Cell("" if name in {"parameters", "macs"} else f"{images:,}" if images else formats.MISSING)]
 
 
@@ -113,21 +85,28 @@ def write(name: str, value: float, digits: int) -> str:
     return formats.compact(value) if name in {"parameters", "macs"} else formats.decimal(value, digits)
 
 
-def _difference(
-    run: Run, suite: str, metric: str, recast: float, value: float, other: str, digits: int, bar: Bar | None
-) -> Cell:
+def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with_bar: bool) -> Cell:
     """Coloured by the arm that does better; by none for a tie, and where the interval holds 0."""
-    gain, known = recast - value, METRICS.get(base(metric))
+    recast, value = (run.value(arm, suite, metric) for arm in ("recast", other))
+    gain, known, paired = recast - value, METRICS.get(base(metric)), run.difference(other, suite, metric)
     if not math.isfinite(gain):
-        return Cell(formats.MISSING, bar=bar)
+        return Cell(formats.MISSING)
     if known and known.is_cost:
         text = formats.share(recast, value, 1) or formats.signed(gain, 0)
     else:
         text = formats.signed(gain, max(digits, 2) if 0 < abs(gain) < 0.05 else digits)
     lower = known is not None and known.lower_is_better
     better = "" if gain == 0 else "recast" if (gain > 0) != lower else other
+    bar: Bar | None = None
     small: tuple[str, ...] = ()
-    if paired := run.difference(other, suite, metric):
+    if with_bar and is_accuracy(metric):
+        # Unpaired: one standard error, as if the arms had seen different images.
+        rows = [row for arm in ("recast", other) if (row := run.row(arm, suite, metric))]
+        variance = sum(row.value * (100 - row.value) / row.n if row.n else 0 for row in rows)
+        error = math.sqrt(max(variance, 0))
+        ends = (paired.low, paired.high) if paired else (-error, error)
+        bar = Bar("recast" if gain > 0 else other, gain, *ends, paired is not None)
+    if paired:
         digits = min(digits, 3)
         better = better if leaves_out_zero(paired.low, paired.high, digits) else ""
         small = (formats.interval(paired.low, paired.high, digits),)
@@ -137,13 +116,6 @@ def _difference(
 def leaves_out_zero(low: float, high: float, digits: int) -> bool:
     """The interval as it is written: one that ends at `0.0` does not leave out 0."""
     return round(low, digits) > 0 or round(high, digits) < 0
-
-
-def _interval(row: Row | None, name: str, digits: int) -> tuple[str, ...]:
-    if row is None or row.low is None or row.high is None or not (math.isfinite(row.low) and math.isfinite(row.high)):
-        return ()
-    digits = min(digits, 3)  # of a loss, for room
-    return (f"{write(name, row.low, digits)} to {write(name, row.high, digits)}",)
 
 
 def _label(metric: str, suite: str) -> str:

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from recast.errors import RecastError
-from recast.report.arms_table import arms_table, swept_table
+from recast.report.arms_table import arms_table
 from recast.report.charts import PAPER, Cells, Chart, styled
 from recast.report.draw import MARKERS
 from recast.report.load import Run
@@ -130,7 +130,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
     _write_csv(folder / "tables.csv", COLUMNS, tidy(runs))
     found = []
     for run in runs:
-        tables = [arms_table(run), swept_table(run)]
+        tables = [arms_table(run), arms_table(run, swept=True)]
         heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
         groups = [group for table in tables for group in table.groups]
         found.append((f"{run.name}: {run.recipe.model.name} on {run.recipe.data.name}", groups, heads))

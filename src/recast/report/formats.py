@@ -49,17 +49,17 @@ def significant(value: float, digits: int = 2) -> str:
 def compact(value: float) -> str:
     """12,345,678 as 12.3 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size and math.isfinite(value):
+        if math.isfinite(value) and abs(value) >= size:
             return f"{decimal(value / size, 2 if abs(value) < 10 * size else 1)}{NBSP}{unit}"
     return decimal(value, 0 if value % 1 == 0 else 1)
 
 
 def memory(value: float) -> str:
     """Bytes in binary units."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)):
-        if abs(value) >= size or size == 1:
-            return f"{decimal(value / size, int(size > 1))}{NBSP}{unit}" if math.isfinite(value) else MISSING
-    raise AssertionError
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if math.isfinite(value) and abs(value) >= size:
+            return f"{decimal(value / size)}{NBSP}{unit}"
+    return f"{decimal(value, 0)}{NBSP}B" if math.isfinite(value) else MISSING
 
 
 def error(value: float) -> str:

@@ -29,6 +29,11 @@ class Words:
     """What the three arms are, for the reader of the table."""
     no_control: str
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The arms that the recast one is compared with."""
+        return ("parent", "finetuned") if "recast" in self.arms else ()
+
 
 PARENT = Words(
     arms={"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"},

@@ -109,7 +109,7 @@ class Run:
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """One line of rows.csv, None where it was not measured."""
-        return self._by_key.get((model, suite, metric))
+        return self._rows_by_key.get((model, suite, metric))
 
     def value(self, model: str, suite: str, metric: str) -> float:
         """One number of rows.csv, NaN where it was not measured."""
@@ -121,7 +121,7 @@ class Run:
         return self._differences_by_key.get((against, suite, metric))
 
     @cached_property
-    def _by_key(self) -> dict[tuple[str, str, str], Row]:
+    def _rows_by_key(self) -> dict[tuple[str, str, str], Row]:
         return {(row.model, row.suite, row.metric): row for row in self.rows}
 
     @cached_property
@@ -142,42 +142,33 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
     recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml")
-    tables = path / "analysis"
+
+    def optional(name: str, read: Callable[[Path], T]) -> T | None:
+        return read(path / name) if (path / name).is_file() else None
+
+    def records(name: str, kind: type[T]) -> list[T]:
+        return optional(name, lambda file: read_records(file, kind)) or []
+
     return Run(
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
         plan={"steps": [], "left": [], "edits": []} if recipe.is_plain else _plan(path / "plan.json"),
         metrics=_metrics(path / "metrics.jsonl"),
-        control=_optional(path / "finetuned" / "metrics.jsonl", _metrics) or [],
-        verify=_optional(path / "verify.json", _verify),
-        environment=_optional(path / "environment.json", read_json) or {},
-        rows=_optional(path / "rows.csv", lambda file: read_records(file, Row)) or [],
-        differences=_optional(path / "differences.csv", lambda file: read_records(file, Difference)) or [],
-        provenance=_optional(path / "evaluation.json", _provenance) or {},
-        fourier=_optional(tables / "fourier.csv", lambda file: read_records(file, FourierLine)) or [],
-        heads=_optional(tables / "heads.csv", lambda file: read_records(file, HeadLine)) or [],
-        cka=_optional(tables / "cka.csv", lambda file: read_records(file, SimilarityLine)) or [],
-        agreement=_optional(tables / "agreement.csv", _agreement) or [],
-        attention=_optional(path / "attention.npz", read_attention),
-        classes=tuple(_optional(path / "classes.json", read_names) or ()),
-        switching=_optional(path / "schedule.json", _schedule),
+        control=optional("finetuned/metrics.jsonl", _metrics) or [],
+        verify=optional("verify.json", _verify),
+        environment=optional("environment.json", read_json) or {},
+        rows=records("rows.csv", Row),
+        differences=records("differences.csv", Difference),
+        provenance=optional("evaluation.json", _provenance) or {},
+        fourier=records("analysis/fourier.csv", FourierLine),
+        heads=records("analysis/heads.csv", HeadLine),
+        cka=records("analysis/cka.csv", SimilarityLine),
+        agreement=optional("analysis/agreement.csv", _agreement) or [],
+        attention=optional("attention.npz", read_attention),
+        classes=tuple(optional("classes.json", read_names) or ()),
+        switching=optional("schedule.json", _schedule),
     )
-
-
-def _optional(path: Path, read: Callable[[Path], T]) -> T | None:
-    return read(path) if path.is_file() else None
-
-
-def _plan(path: Path) -> dict[str, Any]:
-    plan = read_json(path, "steps", "left", "edits", "totals")
-    for step in plan["steps"]:
-        require(f"a step of {path}", step, ("name", "before", "after"))
-        require(f"the cost before {step['name']} in {path}", step["before"])
-        require(f"the cost after {step['name']} in {path}", step["after"])
-    for left in plan["left"]:
-        require(f"a layer left in {path}", left, ("name", "reason"))
-    return plan
 
 
 def _verify(path: Path) -> dict[str, Any]:
@@ -190,6 +181,17 @@ def _provenance(path: Path) -> dict[str, Provenance]:
 
 def _schedule(path: Path) -> Switching:
     return Switching.from_dict(read_json(path, "version", "name", "layers", "dates"), str(path))
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    plan = read_json(path, "steps", "left", "edits", "totals")
+    for step in plan["steps"]:
+        require(f"a step of {path}", step, ("name", "before", "after"))
+        require(f"the cost before {step['name']} in {path}", step["before"])
+        require(f"the cost after {step['name']} in {path}", step["after"])
+    for left in plan["left"]:
+        require(f"a layer left in {path}", left, ("name", "reason"))
+    return plan
 
 
 def _metrics(path: Path) -> list[Epoch]:

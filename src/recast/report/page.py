@@ -12,15 +12,14 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from recast.report import curves, layers, summary
-from recast.report.arms_table import arms_table, heat_tables, swept_table
+from recast.report.arms_table import arms_table, heat_tables
 from recast.report.charts import Chart, joined
 from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.maps import image_maps, map_charts
-from recast.report.seeds import why_no_mean
 from recast.report.switches import switch_part
 from recast.report.tables import head_table, runs_table, seeds_table
-from recast.report.verdict import joint_verdict, verdict
+from recast.report.verdict import joint_verdict, verdict, why_no_mean
 
 MAP_BYTES = 1_600_000
 """Attention maps of one page; images beyond that are left out and counted."""
@@ -43,7 +42,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         "arms": arms_table(run),
-        "swept": swept_table(run),
+        "swept": arms_table(run, swept=True),
         "notes": summary.notes(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": curves.cost_charts([run]) if count == 1 else {},

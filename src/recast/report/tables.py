@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from recast.report import formats
@@ -14,11 +14,10 @@ from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.maps import head_labels
-from recast.report.seeds import why_no_mean
 from recast.report.table import Cell, Group, Table
-from recast.report.verdict import accuracy, is_exact
+from recast.report.verdict import accuracy, is_exact, why_no_mean
 from recast.run.files import number
-from recast.run.records import HeadLine, Measured, Switch
+from recast.run.records import HeadLine
 from recast.run.statistics import mean_interval
 from recast.run.suites import PER_CORRUPTION, base
 
@@ -33,7 +32,7 @@ def plan_table(run: Run) -> Table | None:
         return None
     rows = []
     for step in run.plan["steps"]:
-        sizes = " → ".join("×".join(map(str, step[key])) for key in ("input", "output"))
+        sizes = " → ".join(map(_times, (step["input"], step["output"])))
         name = Cell(str(step["name"]), (_kernel(step), sizes), code=True)
         counts = Cell(str(step["heads"])), Cell(f"{step['queries']:,} × {step['keys']:,}")
         start = Cell("exact" if step["exact"] else "not exact", kind="text")
@@ -44,24 +43,26 @@ def plan_table(run: Run) -> Table | None:
     return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot)
 
 
+def _times(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
+
+
 def _kernel(step: Mapping[str, Any]) -> str:
-    text = "×".join(map(str, step["kernel"]))
+    parts = [_times(step["kernel"])]
     for key in ("stride", "dilation"):
-        sizes = step[key]
-        if set(sizes) != {1}:
-            text += f", {key} " + ("×".join(map(str, sizes)) if len(set(sizes)) > 1 else str(sizes[0]))
-    return text + (f", {step['groups']} groups" if step["groups"] != 1 else "")
+        sizes = set(step[key])
+        if sizes != {1}:
+            parts.append(f"{key} {_times(step[key] if len(sizes) > 1 else step[key][:1])}")
+    return ", ".join([*parts, f"{step['groups']} groups"] if step["groups"] != 1 else parts)
 
 
 def _costs(before: Mapping[str, int], after: Mapping[str, int]) -> list[Cell]:
-    return [
-        Cell(
-            f"{as_text(before[key])} → {as_text(after[key])}",
-            (formats.share(after[key], before[key]),),
-            f"{before[key]:,} → {after[key]:,}",
-        )
-        for key, as_text in COSTS.items()
-    ]
+    """Every cost before → after, and by how much of it that is more."""
+    cells = []
+    for key, as_text in COSTS.items():
+        old, new = before[key], after[key]
+        cells.append(Cell(f"{as_text(old)} → {as_text(new)}", (formats.share(new, old),), f"{old:,} → {new:,}"))
+    return cells
 
 
 def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
@@ -90,14 +91,14 @@ def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
 def last_heads(run: Run) -> dict[str, list[HeadLine]]:
     """Layer → its heads as they are at the end, in the network's order."""
 
-    def epoch(line: HeadLine) -> float:
-        return math.inf if line.epoch is None else line.epoch
-
     layers: dict[str, list[HeadLine]] = {}
     for line in run.heads:
         if line.model == "recast":
             layers.setdefault(line.layer, []).append(line)
-    return {name: [line for line in lines if epoch(line) == max(map(epoch, lines))] for name, lines in layers.items()}
+    for name, lines in layers.items():
+        epochs = [math.inf if line.epoch is None else line.epoch for line in lines]
+        layers[name] = [line for line, epoch in zip(lines, epochs, strict=True) if epoch == max(epochs)]
+    return layers
 
 
 def head_table(run: Run) -> Table | None:
@@ -119,31 +120,29 @@ def head_table(run: Run) -> Table | None:
 
 def switch_table(run: Run) -> Table | None:
     """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
-    assert run.switching is not None
     rows = []
-    for switch in run.switching.switches:
+    for switch in run.switching.switches if run.switching else ():
+        end = next((row for row in run.metrics if row.epoch == switch.epoch), None)
         names = ", ".join(switch.layers)
         some = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
-        layers = names if len(switch.layers) <= NAMED else some
-        cells = [_steps(run, switch, key, digits) for key, digits in (("val_loss", 3), ("val_top1", 2))]
-        rows.append([Cell(f"epoch {switch.epoch}", (layers,), names), *cells])
+        row = [Cell(f"epoch {switch.epoch}", (names if len(switch.layers) <= NAMED else some,), names)]
+        for key, digits in (("val_loss", 3), ("val_top1", 2)):
+            values = [number(getattr(moment, key, None)) for moment in (switch.before, switch.after, end)]
+            at_switch, in_epoch = (formats.signed(new - old, digits) for old, new in pairwise(values))
+            text = " → ".join(formats.decimal(value, digits) for value in values)
+            row.append(Cell(text, (f"{at_switch}, then {in_epoch}",)))
+        rows.append(row)
     steps = ("before → after → end",)
     heads = [Cell("Switch"), Cell("Validation loss", steps), Cell("Top-1, %", steps)]
     return Table("Every switch", heads, [Group("", rows)], kind="switches") if rows else None
 
 
-def _steps(run: Run, switch: Switch, key: str, digits: int) -> Cell:
-    end = next((row for row in run.metrics if row.epoch == switch.epoch), None)
-    moments: list[Any] = [switch.before, switch.after or Measured(math.nan, math.nan), end]
-    values = [number(getattr(moment, key, None)) for moment in moments]
-    at_switch, in_epoch = (formats.signed(values[i + 1] - values[i], digits) for i in (0, 1))
-    return Cell(" → ".join(formats.decimal(value, digits) for value in values), (f"{at_switch}, then {in_epoch}",))
-
-
 def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> Table:
-    """A row per run, and at its foot mean and 95 % interval where the runs differ in nothing but the seed."""
-    names = words(*runs).arms
-    gaps = ("parent", "finetuned") if "recast" in names else ()
+    """A row per run, and at its foot mean and 95 % interval where the runs differ in nothing but the seed.
+
+    `scheduled`: with a column for the schedules.
+    """
+    names = words(*runs)
     rows = []
     for run, anchor in zip(runs, anchors, strict=True):
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
@@ -152,9 +151,12 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
         if scheduled:
             schedule = run.switching.schedule if run.switching else run.recipe.schedule
-            row.append(Cell(schedule.name.replace("_", " "), _switched(run), kind="text"))
-        row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names]
-        for arm in gaps:
+            epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
+            last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
+            switched = (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()
+            row.append(Cell(schedule.name.replace("_", " "), switched, kind="text"))
+        row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
+        for arm in names.others:
             paired = run.difference(arm, "clean", "top1")
             small = (formats.interval(paired.low, paired.high),) if paired else ()
             row.append(Cell(formats.signed(accuracy(run, "recast") - accuracy(run, arm)), small))
@@ -162,8 +164,8 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
     foot: list[Cell] = []
     if not why_no_mean(runs):
         foot = [Cell("Mean of the seeds", ("and its 95 % interval",)), *([Cell("")] if scheduled else [])]
-        foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names]
-        foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in gaps]
+        foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
+        foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
     heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
     return Table(f"Runs on {data}", heads, [Group("", rows)], foot)
 
@@ -184,29 +186,21 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
     if why_no_mean(runs):
         return None
     rows = []
-    names = words(*runs).arms
+    names = words(*runs)
     for suite, metric in dict.fromkeys((row.suite, row.metric) for row in runs[0].rows):
-        name = base(metric)
-        if PER_CORRUPTION.match(metric) or (suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))):
-            continue
-        if len({row.n for run in runs if (row := run.row("recast", suite, metric))}) > 1:
-            continue  # measured on different images
         arms = {arm: [run.value(arm, suite, metric) for run in runs] for arm in ARMS}
-        if name in {"parameters", "macs"} or not all(map(math.isfinite, arms["recast"])):
+        images = {row.n for run in runs if (row := run.row("recast", suite, metric))}
+        name, of_one = base(metric), suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))
+        if of_one or PER_CORRUPTION.match(metric) or name in {"parameters", "macs"}:
+            continue
+        if len(images) > 1 or not all(map(math.isfinite, arms["recast"])):
             continue
         digits = 3 if name == "loss" else 1
         cells = [Cell(f"{suite_title(suite)}, {metric}")]
-        cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names]
-        for arm in ("parent", "finetuned"):
+        cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names.arms]
+        for arm in names.others:
             gaps = [recast - other for recast, other in zip(arms["recast"], arms[arm], strict=True)]
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
     return Table("Every measure over the seeds", heads, [Group("", rows)]) if rows else None
-
-
-def _switched(run: Run) -> tuple[str, ...]:
-    """In which epochs layers became attention, empty where none has."""
-    epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
-    last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
-    return (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from pathlib import PurePath
 
 from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import FROM_START, words
 from recast.report.load import Run
-from recast.report.seeds import why_no_mean
 from recast.run.files import number
+from recast.run.recipe import HOW_IT_RUNS, PATHS, flat
 from recast.run.statistics import mean_interval
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
+MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
+"""In runs that have a mean."""
+LISTED = 4
+"""Differences of recipes that are named; of more, their number is told."""
 
 
 def accuracy(run: Run, model: str) -> float:
@@ -171,3 +177,32 @@ def _joint_start(runs: Sequence[Run]) -> str:
         others = "the other starts with its" if exact == 1 else "the others start with their"
     during = f"{len(runs) - len(before)} of {len(runs)} recast models became attention during training"
     return f"{during}; {others} parent’s exact predictions"
+
+
+def why_no_mean(runs: Sequence[Run]) -> str:
+    """Why the runs have no mean, in one sentence; empty where they are one recipe with different seeds.
+
+    Paths count by their last name only: the same file may lie anywhere.
+    """
+    if len(runs) < 2:
+        return "A mean needs at least two runs."
+    if len({run.data_key for run in runs}) > 1:
+        return "No mean is given: these runs are of different data."
+    counts = sorted({row.n for run in runs for row in run.rows if row.suite == "clean"})
+    if len(counts) > 1:
+        found = " and ".join(f"{count:,}" for count in counts)
+        return f"No mean is given: these runs were measured on different numbers of images ({found})."
+    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in MAY_DIFFER} for run in runs]
+    for recipe, (section, field) in product(recipes, PATHS):
+        path = recipe[f"{section}.{field}"]
+        recipe[f"{section}.{field}"] = path and PurePath(path).name
+    differ = sorted(key for key in recipes[0] if any(recipe[key] != recipes[0][key] for recipe in recipes))
+    if differ:
+        more = f" and {len(differ) - LISTED} more" if len(differ) > LISTED else ""
+        return f"No mean is given: these runs differ in more than the seed ({', '.join(differ[:LISTED])}{more})."
+    if len({run.epochs for run in runs}) > 1:
+        return "No mean is given: these runs have not been trained for the same number of epochs."
+    seeds = [run.recipe.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        return "No mean is given: some of these runs have the same seed, so a mean would count one result twice."
+    return ""
