@@ -57,7 +57,6 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
 
     All is written beside the folder first, then takes its name: a failure leaves older figures alone.
     """
-    check_folder(folder)
     target = folder.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -70,7 +69,16 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
                 index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
         _write_csv(partial / INDEX, HEADER, index)
         _write_tables(partial, [part["run"] for part in runs])
-        _swap(partial, target)
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        if target.exists():
+            target.rename(old)
+        try:
+            partial.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise RecastError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
     finally:
@@ -167,17 +175,3 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(["" if value != value else value for value in row] for row in rows)
-
-
-def _swap(partial: Path, target: Path) -> None:
-    if not target.exists():
-        partial.rename(target)
-        return
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

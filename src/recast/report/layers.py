@@ -39,13 +39,6 @@ def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
     return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
-def fourier_note(run: Run) -> str:
-    """On how many images, and how frequencies were taken; empty where nothing was measured."""
-    how = "True frequencies: π is the fastest change that a map of its size can hold."
-    images = max((line.n for line in run.fourier), default=0)
-    return f"{how} Means over {images:,} images and all channels, after the logarithm." if images else ""
-
-
 def _blocks(run: Run, arm: str) -> Blocks:
     """Block → its curve, in the network's order."""
     blocks: dict[str, list[FourierLine]] = {}
@@ -84,13 +77,18 @@ def fourier_charts(run: Run) -> list[Chart]:
 
 def joint_fourier(runs: Sequence[Run]) -> Chart | None:
     """The recast networks of several runs by depth, in order of how early they were recast (PRS, Fig. 3)."""
-    found = [(run, _first_switch(run), blocks) for run in runs if len(blocks := _blocks(run, "recast")) > 1]
+    found = []
+    for run in runs:
+        switches = run.switching.switches if run.switching else []
+        first = switches[0].epoch if switches else math.inf if run.is_scheduled else 0
+        if len(blocks := _blocks(run, "recast")) > 1:
+            found.append((run, first, blocks))
     if len(found) < 2:
         return None
     found.sort(key=lambda one: -one[1])
     series, rows = [], list[tuple[Any, ...]]()
     for place, (run, first, blocks) in enumerate(found):
-        when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first:.0f}"
+        when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
         series.append(_by_depth(f"{run.name}, {when}", blocks, place / (len(found) - 1), run.name))
         rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
     columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
@@ -101,11 +99,6 @@ def _by_depth(label: str, blocks: Blocks, role: str | float, end: str = "") -> S
     """The blocks at their highest frequency."""
     ends = [curve[-1] for curve in blocks.values()]
     return Series(label, [Point(one.depth, one.delta_log_amplitude, place=one.block) for one in ends], role, end=end)
-
-
-def _first_switch(run: Run) -> float:
-    switches = run.switching.switches if run.switching else []
-    return float(switches[0].epoch) if switches else math.inf if run.is_scheduled else 0.0
 
 
 def distance_charts(run: Run) -> list[Chart]:
@@ -216,10 +209,9 @@ def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]
         if (found := _values(run, name, quantity))
     }
     limits: dict[str, tuple[float, float]] = {}
-    for quantity in QUANTITIES:  # one scale for all layers, so that they can be compared
-        known = [0.0] if quantity in {"gamma", "s"} else []
-        known += [x for (_, of), found in values.items() if of == quantity for heads in found.values() for x in heads]
-        known = [x for x in known if math.isfinite(x)] or [0.0, 1.0]
+    for quantity, (_, _, start) in QUANTITIES.items():  # one scale for all layers, so that they can be compared
+        known = [x for (_, of), found in values.items() if of == quantity for heads in found.values() for x in heads]
+        known = [x for x in (start, *known) if math.isfinite(x)] or [0.0, 1.0]
         room = 0.08 * (max(known) - min(known)) or max(0.1 * abs(max(known)), 0.01)
         limits[quantity] = (min(known) - room, max(known) + room)
     # Layers that became attention at different times share an axis too.

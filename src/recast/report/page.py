@@ -18,7 +18,7 @@ from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.maps import image_maps, map_charts
 from recast.report.switches import switch_part
-from recast.report.tables import head_table, runs_table, seeds_table
+from recast.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.report.verdict import joint_verdict, verdict, why_no_mean
 
 MAP_BYTES = 1_600_000
@@ -61,10 +61,11 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "maps": maps,
         "left_out": len(run.attention.images) - len(maps) if run.attention else 0,
         "fourier": layers.fourier_charts(run),
-        "fourier_note": layers.fourier_note(run),
         "similarity": layers.similarity_charts(run),
         "agreement": summary.won_and_lost(run),
-        "plan": summary.plan_part(run),
+        "plan_lead": summary.plan_lead(run),
+        "plan": plan_table(run),
+        "left": left_by_reason(run),
         "facts": summary.facts(run),
         "provenance": summary.provenance(run),
         "missing": absent,

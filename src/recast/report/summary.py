@@ -11,7 +11,6 @@ from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import ARMS, Run
-from recast.report.tables import left_by_reason, plan_table
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
 from recast.run.records import Provenance
@@ -93,18 +92,8 @@ def notes(run: Run) -> list[str]:
     return found
 
 
-def plan_part(run: Run) -> dict[str, Any]:
-    """The section "What was recast"."""
-    return {
-        "lead": _plan_lead(run),
-        "table": plan_table(run),
-        "note": str(run.plan.get("note") or ""),
-        "left": left_by_reason(run),
-        "edits": [", ".join(f"{key} {value}" for key, value in edit.items()) for edit in run.plan["edits"]],
-    }
-
-
-def _plan_lead(run: Run) -> str:
+def plan_lead(run: Run) -> str:
+    """The first sentences of the section "What was recast"."""
     planned, left = len(run.plan["steps"]), len(run.plan["left"])
     token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.recipe.pool.kind)
     pooling = f"The average over the last map became attention pooling with {token}. " if token else ""

@@ -161,14 +161,14 @@ def _probe_chart(switching: Switching) -> Chart:
     probes = switching.probes
     layers = dict.fromkeys(layer for probe in probes for layer in probe.promised)
 
-    def promises(layer: str) -> list[Point]:
-        return [Point(probe.epoch, probe.promised.get(layer, math.nan)) for probe in probes]
+    def promise(probe: Probe, layer: str) -> Point:
+        return Point(probe.epoch, probe.promised.get(layer, math.nan))
 
-    largest = [Point(probe.epoch, _largest_promise(probe)[1]) for probe in probes]
+    largest = [promise(probe, _largest_promise(probe)) for probe in probes]
     delivered = [Point(probe.epoch, probe.delivered) for probe in probes if probe.delivered is not None]
-    taken = [Point(probe.epoch, probe.promised.get(layer, math.nan)) for probe in probes for layer in probe.chosen]
+    taken = [promise(probe, layer) for probe in probes for layer in probe.chosen]
     series = [
-        *(Series("", promises(layer), look="thin") for layer in layers),
+        *(Series("", [promise(probe, layer) for probe in probes], look="thin") for layer in layers),
         Series("", largest, look="thick"),
         Series("Delivered", delivered, "ink"),
         Series("", taken, "ink", "rings"),
@@ -190,10 +190,10 @@ def _probe_chart(switching: Switching) -> Chart:
     return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
 
 
-def _largest_promise(probe: Probe) -> tuple[str, float]:
-    """The layer whose gates promise the most, and how much; ("", NaN) where no convolution is left."""
+def _largest_promise(probe: Probe) -> str:
+    """The layer whose gates promise the most; "" where no convolution is left."""
     known = {layer: value for layer, value in probe.promised.items() if math.isfinite(value)}
-    return max(known.items(), key=lambda item: item[1]) if known else ("", math.nan)
+    return max(known, key=known.__getitem__, default="")
 
 
 def _largest(switching: Switching) -> str:
@@ -229,6 +229,6 @@ def _reading(switching: Switching) -> str:
         more = f"; and {len(taken) - MOST_READ} more" if len(taken) > MOST_READ else ""
         return f"Taken: {'; '.join(taken[:MOST_READ])}{more}."
     latest = probes[-1]
-    layer, _ = _largest_promise(latest)
+    layer = _largest_promise(latest)
     after = f"; after epoch {latest.epoch} the largest is that of {layer} ({both(latest, layer)})" if layer else ""
     return f"No promise was taken{after}."
