@@ -94,31 +94,23 @@ def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
         (path / "rows.csv").unlink()
         write_records(path / "rows.csv", Row, [])
         clean = {"parent": 74.2, "finetuned": 75.1, "recast": 75.1 + gain}
-
-        def add(suite: str, metric: str, drop: float, values: Mapping[str, float] | None = None) -> None:
-            values = values or {arm: max(top1 - drop, 0.5) for arm, top1 in clean.items()}
-            set_values(path, suite, metric, values, 5000, 0.01 if metric == "loss" else 1.2)
-
-        add("clean", "top1", 0)
-        add("clean", "loss", 0, {arm: (100 - top1) / 25 for arm, top1 in clean.items()})
-        for suite in ("fgsm", "autoattack"):
-            for eps in (0.5, 1, 4):
-                add(suite, f"top1@{eps:g}", 17 * eps)
-        for suite, kinds in (("imagenet-c", ("fog", "snow")), ("basic", ("blur", "contrast"))):
-            for kind in kinds:
-                for severity in (1, 5):
-                    add(suite, f"top1/{kind}/{severity}", 9 * severity)
-        add("imagenet-c", "top1/weather", 27)
-        add("imagenet-c", "top1/mean", 27)
-        add("imagenet-c", "mce", 0, {"parent": 71.0, "finetuned": 69.8, "recast": 67.1})
-        add("imagenet-sketch", "top1", 48)
-        for place, size in enumerate(("128x128", "160x192", "224x224")):
-            add("resolution", f"top1@{size}", 9 - 2 * place)
-        for k in (1, 5):
-            add("knn", f"top1@{k}", 10 - k / 5)
-        for edge in (0.1, 0.35):
-            add("frequency", f"low@{edge:g}", 65 * (1 - edge))
-            add("frequency", f"high@{edge:g}", 72 * edge)
+        drops = {
+            ("clean", "top1"): 0.0,
+            **{(suite, f"top1@{eps:g}"): 17 * eps for suite in ("fgsm", "autoattack") for eps in (0.5, 1, 4)},
+            **{("imagenet-c", f"top1/{kind}/{by}"): 9.0 * by for kind in ("fog", "snow") for by in (1, 5)},
+            **{("basic", f"top1/{kind}/{by}"): 9.0 * by for kind in ("blur", "contrast") for by in (1, 5)},
+            ("imagenet-c", "top1/weather"): 27.0,
+            ("imagenet-c", "top1/mean"): 27.0,
+            ("imagenet-sketch", "top1"): 48.0,
+            **{("resolution", f"top1@{size}"): drop for size, drop in (("128x128", 9), ("160x192", 7), ("224x224", 5))},
+            **{("knn", f"top1@{k}"): 10 - k / 5 for k in (1, 5)},
+            **{("frequency", f"low@{edge:g}"): 65 * (1 - edge) for edge in (0.1, 0.35)},
+            **{("frequency", f"high@{edge:g}"): 72 * edge for edge in (0.1, 0.35)},
+        }
+        for (suite, metric), drop in drops.items():
+            set_values(path, suite, metric, {arm: max(top1 - drop, 0.5) for arm, top1 in clean.items()}, 5000, 1.2)
+        set_values(path, "clean", "loss", {arm: (100 - top1) / 25 for arm, top1 in clean.items()}, 5000, 0.01)
+        set_values(path, "imagenet-c", "mce", {"parent": 71.0, "finetuned": 69.8, "recast": 67.1}, 5000, 1.2)
         for metric, cost in (("macs", 4.1e9), ("images_per_second", 812.0), ("peak_memory", 3.1e9)):
             set_values(path, "cost", metric, {arm: cost * (1.2 if arm == "recast" else 1) for arm in ARMS}, 64)
         return path

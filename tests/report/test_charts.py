@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from recast.report import charts, curves, draw, layers, maps
-from recast.report.charts import DEPTHS, PAGE, PAPER, VARIABLES, Chart
+from recast.report.charts import DEPTHS, Chart
 from recast.report.draw import Point, Series, series_chart
 from recast.report.load import Run, read_run
 from recast.report.maps import Attention, AttentionLayer
@@ -89,34 +89,13 @@ def test_sweeps(full: Run) -> None:
     assert curves.apart([64]) == [64]
 
 
-def test_fourier(run: Run, make_run: MakeRun) -> None:
-    found = by_name(layers.fourier_charts(run))
-    assert set(found) == {"fourier_parent", "fourier_finetuned", "fourier_recast", "fourier_depth"}
-    used = set(re.findall(r"var\(--\w+\)", found["fourier_recast"].svg))
-    assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= used
-    deepest = rows_where(found["fourier_depth"], model="recast")[-1]
-    assert (deepest["frequency"], deepest["index"]) == (1.0, 4)
-
+def test_fourier_of_several_runs(run: Run, make_run: MakeRun) -> None:
     joint = layers.joint_fourier([run, read_run(make_run("other"))])
     assert joint is not None
     assert {row["run"] for row in rows_where(joint)} == {"run", "other"}
     assert ">other</text>" in joint.svg
+    assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= set(re.findall(r"var\(--\w+\)", joint.svg))
     assert layers.joint_fourier([run]) is None
-
-
-def test_distances(make_run: MakeRun) -> None:
-    run = read_run(make_run(source="during"))
-    depth, epochs = layers.distance_charts(run)
-    assert {row["epoch"] for row in rows_where(depth)} == {None}
-    assert {row["epoch"] for row in rows_where(epochs)} == {1, 2, 3, None}  # None: as trained
-    assert f"{run.heads[0].layer}, head 0: " in depth.svg
-
-
-def test_similarity(run: Run) -> None:
-    chart = layers.similarity_charts(run)[0]
-    assert chart.name == "cka_parent_recast"
-    assert chart.note.startswith("Of the same layer in both: at least 0.")
-    assert chart.svg.count('class="hit"') == len(chart.rows)
 
 
 def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:
@@ -159,19 +138,16 @@ def drawn(story: str, up: float = 2) -> str:
     return series_chart("name", "title", pair, "x", told_as=story, xlabel="x").svg
 
 
-def test_charts_use_the_page_colours_and_their_own_ids() -> None:
+def test_charts_have_the_page_s_colours_and_ids_of_their_own() -> None:
     found = [drawn("a < b", up) for up in (2, 3)]
     ids = [set(re.findall(r'\bid="([^"]+)"', chart)) for chart in found]
     assert ids[0]
     assert not ids[0] & ids[1]
     for chart, own in zip(found, ids, strict=True):
         assert set(re.findall(r'(?:url\(|href=")#([^")]+)', chart)) <= own
-        assert "var(--recast)" in chart
-        assert "var(--finetuned)" in chart
-        assert not re.search("|".join(VARIABLES), chart)
+        assert set(re.findall(r"var\(--\w+\)", chart)) >= {"var(--recast)", "var(--finetuned)"}
         assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", chart)
         assert 'aria-label="a &lt; b. a from' in chart
-        assert "<metadata" not in chart
 
 
 def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +156,6 @@ def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.M
     monkeypatch.setitem(charts.mpl.rcParams, "axes.facecolor", "#ff0000")
     assert drawn("d") == before
     assert charts.mpl.rcParams["lines.linewidth"] == 9.0
-
-
-def test_paper_has_real_colours() -> None:
-    places = {PAGE.ink, PAGE.muted, PAGE.rule, *PAGE.arms.values(), *PAGE.depths}
-    assert places == set(VARIABLES)
-    assert not places & {PAPER.ink, PAPER.muted, PAPER.rule, *PAPER.arms.values(), *PAPER.depths}
-    assert PAPER.color(1.0) == PAPER.depths[-1]
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#1b1e23"], ids=["light", "dark"])
@@ -210,26 +179,22 @@ def test_colours_can_be_told_from_the_ground(ground: str) -> None:
 # attention maps
 
 
-def pixels(uri: str) -> np.ndarray:
-    header, _, data = uri.partition(",")
-    assert header == "data:image/png;base64"
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
-
-
-def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """The only layer of the first image on the page."""
+def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> tuple[dict[str, Any], np.ndarray]:
+    """The only layer of the first image on the page, and the picture of its last head."""
     layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(mix.shape[1], 0.25), kernel)
     attention = Attention(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
-    (found,) = maps.image_maps(attention, "γ", 1)  # the budget leaves images out, but never all
-    return dict(found["layers"][0])
+    (image,) = maps.image_maps(attention, "γ", 1)  # the budget leaves images out, but never all
+    (found,) = image["layers"]
+    header, _, data = found["heads"][-1]["picture"].partition(",")
+    assert header == "data:image/png;base64"
+    return found, np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
 
 
 def test_signed_maps_are_centred_at_white() -> None:
     mix = np.zeros((5, 1, 4, 4))
     mix[:, 0, 0, :3] = 1.0, 0.01, -0.01
-    layer = image_layer(mix)
+    layer, picture = image_layer(mix)
     assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
-    picture = pixels(layer["heads"][0]["picture"])
     zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
     assert zero.min() > 240
     assert plus[0] > plus[2] + 60  # orange
@@ -240,19 +205,15 @@ def test_signed_maps_are_centred_at_white() -> None:
 def test_other_maps() -> None:
     mix = np.zeros((1, 1, 4, 4))
     mix[0, 0, 2, 2] = 1.0
-    assert image_layer(mix)["high"] == "≥ 1"  # a closed head is drawn at its own scale
+    assert image_layer(mix)[0]["high"] == "≥ 1"  # a closed head is drawn at its own scale
     mix[0, 0, 0, :2] = 1.0, 0.5
-    layer = image_layer(mix)
+    layer, picture = image_layer(mix)
     assert layer["low"] == "0"
-    picture = pixels(layer["heads"][0]["picture"])
     assert picture[3, 3].sum() < picture[0, 1].sum()  # 0 is the dark end
     large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
     large[0, 0, 0, 0] = np.nan
-    assert pixels(image_layer(large)["heads"][1]["picture"]).shape == (40, 30, 3)
-
-
-def test_query_and_labels() -> None:
-    layer = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
+    assert image_layer(large)[1].shape == (40, 30, 3)
+    layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
     assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
     assert layer["columns"] == 3
     assert layer["heads"][5]["alt"].startswith("Head of tap 1,2: γ = 0.25; largest weight 1.00 at row 0, column 0")

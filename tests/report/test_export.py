@@ -90,10 +90,9 @@ def test_a_folder_of_others_is_left_alone(make_run: MakeRun, tmp_path: Path) -> 
     with pytest.raises(RecastError, match="holds other files"):
         write_report([make_run()], figures=folder)
     assert not (tmp_path / "run" / "report.html").exists()  # nothing is written before all is checked
-    with pytest.raises(RecastError, match="got the file"):
-        check_folder(folder / "thesis.tex")
-    with pytest.raises(RecastError, match="does not exist"):
-        check_folder(tmp_path / "no" / "figures")
+    for wrong, message in ((folder / "thesis.tex", "got the file"), (tmp_path / "no" / "figures", "does not exist")):
+        with pytest.raises(RecastError, match=message):
+            check_folder(wrong)
     (folder / "thesis.tex").unlink()
     check_folder(folder)  # empty
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_runs import rewrite
 
 from recast.errors import RecastError
 from recast.report.load import read_run
@@ -23,10 +24,6 @@ def test_reads_what_was_written(make_run: MakeRun) -> None:
     assert math.isnan(run.value("recast", "clean", "nothing"))
     assert run.difference("finetuned", "clean", "top1") is not None
     assert run.difference("nobody", "clean", "top1") is None
-    assert run.provenance["clean"].images == 50
-    assert run.cka[0].cka == 1.0
-    assert (run.heads[0].epoch, run.heads[0].is_convolution) == (None, False)
-    assert set(run.agreement[0]) == {"index", "image", "label", "parent", "finetuned", "recast"}
     assert run.attention is not None
     assert [layer.mix.shape[1] for layer in run.attention.layers] == [9, 9, 9, 9]
 
@@ -41,39 +38,26 @@ def test_reads_a_schedule(make_run: MakeRun, make_learned: MakeRun) -> None:
     assert (learned.probes[0].delivered, learned.probes[1].chosen) == (None, ["layer3.0.conv1"])
 
 
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match=r"not a run folder: .*nowhere"):
-        read_run(tmp_path / "nowhere")
+def test_a_needed_file_is_missing(make_run: MakeRun) -> None:
+    for name in ("plan.json", "metrics.jsonl"):
+        with pytest.raises(RecastError, match=rf"{name} is missing"):
+            read_run(make_run(name, without=(name,)))
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "plan.json", "metrics.jsonl"])
-def test_a_needed_file_is_missing(make_run: MakeRun, name: str) -> None:
-    with pytest.raises(RecastError, match=rf"{name} is missing"):
-        read_run(make_run(without=(name,)))
-
-
-@pytest.mark.parametrize(
-    "name", ["verify.json", "environment.json", "rows.csv", "attention.npz", "finetuned", "analysis", "evaluation.json"]
-)
-def test_the_rest_may_be_missing(make_run: MakeRun, name: str) -> None:
-    assert read_run(make_run(without=(name,))).epochs == 3
+def test_the_rest_may_be_missing(make_run: MakeRun) -> None:
+    rest = ("verify.json", "environment.json", "rows.csv", "attention.npz", "finetuned", "analysis", "evaluation.json")
+    assert read_run(make_run(without=rest)).epochs == 3
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "plan.json",
-        "metrics.jsonl",
-        "finetuned/metrics.jsonl",
-        "verify.json",
-        "environment.json",
-        "attention.npz",
-        "evaluation.json",
-        "schedule.json",
+        *("plan.json", "metrics.jsonl", "finetuned/metrics.jsonl", "verify.json", "environment.json"),
+        *("attention.npz", "evaluation.json", "schedule.json"),
     ],
 )
 def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
-    path = make_run(source="during" if name == "schedule.json" else "before")
+    path = make_run(source="during")
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[: int(0.7 * len(content))])
     with pytest.raises(RecastError, match=rf"{name}.* truncated or not"):
@@ -92,8 +76,6 @@ def test_a_truncated_file_is_named(make_run: MakeRun, name: str) -> None:
         ("verify.json", "[]", "must be a JSON object, got list"),
         ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),
         ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2: expected 9"),
-        ("differences.csv", "run,model\n", r"differences\.csv must start with"),
-        ("analysis/fourier.csv", "model,block\nparent,a\n", r"fourier\.csv must start with the columns model,block,i"),
         ("analysis/cka.csv", "model_a,layer_a,model_b,layer_b,cka,n\na,b,c,d,high,1\n", "line 2: cka must be a num"),
         ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv lacks the column label"),
         ("evaluation.json", '{"suites": []}', r"evaluation\.json: suites must be a mapping, got \[\]"),
@@ -112,16 +94,13 @@ def test_another_format(make_run: MakeRun, name: str, content: str, message: str
     [
         ({"version": 2}, "is of version 2: this recast reads version 1"),
         ({"layers": "blocks.0"}, r"schedule\.json: layers must be a list"),
-        ({"dates": {"blocks.0": 2.5}}, "must be a whole number, got 2.5"),
         ({"switches": [{"epoch": 3}]}, r"layers, switches\[0\]\.before is missing"),
         ({"probes": [{"epoch": 1, "promised": {}, "chosen": []}]}, r"train_loss, probes\[0\]\.delivered is missing"),
-        ({"epochs": "many"}, "must be a whole number, got 'many'"),
     ],
 )
 def test_another_schedule(make_run: MakeRun, changes: dict[str, object], message: str) -> None:
     path = make_run(source="during")
-    found = json.loads((path / "schedule.json").read_text(encoding="utf-8"))
-    (path / "schedule.json").write_text(json.dumps(found | changes), encoding="utf-8")
+    rewrite(path / "schedule.json", **changes)
     with pytest.raises(RecastError, match=message):
         read_run(path)
 

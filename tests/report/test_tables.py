@@ -16,7 +16,7 @@ from recast.report.load import Run, read_run
 from recast.report.page import group_parts
 from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
-from recast.report.tables import head_table, left_by_reason, plan_table, seeds_table
+from recast.report.tables import head_table, left_by_reason, seeds_table
 from recast.report.verdict import why_no_mean
 from recast.run.records import Difference
 from recast.run.tables import write_records
@@ -36,10 +36,10 @@ def lines(run: Run) -> dict[str, list[Cell]]:
 
 
 def test_differences_of_every_suite(make_run: MakeRun) -> None:
-    path = make_run(top1=TOP1, without=("differences.csv",))
-    set_values_without_intervals = {"parent": 1.0, "finetuned": 0.9, "recast": 1.1}
-    (path / "differences.csv").write_text("run,model,against,suite,dataset,metric,value,low,high,n\n", encoding="utf-8")
-    set_values(path, "clean", "loss", set_values_without_intervals)
+    path = make_run(top1=TOP1)
+    (path / "differences.csv").unlink()
+    write_records(path / "differences.csv", Difference, [])
+    set_values(path, "clean", "loss", {"parent": 1.0, "finetuned": 0.9, "recast": 1.1})
     found = lines(read_run(path))
     top1 = found["Clean images, Top-1, %"]
     assert [cell.text for cell in top1[1:]] == ["95.6", "96.8", "96.0", "+0.4", "−0.8", "360"]
@@ -105,19 +105,14 @@ def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
     assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
 
 
-def test_plan_and_heads(make_run: MakeRun) -> None:
+def test_heads_and_what_was_left(make_run: MakeRun) -> None:
     path = make_run()
-    heads_file = path / "analysis" / "heads.csv"
-    lines_of = heads_file.read_text(encoding="utf-8").splitlines()
+    lines_of = (path / "analysis" / "heads.csv").read_text(encoding="utf-8").splitlines()
     lines_of[6] = lines_of[6].replace(",false,", ",true,")
-    heads_file.write_text("\n".join(lines_of) + "\n", encoding="utf-8")
+    (path / "analysis" / "heads.csv").write_text("\n".join(lines_of) + "\n", encoding="utf-8")
     run = read_run(path)
-    plan, heads = plan_table(run), head_table(run)
-    assert plan is not None
+    heads = head_table(run)
     assert heads is not None
-    assert plan.groups[0].rows[0][0].small == ("3×3, stride 2", "32×8×8 → 64×4×4")
-    assert plan.groups[0].rows[0][2].text == "16 × 100"
-    assert plan.foot[2].title == "152,026 → 191,438"
     assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9 (1,2)"]  # as in the charts
     reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
     run.plan["left"][:] = [{"name": name, "reason": reason} for name, reason in (reasons | {"e": "1×1"}).items()]
@@ -201,8 +196,7 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     made = {line["command"]: line for line in provenance(read_run(path))}
     both = made["recast evaluate 'a b'"]
     ((names, data, options),) = both["parts"]
-    assert names == "FGSM, one gradient step; PGD, iterated in an L∞ ball"
-    assert data == "digits, 50 images"
+    assert (names, data) == ("FGSM, one gradient step; PGD, iterated in an L∞ ball", "digits, 50 images")
     assert "eps 1" in options
     assert both["when"] == "2026-01-01, 32\u00a0s"  # one pass for both
     absent, command = missing(read_run(path))

@@ -69,20 +69,25 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
                 index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
         _write_csv(partial / INDEX, HEADER, index)
         _write_tables(partial, [part["run"] for part in runs])
-        old = target.with_name(f".{target.name}.{os.getpid()}.old")
-        if target.exists():
-            target.rename(old)
-        try:
-            partial.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        _swap(partial, target)
     except OSError as error:
         raise RecastError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _swap(partial: Path, target: Path) -> None:
+    """`partial` takes the name of `target`; what stood there goes last, or comes back."""
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        target.rename(old)
+    try:
+        partial.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str, Part]]:
