@@ -9,7 +9,7 @@ from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import is_accuracy, metric_label, suite_title, words
 from recast.report.load import ARMS, Run
-from recast.report.table import Bar, Cell, Group, Table, head
+from recast.report.table import Bar, Cell, Group, Table
 from recast.run.records import Row
 from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
@@ -20,7 +20,8 @@ def arm_heads(*runs: Run) -> list[Cell]:
     """The heads of the columns of the arms and, where there is something to compare, of the differences."""
     names = words(*runs)
     gaps = [f"Recast − {names.arms[arm].rpartition(', ')[2].lower()}" for arm in names.others]
-    return [head(name, arm) for arm, name in names.arms.items()] + [head(name, "gap") for name in gaps]
+    heads = [*names.arms.items(), *(("", gap) for gap in gaps)]
+    return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # a word to a line
 
 
 def arms_table(run: Run, swept: bool = False) -> Table:

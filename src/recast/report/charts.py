@@ -127,9 +127,9 @@ class Chart:
             return _inline_svg(*self.draw(PAGE), self.story)
 
 
-def joined(name: str, title: str, charts: Sequence[Chart], columns: int = 3) -> Chart:
+def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
     """Several charts of one kind as the panels of one figure, each under its own title."""
-    across = min(columns, len(charts))
+    across = min(3, len(charts))
     down = math.ceil(len(charts) / across)
 
     def layout(palette: Palette) -> Figure:

@@ -66,11 +66,6 @@ class Table:
     """Percent of a bar's track that a point takes."""
 
 
-def head(name: str, kind: str = "") -> Cell:
-    """The head of a column, a word to a line where it is that of an arm."""
-    return Cell(name.replace(" ", "\n") if kind in ("parent", "finetuned", "recast", "gap") else name, kind=kind)
-
-
 def markdown(groups: Sequence[Group], heads: Sequence[str]) -> str:
     lines = [_bar(heads), _bar(["---", *["---:"] * (len(heads) - 1)])]
     for group in groups:
