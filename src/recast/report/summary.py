@@ -13,7 +13,6 @@ from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
-from recast.run.records import Provenance
 from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import SUITES
 
@@ -128,29 +127,23 @@ def facts(run: Run) -> dict[str, str]:
 
 def provenance(run: Run) -> list[dict[str, Any]]:
     """What one command measured on one machine, as evaluation.json has it: suites of the same images and options."""
-    commands: dict[tuple[str, str, str], dict[str, Provenance]] = {}
+    found: dict[tuple[str, str, str], tuple[dict[tuple[str, str], list[str]], set[tuple[str, float]]]] = {}
     for suite, made in run.provenance.items():
         versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
         where = ", ".join(part for part in (made.device, made.machine) if part)
-        commands.setdefault((made.command, versions, where), {})[suite] = made
+        data = ", ".join(part for part in (made.dataset, f"{made.images:,} images") if part)
+        options = {name.replace("_", " "): value for name, value in made.options.items() if value not in (None, [], "")}
+        given = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
+        parts, passes = found.setdefault((made.command, versions, where), ({}, set()))
+        parts.setdefault((data, given), []).append(suite_title(suite))
+        passes.add((made.date, made.seconds))  # suites that share a pass over the images share its seconds
     lines = []
-    for (command, versions, where), suites in commands.items():
-        entries: dict[tuple[str, str], list[str]] = {}
-        for suite, made in suites.items():
-            options = [
-                f"{name.replace('_', ' ')} {_plain(value)}"
-                for name, value in made.options.items()
-                if value not in (None, [], "")
-            ]
-            data = ", ".join(part for part in (made.dataset, f"{made.images:,} images") if part)
-            entries.setdefault((data, ", ".join(options)), []).append(suite_title(suite))
-        # Suites that share a pass over the images have the same date and share its seconds.
-        passes = {(made.date, made.seconds) for made in suites.values()}
+    for (command, versions, where), (parts, passes) in found.items():
         days = sorted({date.partition("T")[0] for date, _ in passes if date})
         took = formats.duration(sum(seconds for _, seconds in passes))
         when = ", ".join(part for part in (" to ".join(dict.fromkeys(days[:1] + days[-1:])), took) if part)
-        parts = [("; ".join(names), data, options) for (data, options), names in entries.items()]
-        lines.append({"parts": parts, "command": command, "versions": versions, "where": where, "when": when})
+        named = [("; ".join(suites), data, options) for (data, options), suites in parts.items()]
+        lines.append({"parts": named, "command": command, "versions": versions, "where": where, "when": when})
     return lines
 
 
@@ -179,14 +172,13 @@ def missing(run: Run) -> tuple[list[str], str]:
 
 def won_and_lost(run: Run) -> list[dict[str, Any]]:
     """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
-    names, pairs = words(run), []
-    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
+    pairs = []
+    for arm, name in (("finetuned", words(run).control), ("parent", words(run).parent_short)):
         images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
         if not images:
             continue
         found = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
-        won, lost = len(found.won), len(found.lost)
-        p = found.p_value
+        won, lost, p = len(found.won), len(found.lost), found.p_value
         chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
         net = formats.signed(100 * (won - lost) / found.n, 2)
         spread = formats.interval(*net_interval(won, lost, found.n), 2)
@@ -196,6 +188,7 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
         )
         changed = {"won": [images[place] for place in found.won], "lost": [images[place] for place in found.lost]}
         counts = {"right": found.both_right, "won": won, "lost": lost, "wrong": found.both_wrong}
-        pair = {"arm": arm, "name": name, "found": found, "counts": counts, "changed": changed}
-        pairs.append(pair | {"sentence": sentence})
+        pairs.append(
+            {"arm": arm, "name": name, "found": found, "counts": counts, "changed": changed, "sentence": sentence}
+        )
     return pairs

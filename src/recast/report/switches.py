@@ -85,11 +85,8 @@ def bars(switching: Switching) -> list[Bar]:
     single: list[Bar] = [(layer, switching.schedule.dates.get(layer)) for layer in switching.schedule.layers]
     if len(single) <= MOST_ROWS:
         return single
-    found: list[Bar] = []
-    for date, group in groupby(single, key=lambda bar: bar[1]):
-        names = [name for name, _ in group]
-        found.append((names[0] if len(names) == 1 else f"{names[-1]} +{len(names) - 1}", date))
-    return found
+    groups = [([name for name, _ in group], date) for date, group in groupby(single, key=lambda bar: bar[1])]
+    return [(names[-1] + (f" +{len(names) - 1}" if len(names) > 1 else ""), date) for names, date in groups]
 
 
 def _timeline(run: Run, switching: Switching) -> Chart:
