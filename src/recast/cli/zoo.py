@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt(f"interrupted: {out} holds the rows so far; the same command goes on") from None
     write_zoo(out, read_zoo(out))
     if options.json:
-        print_json([asdict(row) for row in rows])
+        print_json([{name: "" if value is None else value for name, value in asdict(row).items()} for row in rows])
     else:
         print(summary(rows))
     return 0 if all(row.status in (*EXACT, *NOTHING) for row in rows) else 1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -26,17 +25,12 @@ BATCH = 2
 SEED = 0
 
 
-@dataclass
-class Instance:
+class Instance(NamedTuple):
     """A network in eval mode, a batch for it, and the size of an image in pixels (rows, columns)."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
     size: tuple[int, int]
-
-    def example(self, images: int) -> tuple[Tensor, ...]:
-        """The first images of the batch."""
-        return tuple(t[:images] for t in self.inputs)
 
 
 def architectures(patterns: list[str]) -> list[str]:
@@ -69,12 +63,12 @@ def skeleton(name: str) -> nn.Module:
 
 def spatial_convolutions(model: nn.Module) -> list[nn.Module]:
     """Convolutions of images, larger than 1×1, that are no patch embedding (kernel = stride, no padding)."""
-    return [m for m in model.modules() if is_convolution(m) and is_spatial(m) and not _embeds_patches(m)]
 
+    def embeds_patches(module: Any) -> bool:
+        unpadded = getattr(module, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0))
+        return unpadded and getattr(module, "kernel_size", None) == getattr(module, "stride", ())
 
-def _embeds_patches(module: Any) -> bool:
-    unpadded = getattr(module, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0))
-    return unpadded and getattr(module, "kernel_size", None) == getattr(module, "stride", ())
+    return [m for m in model.modules() if is_convolution(m) and is_spatial(m) and not embeds_patches(m)]
 
 
 def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
@@ -90,7 +84,10 @@ def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
                 model, built = None, kwargs
                 torch.manual_seed(SEED)
                 model = _create(name, kwargs).eval()
-            inputs = _inputs(name, model, size)
+            channels = int(getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0])
+            generator = torch.Generator().manual_seed(SEED)
+            images = 2 if ":raft" in name else 1
+            inputs = tuple(torch.randn(BATCH, channels, *size, generator=generator) for _ in range(images))
             torch.manual_seed(SEED + 1)
             randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images
@@ -125,13 +122,6 @@ def _candidates(name: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
     yield {}, (int(native[0]), int(native[-1]))
 
 
-def _inputs(name: str, model: nn.Module, size: tuple[int, int]) -> tuple[Tensor, ...]:
-    channels = int(getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0])
-    images = 2 if ":raft" in name else 1
-    generator = torch.Generator().manual_seed(SEED)
-    return tuple(torch.randn(BATCH, channels, *size, generator=generator) for _ in range(images))
-
-
 class DetectionParts(nn.Module):
     """The convolutional parts of a torchvision detector: backbone, heads on its maps, heads on one region of them."""
 
@@ -149,13 +139,10 @@ class DetectionParts(nn.Module):
             outputs.append(parts.rpn.head(maps))
         if hasattr(parts, "head"):
             outputs.append(parts.head(maps))
-        for head, predictor, side in (
-            ("box_head", None, 7),
-            ("mask_head", "mask_predictor", 14),
-            ("keypoint_head", "keypoint_predictor", 14),
-        ):
-            module = getattr(getattr(parts, "roi_heads", None), head, None)
-            if module is not None:
-                region = module(F.adaptive_avg_pool2d(maps[0], side))
-                outputs.append(getattr(parts.roi_heads, predictor)(region) if predictor else region)
+        of_regions = getattr(parts, "roi_heads", None)
+        for part, side in (("box", 7), ("mask", 14), ("keypoint", 14)):
+            head = getattr(of_regions, f"{part}_head", None)
+            if head is not None:
+                region = head(F.adaptive_avg_pool2d(maps[0], side))
+                outputs.append(region if part == "box" else getattr(of_regions, f"{part}_predictor")(region))
         return outputs

@@ -46,7 +46,7 @@ def examine(name: str) -> ZooRow:
     started, resident = time.perf_counter(), _peak_bytes()
     row = ZooRow(name, "failed")
     try:
-        _examine(name, row)
+        _examine(row)
     except Exception as error:
         row.status = "failed"
         row.cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -55,8 +55,8 @@ def examine(name: str) -> ZooRow:
     return row
 
 
-def _examine(name: str, row: ZooRow) -> None:
-    bare = skeleton(name)
+def _examine(row: ZooRow) -> None:
+    bare = skeleton(row.model)
     convolutions = spatial_convolutions(bare)
     row.parameters = sum(p.numel() for p in bare.parameters())
     row.spatial_convolutions = len(convolutions)
@@ -67,23 +67,31 @@ def _examine(name: str, row: ZooRow) -> None:
         row.status, row.cause = "no two-dimensional convolution", ", ".join({type(m).__name__ for m in convolutions})
         return
     del bare
-    found = instantiate(name)
+    found = instantiate(row.model)
     row.size = "×".join(map(str, found.size))
     torch.manual_seed(1)  # of the queries
     _last_stage_then_everything(found, row)
     if row.status == "inexact":
         del found
-        twice = ZooRow(name, "failed")
+        twice = ZooRow(row.model, "failed")
         torch.manual_seed(1)
-        _last_stage_then_everything(instantiate(name, torch.float64), twice)
+        _last_stage_then_everything(instantiate(row.model, torch.float64), twice)
         row.error_fp64 = max(twice.output_errors())
         row.status = "exact_fp64" if row.error_fp64 <= FP64_TOLERANCE else "inexact"
 
 
 def _last_stage_then_everything(found: Instance, row: ZooRow) -> None:
-    model, one = found.model, found.example(1)
-    last = _last_stage(model, one)
-    everything = _everything(model, one, row)
+    model, one = found.model, tuple(images[:1] for images in found.inputs)
+    try:
+        last = plan(model, one, budget=LAST_STAGE)
+    except RecastError:  # a patch embedding with overlap may be all that there is
+        last = plan(model, one, budget="tokens=none")
+    everything = None
+    try:
+        everything = plan(model, one, where="all", budget=EVERYTHING)
+        row.all_left = _left(everything, model)
+    except RecastError as error:  # nothing is within the budget
+        row.all_left = str(error).split(";")[0]
     batch = found.inputs if last.after.macs <= MANY_MACS else one
     parent_last = trace(model, last, batch)
     parent_all = trace(model, everything, one) if everything else None
@@ -91,7 +99,6 @@ def _last_stage_then_everything(found: Instance, row: ZooRow) -> None:
         row.cause = "the parent's outputs are not finite with random weights"
         return
     row.last_recast, row.last_left = len(last.steps), _left(last, model)
-    row.all_left = _left(everything, model) if everything else row.all_left
     model = recast_(model, last)
     _verify(row, "last", model, last, parent_last, batch)
     if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
@@ -105,25 +112,10 @@ def _last_stage_then_everything(found: Instance, row: ZooRow) -> None:
         model = recast_(model, everything, steps=rest) if rest else model
         row.all_recast = len(gpsa_layers(model))
         _verify(row, "all", refresh_gates_(model), everything, parent_all, one)
-    if not isinstance(row.control, float) or row.control <= 100 * CONTROLLED:
-        row.status, row.cause = "vacuous", f"two swapped taps move the outputs by {row.control or 'nothing'}"
+    if row.control is None or row.control <= 100 * CONTROLLED:
+        row.status, row.cause = "vacuous", f"two swapped heads move the outputs by {row.control or 'nothing'}"
     else:
         row.status = "exact" if max(row.output_errors()) <= TOLERANCE else "inexact"
-
-
-def _last_stage(model: nn.Module, example: Example) -> Plan:
-    try:
-        return plan(model, example, budget=LAST_STAGE)
-    except RecastError:  # a patch embedding with overlap may be all that there is
-        return plan(model, example, budget="tokens=none")
-
-
-def _everything(model: nn.Module, example: Example, row: ZooRow) -> Plan | None:
-    try:
-        return plan(model, example, where="all", budget=EVERYTHING)
-    except RecastError as error:  # nothing is within the budget
-        row.all_left = str(error).split(";")[0]
-        return None
 
 
 def _verify(row: ZooRow, step: str, model: nn.Module, planned: Plan, parent: Trace, batch: Example) -> None:
@@ -155,25 +147,28 @@ def _left(planned: Plan, model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def _open_error(model: nn.Module, example: Any) -> tuple[int, float | str]:
-    """Layers of different shapes with random open heads: how many, and the largest error of split to reference."""
+def _open_error(model: nn.Module, example: Example) -> tuple[int, float | None]:
+    """Layers of different shapes, their gates, keys and locality random: how many, and the largest error of split to
+    reference."""
     layers = gpsa_layers(model)
     with captured_inputs(layers.items()) as seen:
         run_example(model, example)
-    inputs = {name: calls[0] for name, calls in seen.items()}
     chosen: dict[str, tuple[GPSA, Tensor]] = {}
     for name, layer in layers.items():
-        if name in inputs and _reference_macs(layer, inputs[name]) <= OPEN_MACS:
-            chosen.setdefault(f"{layer} {tuple(inputs[name].shape)}", (layer, inputs[name]))
+        if name in seen and _reference_macs(layer, x := seen[name][0]) <= OPEN_MACS:
+            chosen.setdefault(f"{layer} {tuple(x.shape)}", (layer, x))
     errors: list[float] = []
     for layer, x in list(chosen.values())[:OPEN_LAYERS]:
-        opened = _opened(layer)
+        opened = copy.deepcopy(layer)
+        moved = (opened.gamma, opened.spread, opened.key, opened.raw_alpha)
+        for parameter, std in zip(moved, (0.3, 0.3, 0.02, 0.3), strict=True):
+            parameter.add_(torch.randn_like(parameter), alpha=std)
         outputs = []
         for backend in ("split", "reference"):
             with use_backend(opened, backend), full_precision():
                 outputs.append(opened(x))
         errors.append(relative_error(*outputs))
-    return len(errors), max(errors, default="")
+    return len(errors), max(errors, default=None)
 
 
 def _reference_macs(layer: GPSA, x: Tensor) -> float:
@@ -182,15 +177,6 @@ def _reference_macs(layer: GPSA, x: Tensor) -> float:
     queries, keys = rows * columns, padded[0] * padded[1]
     per_head = queries * layer.in_channels * (keys + layer.out_channels)
     return float(len(x) * layer.num_heads * per_head)
-
-
-def _opened(layer: GPSA) -> GPSA:
-    """A copy with random gates, keys and locality."""
-    opened = copy.deepcopy(layer)
-    changed = (opened.gamma, opened.spread, opened.key, opened.raw_alpha)
-    for parameter, std in zip(changed, (0.3, 0.3, 0.02, 0.3), strict=True):
-        parameter.add_(torch.randn_like(parameter), alpha=std)
-    return opened
 
 
 def _peak_bytes() -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from recast.errors import RecastError
 from recast.run.files import replaced
+from recast.run.tables import read_records
 
 EXACT = ("exact", "exact_fp64")
 NOTHING = ("no spatial convolution", "no two-dimensional convolution")
@@ -19,7 +19,7 @@ NOTHING = ("no spatial convolution", "no two-dimensional convolution")
 
 @dataclass
 class ZooRow:
-    """What was found about one architecture. Errors are relative, max|a − b| / max|b|; empty: not run."""
+    """What was found about one architecture. Errors are relative, max|a − b| / max|b|; None: not run."""
 
     model: str
     status: str
@@ -32,22 +32,22 @@ class ZooRow:
     """Layers of the last stage that became GPSA."""
     last_left: str = ""
     """Convolutions larger than 1×1 that it left, by reason."""
-    last_split_bitwise: bool | str = ""
-    last_split_error: float | str = ""
-    last_dense_error: float | str = ""
-    last_dense_layer_error: float | str = ""
-    control: float | str = ""
+    last_split_bitwise: bool | None = None
+    last_split_error: float | None = None
+    last_dense_error: float | None = None
+    last_dense_layer_error: float | None = None
+    control: float | None = None
     """How far two swapped heads of the first recast layer move the outputs."""
     open_layers: int = 0
-    open_error: float | str = ""
+    open_error: float | None = None
     """Largest error of split against reference over layers with random open heads."""
     all_recast: int = 0
     all_left: str = ""
-    all_split_bitwise: bool | str = ""
-    all_split_error: float | str = ""
-    all_dense_error: float | str = ""
-    all_dense_layer_error: float | str = ""
-    error_fp64: float | str = ""
+    all_split_bitwise: bool | None = None
+    all_split_error: float | None = None
+    all_dense_error: float | None = None
+    all_dense_layer_error: float | None = None
+    error_fp64: float | None = None
     """Largest output error of both steps in double precision, where fp32 exceeded the tolerance."""
     seconds: float = 0.0
     peak_gib: float = 0.0
@@ -56,26 +56,15 @@ class ZooRow:
     def output_errors(self) -> list[float]:
         """The errors at the output that were measured."""
         found = (self.last_split_error, self.last_dense_error, self.all_split_error, self.all_dense_error)
-        return [error for error in found if isinstance(error, float)]
-
-
-COLUMNS = tuple(field.name for field in fields(ZooRow))
-_PARSERS: dict[Any, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool | str": lambda text: text and text == "True",
-    "float | str": lambda text: text and float(text),
-}
+        return [error for error in found if error is not None]
 
 
 def read_zoo(path: str | Path) -> list[ZooRow]:
     """The rows of a walk. Raises `RecastError` for another kind of file."""
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise RecastError(f"{path} is no table of a walk of this version: choose another file with --out")
-        return [ZooRow(**{f.name: _PARSERS[f.type](line[f.name]) for f in fields(ZooRow)}) for line in reader]
+    try:
+        return read_records(path, ZooRow)
+    except RecastError:
+        raise RecastError(f"{path} is no table of a walk of this version: choose another file with --out") from None
 
 
 def write_zoo(path: str | Path, rows: Iterable[ZooRow]) -> None:
@@ -87,13 +76,11 @@ def write_zoo(path: str | Path, rows: Iterable[ZooRow]) -> None:
 
 def append_row(path: Path, row: ZooRow) -> None:
     """Add a row to the table, and the names of the columns before the first."""
-    is_new = not path.exists() or not path.stat().st_size
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
-        values = [getattr(row, name) for name in COLUMNS]
-        writer.writerow(f"{v:.3g}" if isinstance(v, float) and abs(v) < 1 else str(v) for v in values)
+        if not file.tell():
+            writer.writerow(vars(row))
+        writer.writerow(f"{v:.3g}" if isinstance(v, float) and abs(v) < 1 else v for v in vars(row).values())
 
 
 def summary(rows: Iterable[ZooRow]) -> str:
@@ -110,7 +97,7 @@ def _lines(source: str, rows: list[ZooRow]) -> list[str]:
     exact = [row for row in held if row.status in EXACT]
 
     def value(of: Callable[[list[float]], float], column: str) -> float:
-        return of([v for row in exact if isinstance(v := getattr(row, column), float)] or [0.0])
+        return of([v for row in exact if (v := getattr(row, column)) is not None] or [0.0])
 
     lines = [
         f"{source}: {len(exact)} of {len(held)} architectures with a spatial convolution recast exactly "
@@ -118,7 +105,7 @@ def _lines(source: str, rows: list[ZooRow]) -> list[str]:
         f"{len(rows) - len(held)} of {len(rows)} have none"
     ]
     if exact:
-        bitwise = sum(row.last_split_bitwise is True and row.all_split_bitwise in (True, "") for row in exact)
+        bitwise = sum(row.last_split_bitwise is True and row.all_split_bitwise is not False for row in exact)
         lines += [
             f"  bitwise equal in split: {bitwise} of {len(exact)}",
             f"  dense in fp32, median: {value(median, 'last_dense_error'):.1e} for the last stage, "
