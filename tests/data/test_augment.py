@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -80,15 +81,16 @@ def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> N
     assert draws(noise(300, 500), 224, AugmentConfig(crop="simple"), 2).shape == (2, 3, 224, 224)
 
 
-@pytest.mark.parametrize("crop", ["none", "pad", "random", "simple"])
-@pytest.mark.parametrize("policy", [None, "rand-m9-mstd0.5-inc1", "3a", "augmix-m3-w3"])
-def test_transforms_give_pixels_and_can_be_pickled(crop: str, policy: str | None) -> None:
-    augment = AugmentConfig(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
-    transform = pickle.loads(pickle.dumps(file_transform(32, augment)))
-    for _ in range(3):
-        image = transform(noise(80, 60))
-        assert image.shape == (3, 32, 32)
-        assert image.dtype == torch.float32
+@pytest.mark.parametrize(
+    "policy",
+    [None, "rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m3-w3",
+     "augmix-m5-w4-d2-b1", "3a", "original-mstd0.5", "originalr", "v0", "v0r"],
+)  # fmt: skip
+def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str | None) -> None:
+    for crop in ("none", "pad", "random", "simple"):
+        augment = AugmentConfig(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
+        image = pickle.loads(pickle.dumps(file_transform(32, augment)))(noise(80, 60))
+        assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32)
         assert 0 <= image.min() <= image.max() <= 1
 
 
@@ -104,50 +106,28 @@ def test_posterising_to_no_bits_gives_black_in_every_pillow() -> None:
 @pytest.mark.parametrize("crop", ["none", "pad"])
 def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, flip: bool) -> None:
     image = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
-    before = image.clone()
-    pad = 2 if crop == "pad" else 0
-    padded = torch.nn.functional.pad(image, [pad] * 4)
-    windows = {}
-    for top in range(2 * pad + 1):
-        for left in range(2 * pad + 1):
-            window = padded[0, :, top : top + 16, left : left + 16]
-            windows[window.numpy().tobytes()] = (top, left, False)
-            windows[window.flip(-1).numpy().tobytes()] = (top, left, True)
-    places = len(windows) // (1 if flip else 2)
-    seeds = torch.randint(2**62, (200 * places,))
+    before, pad = image.clone(), 2 if crop == "pad" else 0
+    padded = torch.nn.functional.pad(image, [pad] * 4)[0]
+    windows = [padded[:, y : y + 16, x : x + 16] for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
+    windows += [window.flip(-1) for window in windows] if flip else []
+    seeds = torch.randint(2**62, (200 * len(windows),))
     augment = AugmentConfig(crop=crop, flip=flip)  # type: ignore[arg-type]
-    found = [
-        windows[one.numpy().tobytes()] for one in shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment)
-    ]
-    counts = torch.tensor([found.count(place) for place in set(found)])
-    assert len(counts) == places
-    assert counts.min() > 140
-    assert counts.max() < 270
+    found = Counter(one.numpy().tobytes() for one in shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment))
+    assert set(found) == {window.contiguous().numpy().tobytes() for window in windows}
+    assert all(140 < count < 270 for count in found.values())
     shift_and_flip(image, seeds[:1], augment)
     assert image.equal(before)
-    assert {place[2] for place in found} == ({False, True} if flip else {False})
-
-
-@pytest.mark.parametrize(
-    "policy",
-    ["rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m5-w4-d2-b1", "3a",
-     "original-mstd0.5", "originalr", "v0", "v0r"],
-)  # fmt: skip
-def test_policies_of_timm_are_taken(policy: str) -> None:
-    assert draws(noise(8, 8), 8, AugmentConfig(auto_augment=policy), 2).shape == (2, 3, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        (AugmentConfig(auto_augment="randm9"), "unknown auto_augment 'randm9': .* Did you mean"),
         (AugmentConfig(auto_augment=""), "unknown auto_augment ''"),
         (AugmentConfig(auto_augment="rand-x9"), "rand has no option 'x9'"),
         (AugmentConfig(auto_augment="rand-mnine"), "rand has no option 'mnine'"),
         (AugmentConfig(auto_augment="rand-tother"), "rand has no option 'tother'"),
         (AugmentConfig(auto_augment="augmix-w0"), "augmix has no option 'w0'"),
         (AugmentConfig(auto_augment="3a-m9"), "3a has no option 'm9'"),
-        (AugmentConfig(scale=(0.5, 0.2)), "scale must be"),
     ],
 )
 def test_bad_settings_are_one_clear_line(augment: AugmentConfig, message: str) -> None:

@@ -57,6 +57,12 @@ def make_shards(
     return DataConfig("wds/set", str(root), img_size=10)
 
 
+def change_info(root: Path, old: str, new: str) -> None:
+    text = (root / "_info.json").read_text(encoding="utf-8")
+    assert old in text
+    (root / "_info.json").write_text(text.replace(old, new), encoding="utf-8")
+
+
 def numbers(images: torch.Tensor) -> list[int]:
     return [int(level) for level in (images[:, 0].amax((1, 2)) * 255).round()]
 
@@ -86,6 +92,8 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
     assert order != sorted(order)
     assert [number // 6 for number in order[:6]] != [order[0] // 6] * 6  # shards are mixed
     assert numbers(epoch_of(train.plain(), 4, shuffle_seed=1, epoch=1)[0]) != order
+    repeated = numbers(epoch_of(train.plain(), 4, shuffle_seed=1, repeats=3)[0])
+    assert repeated == [number for number in order for _ in range(3)][:23]
     images, labels = epoch_of(train, 4, shuffle_seed=1)
     assert labels == [number % 5 for number in order]
     for options in ({"batch_size": 7}, {"batch_size": 4, "workers": 2}, {"batch_size": 6, "parts": 2, "workers": 1}):
@@ -98,23 +106,14 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
         assert torch.cat([images for images, _ in rest]).equal(images[4 * start : 20])
 
 
-def test_repeats_show_fewer_images_more_often(tmp_path: Path, epoch_of: Epoch) -> None:
-    train = load_data(make_shards(tmp_path, {"train": [6, 5], "validation": [2]})).train.plain()
-    once = numbers(epoch_of(train, 4, shuffle_seed=1)[0])
-    assert numbers(epoch_of(train, 4, shuffle_seed=1, repeats=3)[0]) == [n for n in once for _ in range(3)][:11]
-
-
 def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path) -> None:
     config = make_shards(tmp_path, {"train": [6], "validation": [2]})
     for name, value in (("num_train", 3), ("num_val", 2), ("data_fraction", 0.5)):
         changed = DataConfig("wds/set", str(tmp_path), img_size=10, **{name: value})
         with pytest.raises(RecastError, match=r"are a stream.* cannot choose from it by class"):
             load_data(changed)
-    train = load_data(config).train
     with pytest.raises(RecastError, match="not by index"):
-        train[0]
-    with pytest.raises(RecastError, match="larger than the training set of 6"):
-        Loader(train, 7, shuffle_seed=0, drop_last=True)
+        load_data(config).train[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -152,18 +151,14 @@ def test_wrong_labels_are_errors_even_when_images_are_skipped(
 
 def test_labels_may_lie_in_json(tmp_path: Path, epoch_of: Epoch) -> None:
     config = make_shards(tmp_path, {"validation": [3]}, {i: {"json": b'{"fine": 4}'} for i in range(3)})
-    info = json.loads((tmp_path / "_info.json").read_text(encoding="utf-8"))
-    info["splits"]["validation"]["alt_label"] = "fine"
-    (tmp_path / "_info.json").write_text(json.dumps(info), encoding="utf-8")
+    change_info(tmp_path, '"name"', '"alt_label": "fine", "name"')
     assert epoch_of(load_data(config).val, 2)[1] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(("counted", "found"), [(8, "hold 6"), (4, "hold more")])
 def test_a_wrong_count_is_an_error(tmp_path: Path, counted: int, found: str) -> None:
     config = make_shards(tmp_path, {"validation": [6]})
-    info = json.loads((tmp_path / "_info.json").read_text(encoding="utf-8"))
-    info["splits"]["validation"]["num_samples"] = counted
-    (tmp_path / "_info.json").write_text(json.dumps(info), encoding="utf-8")
+    change_info(tmp_path, '"num_samples": 6', f'"num_samples": {counted}')
     for workers in (0, 2):
         with pytest.raises(RecastError, match=f"counts {counted} images, but the shards {found}"):
             list(Loader(load_data(config).val, 2, workers=workers))
@@ -192,8 +187,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):
         load_data(config)
     make_shards(tmp_path, {"validation": [2]})
-    text = (tmp_path / "_info.json").read_text(encoding="utf-8").replace("num_classes", "other")
-    (tmp_path / "_info.json").write_text(text, encoding="utf-8")
+    change_info(tmp_path, "num_classes", "other")
     with pytest.raises(RecastError, match=r"how many classes .*classes\.txt"):
         load_data(config)
     monkeypatch.setitem(sys.modules, "webdataset", None)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -99,25 +96,24 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_class_folders_alone_are_split(tmp_path: Path, kind: str) -> None:
     path = make_tree(tmp_path / "tree", {"ant": 8, "Bee": 20})
-    path = make_zip(path, tmp_path / "a.zip") if kind == "zip" else path
-    config = folder(path, img_size=8, val_fraction=0.25)
+    config = folder(make_zip(path, tmp_path / "a.zip") if kind == "zip" else path, img_size=8, val_fraction=0.25)
     data: Any = load_data(config)
     assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([5, 2], [15, 6])
+    fewer = load_data(replace(config, data_fraction=0.2)).train
+    assert fewer.labels.bincount().tolist() == [3, 1]  # of every class
+    assert fewer.plain()[1][0].equal(load_data(replace(config, data_fraction=0.2)).train.plain()[1][0])
     if kind == "folder":
         assert not set(data.train.items) & set(data.val.items)
         assert data.val.items == load_data(config).val.items  # type: ignore[attr-defined]
 
 
-def test_a_single_image_a_class_cannot_be_split(tmp_path: Path) -> None:
+def test_parts_that_have_no_image_to_spare(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="every class has a single image"):
         load_data(folder(make_tree(tmp_path / "tree", {"ant": 1, "Bee": 1})))
     data = load_data(folder(make_tree(tmp_path / "more", {"ant": 2, "Bee": 1})))
     assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([0, 1], [1])
-
-
-def test_only_a_validation_folder_can_be_evaluated_on(tmp_path: Path) -> None:
-    make_tree(tmp_path / "test")
-    data = load_data(folder(tmp_path))
+    make_tree(tmp_path / "only" / "test")  # can be evaluated on
+    data = load_data(folder(tmp_path / "only"))
     assert (len(data.train), len(data.val)) == (0, 30)
 
 
@@ -206,8 +202,6 @@ def test_bad_archives_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(RecastError, match=r"cannot read archive .*a\.zip.*complete"):
         load_data(config)
-    with pytest.raises(RecastError, match=r"needs a \.zip file"):
-        load_data(DataConfig(name="zip", data_dir=str(tree)))
 
 
 def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path) -> None:
@@ -231,10 +225,8 @@ def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path
         load_data(replace(config, data_dir=str(make_zip(tree, tmp_path / "b.zip"))))
 
 
-def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_prefers_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(name="cifar10", data_dir=str(tmp_path))
-    with pytest.raises(RecastError, match=r"cifar10 is not in .*CIFAR10\(.*download=True"):
-        load_data(config)
 
     def fake(name: str, root: str, split: str, download: bool) -> Any:
         items = [(Image.new("RGB", (32, 32), (7, 7, 7)), n % 10) for n in range(20 if split == "train" else 10)]
@@ -244,9 +236,8 @@ def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypat
 
         return Held(items)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("recast.data.libraries.create_dataset", fake)
-        data = load_data(replace(config, num_train=10))
+    monkeypatch.setattr("recast.data.libraries.create_dataset", fake)
+    data = load_data(replace(config, num_train=10))
     assert (len(data.train), len(data.val), data.classes[9]) == (10, 10, "j")
     assert data.val[3][0].equal(torch.full((3, 32, 32), 7 / 255))
     for part in ("train", "test"):
@@ -256,9 +247,6 @@ def test_cifar_prefers_archives_and_says_how_to_get_it(tmp_path: Path, monkeypat
 
 
 def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RECAST_DATA", raising=False)
-    with pytest.raises(RecastError, match=r"Give data_dir .* RECAST_DATA"):
-        load_data(DataConfig(name="cifar100"))
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
     with pytest.raises(RecastError, match=r"no such data folder: .*imagenet"):
         load_data(DataConfig(name="imagenet"))
@@ -270,10 +258,8 @@ def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:
-    make_tree(tmp_path / "tree" / "train", size=20)
-    make_tree(tmp_path / "tree" / "val", size=30)
-    for part in ("train", "val"):
-        make_zip(tmp_path / "tree" / part, tmp_path / f"{part}.zip")
+    for part, size in (("train", 20), ("val", 30)):
+        make_zip(make_tree(tmp_path / "tree" / part, size=size), tmp_path / f"{part}.zip")
     for name, where in (("digits", None), ("folder", tmp_path / "tree"), ("zip", tmp_path)):
         config = DataConfig(name, str(where), img_size=16, test_size=24)
         data = load_data(config)
@@ -300,17 +286,6 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
     assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_data_fraction_is_a_share_of_every_class(tmp_path: Path, kind: str) -> None:
-    make_tree(tmp_path / "tree" / "train", {"ant": 10, "Bee": 3})
-    make_tree(tmp_path / "tree" / "val", {"ant": 4, "Bee": 4})
-    path = make_zip(tmp_path / "tree", tmp_path / "a.zip") if kind == "zip" else tmp_path / "tree"
-    config = folder(path, img_size=8, data_fraction=0.2)
-    data = load_data(config)
-    assert (data.train.labels.bincount().tolist(), len(data.val)) == ([1, 2], 8)
-    assert data.train.plain()[1][0].equal(load_data(config).train.plain()[1][0])
-
-
 def test_wrong_labels_are_named() -> None:
     files = ImageFiles(torch.tensor([0, 2, -1]), 8, ["a.png", "b.png", "c.png"])
     good = ImageFiles(torch.tensor([0, 1]), 8, ["d.png", "e.png"])
@@ -323,12 +298,9 @@ def test_wrong_labels_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "cifar"}, "unknown data set 'cifar'.* Did you mean cifar10"),
         ({"name": "torch/"}, "unknown data set 'torch/'.*torch/NAME, hfds/NAME, wds/NAME"),
         ({"img_size": 0}, "img_size must be 1 or more"),
         ({"data_fraction": 0.5, "num_train": 10}, "num_train and data_fraction both choose"),
-        ({"mean": (0.5,)}, "mean must be three numbers"),
-        ({"num_train": 2000}, "num_train must be between 1 and 1297"),
     ],
 )
 def test_bad_settings_are_one_clear_line(options: dict[str, Any], message: str) -> None:
@@ -337,32 +309,3 @@ def test_bad_settings_are_one_clear_line(options: dict[str, Any], message: str) 
     with pytest.raises(RecastError, match=message) as caught:
         load_data(config)
     assert "\n" not in str(caught.value)
-
-
-SHARED = Path(os.environ.get("RECAST_DATA") or "missing")
-slow = pytest.mark.skipif(not (os.environ.get("RECAST_SLOW") and SHARED.is_dir()), reason="needs data and time")
-
-
-@slow
-@pytest.mark.parametrize(("name", "train", "classes"), [("cifar10", 16_000, 10), ("cifar100", 20_000, 100)])
-def test_cifar_labels_are_line_numbers_of_the_class_list(name: str, train: int, classes: int) -> None:
-    data = load_data(DataConfig(name=name, num_train=classes))
-    names = (SHARED / name / "classes.txt").read_text(encoding="utf-8").split()
-    assert (data.classes, len(data.train)) == (names, classes)
-    assert len(load_data(DataConfig(name=name, num_train=train, num_val=classes)).train) == train
-    assert data.val.labels.bincount().tolist() == [5000 // classes] * classes
-    with zipfile.ZipFile(SHARED / name / "test.zip") as archive:
-        for index in range(0, 5000, 499):
-            image, label = data.val[index]
-            within = sorted(member for member in archive.namelist() if member.startswith(f"{names[label]}/"))
-            content = archive.read(within[index % (5000 // classes)])
-            expected = torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1) / 255
-            assert image.equal(expected)
-
-
-@slow
-def test_imagenet_sample_has_the_labels_of_its_index() -> None:
-    data = load_data(folder(SHARED / "imagenet_sample"))
-    assert (len(data.train), len(data.val), len(data.classes)) == (0, 200, 1000)
-    assert data.val.labels.unique().numel() == 200
-    assert data.classes[int(data.val.labels[0])].startswith("electric ray")

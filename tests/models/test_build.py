@@ -60,14 +60,11 @@ def test_own_function(own_networks: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet81", r"timm has no model 'resnet81'. Did you mean .*resnet18"),
         ("cifar_resnet21", "Did you mean .*cifar_resnet20"),
         ("squeezenet1_1", "Did you mean torchvision:squeezenet1_1"),
-        ("torchvision:resnet51", "torchvision has no model 'resnet51'. Did you mean resnet5"),
         ("cifar_resnet20.imagenet", "has no tag 'imagenet', only cifar10, cifar100"),
         ("", "a model is named|timm has no model"),
         ("hf-hub:timm/resnet18", "a model is named timm:NAME"),
-        ("no_such_package.net:make", "cannot import no_such_package.net"),
         ("timm.layers:create_con2d", r"timm.layers has no function 'create_con2d'. Did you mean create_conv2d"),
     ],
 )
@@ -94,8 +91,6 @@ def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:
     save_file(parent.state_dict(), path)
     child = build(ModelConfig("digits_resnet", checkpoint=str(path), num_classes=6))
     assert all(torch.equal(a, b) for a, b in zip(parent.parameters(), child.parameters(), strict=True))
-    with pytest.raises(RecastError, match="pass num_classes=6"):
-        build(ModelConfig("digits_resnet", checkpoint=str(path)))
     with pytest.raises(RecastError, match=r"does not fit CifarResNet: \d+ missing"):
         build(ModelConfig("cifar_resnet20", checkpoint=str(path), num_classes=6))
     with pytest.raises(RecastError, match="either checkpoint or pretrained"):
@@ -116,9 +111,7 @@ def test_pretrained_without_network_is_one_line(name: str, monkeypatch: pytest.M
     assert "\n" not in str(error.value)
 
 
-def test_pretrained_where_there_is_none() -> None:
-    with pytest.raises(RecastError, match="no pretrained weights for digits_resnet"):
-        build(ModelConfig("digits_resnet", pretrained=True))
+def test_pretrained_weights_have_their_own_classes() -> None:
     with pytest.raises(RecastError, match=r"have 1000 classes, got num_classes=6: set model\.new_head"):
         build(ModelConfig("torchvision:squeezenet1_1", pretrained=True), num_classes=6)
 
