@@ -7,13 +7,14 @@ import ast
 import inspect
 import re
 import shutil
-import sys
+import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from recast.run.fields import words_of
+from recast.run.fields import leaves, words_of
 
 METAVARS = {
     "model": "MODEL", "runs": "RUN", "recipe": "RECIPE", "where": "LAYER", "suite": "SUITE", "eps": "NUM",
@@ -64,7 +65,8 @@ class Option:
     @property
     def item_types(self) -> tuple[type, ...]:
         """int, float, bool or str: what a word of the option is."""
-        return tuple(dict.fromkeys(_leaves(self.hint)))
+        found = (str if get_origin(leaf) is Literal else (*get_args(leaf), leaf)[0] for leaf in leaves(self.hint))
+        return tuple(kind for kind in dict.fromkeys(found) if kind not in (types.NoneType, Ellipsis))
 
     @property
     def is_switch(self) -> bool:
@@ -96,31 +98,14 @@ class Option:
         return f"{text} [{default}]"
 
 
-def _leaves(hint: Any) -> Iterator[type]:
-    origin = get_origin(hint)
-    if origin is Literal:
-        yield str
-    elif origin is Annotated:
-        yield from _leaves(get_args(hint)[0])
-    elif origin in (types.UnionType, Union, list, tuple):
-        for arg in get_args(hint):
-            yield from _leaves(arg)
-    elif hint not in (types.NoneType, Ellipsis):
-        yield hint
-
-
-def field_docs(kind: Any) -> Mapping[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """Field → the string below it in the source of a dataclass and of those that it is derived from."""
     found: dict[str, str] = {}
-    for each in reversed([base for base in kind.__mro__ if base is not object]):
-        (node,) = (
-            node
-            for node in ast.parse(inspect.getsource(sys.modules[each.__module__])).body
-            if isinstance(node, ast.ClassDef) and node.name == each.__name__
-        )
-        for field, below in zip(node.body, node.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-                found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, below in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())  # type: ignore[union-attr]
     return found
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
 import yaml
@@ -40,12 +40,30 @@ def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
     Raises RecastError in the words that the user typed, with the nearest option or choice.
     """
     options = list(options_of(asked))
-    ahead = argv[: argv.index("--")] if "--" in argv else argv
-    if {"-h", "--help"} & set(ahead):
+    if {"-h", "--help"} & set(argv[: argv.index("--")] if "--" in argv else argv):
         show_help(command, options)
         raise SystemExit(0)
-    values, words = _Splitter(command, options).split(argv)
-    return _changed(asked, {**values, **_placed(command, options, words)})
+    named = {name: option for option in options if not option.words for name in (option.dotted, option.short)}
+    values: dict[tuple[str, ...], Any] = {}
+    words: list[str] = []
+    rest = list(argv)
+    try:
+        while rest and (token := rest.pop(0)) != "--":
+            if match := re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", token, flags=re.DOTALL):
+                option, given = _take(named, match[1].replace("-", "_"), match[2], rest)
+                values[option.path] = read_words(option, given)
+            elif token.startswith("-"):
+                raise _Unknown(f"unexpected argument {token!r}.")
+            else:
+                words.append(token)
+        values |= _placed(command, options, words + rest)  # whatever follows "--" is a word, -x.jpg too
+    except _Unknown as error:
+        raise RecastError(f"{error} See recast {command.name} --help") from None
+    return _changed(asked, values)
+
+
+class _Unknown(RecastError):
+    """What is typed is no option: the help says what is."""
 
 
 def options_of(asked: Any, path: tuple[str, ...] = (), prefix: str = "", title: str = "") -> Iterator[Option]:
@@ -63,65 +81,32 @@ def options_of(asked: Any, path: tuple[str, ...] = (), prefix: str = "", title: 
         yield from options_of(value, (*path, name), "" if isinstance(value, Recipe) else f"{name}.", heading)
 
 
-class _Splitter:
-    """What belongs to which option."""
-
-    def __init__(self, command: Command, options: Sequence[Option]) -> None:
-        self.prog, self.options = f"recast {command.name}", [option for option in options if not option.words]
-        self.named = {option.dotted: option for option in self.options} | {
-            option.short: option for option in self.options
-        }
-
-    def split(self, argv: Sequence[str]) -> tuple[dict[tuple[str, ...], Any], list[str]]:
-        """The values by the path of their field, and the words that are no option's."""
-        values: dict[tuple[str, ...], Any] = {}
-        words: list[str] = []
-        rest = list(argv)
-        while rest:
-            token = rest.pop(0)
-            if token == "--":  # whatever follows is a word, -x.jpg too
-                return values, words + rest
-            match = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", token, flags=re.DOTALL)
-            if match is not None:
-                option, given = self._take(match[1].replace("-", "_"), match[2], rest)
-                values[option.path] = read_words(option, given)
-            elif token.startswith("-"):
-                raise RecastError(f"unexpected argument {token!r}. See {self.prog} --help")
-            else:
-                words.append(token)
-        return values, words
-
-    def _take(self, name: str, value: str | None, rest: list[str]) -> tuple[Option, list[str]]:
-        """The option, and its words, which leave `rest`."""
-        negated = name.startswith("no_") and (off := self.named.get(name[3:])) is not None and off.is_switch
-        option = self.named.get(name[3:] if negated else name)
-        if option is None:
-            raise self._unknown(name)
-        if value is not None:
-            return option, [value]
-        if option.is_switch:
-            spoken = not negated and bool(rest) and rest[0].lower() in SWITCHED
-            return option, [rest.pop(0) if spoken else "false" if negated else "true"]
-        given: list[str] = []
-        while rest and not rest[0].startswith("--") and (not given or re.fullmatch(_goes_on_over(option), rest[0])):
-            given.append(rest.pop(0))
-        if not given:
-            raise RecastError(f"{option.shown} needs a value. See {self.prog} --help")
-        return option, given
-
-    def _unknown(self, name: str) -> RecastError:
-        if members := [option.shown for option in self.options if option.dotted.startswith(f"{name}.")]:
-            return RecastError(f"--{name} is a group of options, give them one by one: {', '.join(members[:3])}, …")
-        typed = "--" + name.replace("_", "-")
-        known = ["--" + option.dotted.replace("_", "-") if "." in name else option.shown for option in self.options]
-        return RecastError(f"unknown option {typed}.{suggest(typed, known)} See {self.prog} --help")
+def _take(named: Mapping[str, Option], name: str, value: str | None, rest: list[str]) -> tuple[Option, list[str]]:
+    """The option of a name, and its words, which leave `rest`."""
+    negated = name.startswith("no_") and (off := named.get(name[3:])) is not None and off.is_switch
+    option = named.get(name[3:] if negated else name)
+    if option is None:
+        raise _no_such(name, named)
+    if value is not None:
+        return option, [value]
+    if option.is_switch:
+        spoken = not negated and bool(rest) and rest[0].lower() in SWITCHED
+        return option, [rest.pop(0) if spoken else "false" if negated else "true"]
+    more = GREEDY.get(option.last, NUMBER if {int, float} & set(option.item_types) else "") if option.is_list else ""
+    given: list[str] = []
+    while rest and not rest[0].startswith("--") and (not given or re.fullmatch(more, rest[0])):
+        given.append(rest.pop(0))
+    if not given:
+        raise _Unknown(f"{option.shown} needs a value.")
+    return option, given
 
 
-def _goes_on_over(option: Option) -> str:
-    """The words that a list goes on over; nothing, where the option is none."""
-    if not option.is_list:
-        return ""
-    return GREEDY.get(option.last, NUMBER if {int, float} & set(option.item_types) else "")
+def _no_such(name: str, named: Mapping[str, Option]) -> RecastError:
+    if members := [option.shown for dotted, option in named.items() if dotted.startswith(f"{name}.")]:
+        return RecastError(f"--{name} is a group of options, give them one by one: {', '.join(members[:3])}, …")
+    known = ["--" + one.replace("_", "-") for one in named if ("." in name) == ("." in one)]
+    typed = "--" + name.replace("_", "-")
+    return _Unknown(f"unknown option {typed}.{suggest(typed, known)}")
 
 
 def read_words(option: Option, words: list[str]) -> Any:
@@ -159,7 +144,7 @@ def _placed(command: Command, options: Sequence[Option], words: list[str]) -> di
         several = option.words in ("*", "+")
         values[option.path], words = (words, []) if several else (words[0], words[1:])
     if words:
-        raise RecastError(f"unexpected argument {words[0]!r}. See recast {command.name} --help")
+        raise _Unknown(f"unexpected argument {words[0]!r}.")
     return values
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from recast.cli.arms import arms_table
+from recast.cli.evaluate import arms_table
 from recast.cli.help import Command
 from recast.cli.options import parse, print_json
 from recast.errors import RecastError

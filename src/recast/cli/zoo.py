@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -78,21 +79,16 @@ def run(argv: Sequence[str]) -> int:
     return 0 if all(row.status in (*EXACT, *NOTHING) for row in rows) else 1
 
 
-def _progress(names: list[str], out: Path) -> _Lines:
+def _progress(names: list[str], out: Path) -> Callable[[ZooRow], None]:
+    """Writes one line on stderr per finished architecture."""
     from recast.zoo.rows import read_zoo
 
     known = {row.model for row in read_zoo(out)} if out.exists() else set()
-    return _Lines(len(names), len(known & set(names)))
+    number = itertools.count(len(known & set(names)) + 1)
 
-
-class _Lines:
-    """One line on stderr per finished architecture."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-
-    def __call__(self, row: ZooRow) -> None:
-        self.done += 1
+    def tell(row: ZooRow) -> None:
         cause = f" ({row.cause})" if row.cause else ""
-        text = f"{self.done}/{self.total}  {row.model}  {row.status}{cause}  {row.seconds:.0f} s"
+        text = f"{next(number)}/{len(names)}  {row.model}  {row.status}{cause}  {row.seconds:.0f} s"
         print(text, file=sys.stderr, flush=True)
+
+    return tell

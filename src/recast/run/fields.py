@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -71,7 +71,7 @@ def check_value(hint: Any, value: Any, name: str) -> None:
     if value is None and hint is not Any and types.NoneType not in get_args(hint):
         raise mismatch(name, describe(hint), value, words_of(hint))
     several = isinstance(value, list | tuple)
-    for kind in (part for part in _parts(hint) if get_origin(part) in (Annotated, Literal)):
+    for kind in (part for part in leaves(hint) if get_origin(part) in (Annotated, Literal)):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         for item in value if several else () if value is None else (value,):
             if choices and item not in choices:
@@ -183,12 +183,11 @@ def fixed_length(hint: Any) -> int | None:
 
 def words_of(hint: Any) -> tuple[str, ...]:
     """The choices of a type, however deep in it."""
-    return tuple(word for part in _parts(hint) if get_origin(part) is Literal for word in get_args(part))
+    return tuple(word for part in leaves(hint) if get_origin(part) is Literal for word in get_args(part))
 
 
-def _parts(hint: Any) -> Iterator[Any]:
-    """The type and the types in it, each once."""
-    yield hint
-    if get_origin(hint) in (types.UnionType, Union, list, tuple):
-        for arg in dict.fromkeys(get_args(hint)):
-            yield from _parts(arg)
+def leaves(hint: Any) -> list[Any]:
+    """The types that a type is made of: `list[Literal["a"]] | None` is of the Literal and None."""
+    if get_origin(hint) not in (types.UnionType, Union, list, tuple):
+        return [hint]
+    return [leaf for arg in dict.fromkeys(get_args(hint)) for leaf in leaves(arg)]
