@@ -76,33 +76,17 @@ def test_words_after_two_dashes_are_no_options() -> None:
     [
         (["--epohs", "3"], r"unknown option --epohs\. Did you mean --epochs"),
         (["--optim.lrr", "3"], r"unknown option --optim\.lrr\. Did you mean --optim\.lr"),
-        (["--epoch", "3"], r"unknown option --epoch\."),
         (["--no-epochs"], r"unknown option --no-epochs"),
         (["a", "b"], r"unexpected argument 'b'"),
-        (["--epochs"], r"--epochs needs a value"),
-        (["--where"], r"--where needs a value"),
-        (["--where", "--json"], r"--where needs a value"),
-        (["--epochs", "x"], r"--epochs must be a whole number, got 'x'"),
-        (["--epochs", "1.5"], r"--epochs must be a whole number, got '1\.5'"),
-        (["--lr", "x"], r"--lr must be a number, got 'x'"),
-        (["--optim.lr", "x"], r"--lr must be a number, got 'x'"),
-        (["--clip-grad", "x"], r"--clip-grad must be a number or null, got 'x'"),
-        (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, bias, got 'sigmiod'\. Did you mean sigmoid"),
-        (["--crop", "simpel"], r"--crop must be one of none, pad, random, simple or null, .*Did you mean simple"),
-        (["--gate-range", "0"], r"--gate-range must be a list of 2 numbers, or null, got '0'"),
-        (["--control=3"], r"--control must be true or false, got '3'"),
-        (
-            ["--trackers", "tensorbord"],
-            r"--trackers must be a list, each item one of tensorboard, wandb.*Did you mean tensorboard",
-        ),
-        (["--accumulate", "0"], r"--accumulate must be 1 or more, got 0"),
-        (["--std", "0", "1"], r"--std must each be a positive number, got \(0\.0, 1\.0\)"),
         (["-x"], r"unexpected argument '-x'"),
-        (["--optim", "x.yaml"], r"--optim is a group of options"),
+        (["--where", "--json"], r"--where needs a value"),
+        (["--optim.lr", "x"], r"--lr must be a number, got 'x'"),
+        (["--gate", "sigmiod"], r"--gate must be one of linear, sigmoid, bias, got 'sigmiod'\. Did you mean sigmoid"),
+        (["--trackers", "tensorbord"], r"each item one of tensorboard, wandb.*Did you mean tensorboard"),
     ],
 )
 def test_a_mistake_is_one_line_in_the_users_words(words: list[str], message: str) -> None:
+    """`tests/frozen/errors.json` holds many more."""
     with pytest.raises(RecastError, match=message) as raised:
         parsed(*words)
     assert "\n" not in str(raised.value)
-    assert "class" not in str(raised.value)

@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import timm
 import torch
 from cli_mistakes import API, Case, cases
@@ -172,30 +174,28 @@ def write_json(path: Path, found: object) -> None:
 
 def write_help() -> None:
     """Write `help/`."""
-    HELP.mkdir(exist_ok=True)
     for name in HELPS:
         (HELP / f"{name}.txt").write_text(shown_help(name), encoding="utf-8")
 
 
-def _key(case: dict[str, Any]) -> tuple[str, str]:
-    return case["argv"], json.dumps(case.get("files"))
-
-
 def write_errors() -> None:
     """Write `errors.json`; a command line that is no mistake is named and left out."""
+
+    def key(case: dict[str, Any]) -> tuple[str, str]:
+        return case["argv"], json.dumps(case.get("files"))
+
     with prepared() as folder:
         found = [mistake(case, folder) for case in cases()]
     # what was measured before holds: another program may have slowed this run down
-    held = {_key(one): one.get("slow", False) for one in json.loads(ERRORS.read_text(encoding="utf-8"))}
+    held = {key(one): one.get("slow", False) for one in json.loads(ERRORS.read_text(encoding="utf-8"))}
+    kept = []
     for one in found:
-        if held.get(_key(one), "slow" in one):
-            one["slow"] = True
+        slow = one.pop("slow", False)
+        if one["code"] == 2 and one["stderr"].count("\n") == 1:
+            kept.append(one | ({"slow": True} if held.get(key(one), slow) else {}))
         else:
-            one.pop("slow", None)
-    for one in found:
-        if one["code"] != 2 or one["stderr"].count("\n") != 1:
             print(f"left out: {one['argv']!r}: exit code {one['code']}, {one['stderr'][:200]!r}", file=sys.stderr)
-    write_json(ERRORS, [one for one in found if one["code"] == 2 and one["stderr"].count("\n") == 1])
+    write_json(ERRORS, kept)
 
 
 def write_api() -> None:
@@ -412,22 +412,12 @@ NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?|[-+]?\d+(?:e[-+]?\d+)?")
 
 def difference(found: str, frozen: str, tolerance: float = 0.0) -> str | None:
     """The first line in which two texts differ, numbers by more than `tolerance`; None where none does."""
-    ours, theirs = found.splitlines(), frozen.splitlines()
-    for number in range(max(len(ours), len(theirs))):
-        one = ours[number] if number < len(ours) else "(no line)"
-        other = theirs[number] if number < len(theirs) else "(no line)"
-        if one == other:
-            continue
-        near = (
-            tolerance
-            and NUMBER.sub("#", one) == NUMBER.sub("#", other)
-            and all(
-                abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(b)))
-                for a, b in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
-            )
-        )
-        if not near:
-            return f"line {number + 1}\n  frozen: {other}\n  now:    {one}"
+    for number, lines in enumerate(zip_longest(found.splitlines(), frozen.splitlines(), fillvalue="(no line)"), 1):
+        ours, theirs = ([float(word) for word in NUMBER.findall(line)] for line in lines)
+        words = {NUMBER.sub("#", line) for line in lines}
+        near = tolerance > 0 and len(words) == 1 and ours == pytest.approx(theirs, rel=tolerance, abs=tolerance)
+        if lines[0] != lines[1] and not near:
+            return f"line {number}\n  frozen: {lines[1]}\n  now:    {lines[0]}"
     return None
 
 

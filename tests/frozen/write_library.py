@@ -1,58 +1,44 @@
-"""Outputs of the library, held in git: python tests/frozen/write_library.py [ITEM …] writes them anew.
+"""Outputs of the library, held in git: python tests/frozen/write_library.py [FILE …] writes them anew.
 
-An item is a function that returns what its file holds; `test_library_frozen.py` calls the same functions and compares.
-What is imported from inside of the package is named in `inside` alone.
+A file holds what a function here returns, or what one returns for each name of a table (`EACH`);
+`test_library_frozen.py` calls the same functions and compares.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
-import importlib
 import inspect
-import io
 import json
 import math
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
+from write_cli import call, platform
 
 import recast
+import recast.models  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
+from recast.data import Data
+from recast.data.datasets import ImageTensors
+from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, recipes_by_paper
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.run.recipe import recipe_to_dict
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
 
 FOLDER = Path(__file__).parent
 GONE = "(none)"
 """Stands for a key that is not there, in a difference."""
-
-
-def inside() -> SimpleNamespace:
-    """Every name that is not imported from `recast` itself."""
-    homes = {
-        "recast.cli": ["main"],
-        "recast.run.config": [
-            "AugmentConfig", "DataConfig", "ModelConfig", "OptimConfig", "Recipe", "RegularizationConfig",
-        ],
-        "recast.data": ["Data"],
-        "recast.data.datasets": ["ImageTensors"],
-        "recast.models": [],  # registers the networks of our own
-        "recast.run.recipe": ["recipe_to_dict"],
-        "recast.recipes": ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "recipes_by_paper"],
-        "recast.training.loop": ["fit"],
-        "recast.training.distributed": ["Interrupted"],
-    }  # fmt: skip
-    return SimpleNamespace(
-        **{name: getattr(importlib.import_module(home), name) for home, names in homes.items() for name in names}
-    )
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -92,7 +78,7 @@ def plain(value: Any) -> Any:
 
 
 def difference(base: Any, value: Any) -> Any:
-    """What makes `value` of `base`; `merged` is the inverse."""
+    """What makes `value` of `base`."""
     found = {}
     for key in [*value, *(k for k in base if k not in value)]:
         if key not in value:
@@ -103,46 +89,28 @@ def difference(base: Any, value: Any) -> Any:
     return found
 
 
-def merged(base: Any, changes: Any) -> Any:
-    """`base` with the changes of `difference`."""
-    result = {key: copy.deepcopy(value) for key, value in base.items() if changes.get(key) != GONE}
-    for key, value in changes.items():
-        if value != GONE:
-            both = isinstance(value, dict) and isinstance(base.get(key), dict)
-            result[key] = merged(base[key], value) if both else value
-    return result
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The place and the value of everything in a JSON value that holds nothing itself."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from flat(item, f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}".removeprefix("."))
+    if not items:
+        yield path, value
 
 
-def first_difference(expected: Any, got: Any, path: str = "", tolerance: float = 0.0) -> str | None:
+def first_difference(expected: Any, got: Any, tolerance: float = 0.0) -> str | None:
     """ "path: expected …, got …" of the first place where two JSON values differ, or None.
 
     Numbers with a fraction may differ by `tolerance`, relative and absolute; what is at most that is zero.
     """
-    if isinstance(expected, dict) and isinstance(got, dict):
-        for key in [*expected, *(k for k in got if k not in expected)]:
-            here = f"{path}.{key}" if path else str(key)
-            if key not in got or key not in expected:
-                return f"{here}: expected {expected.get(key, GONE)!r}, got {got.get(key, GONE)!r}"
-            if found := first_difference(expected[key], got[key], here, tolerance):
-                return found
-        return None
-    if isinstance(expected, list) and isinstance(got, list):
-        for i, (a, b) in enumerate(zip(expected, got, strict=False)):
-            if found := first_difference(a, b, f"{path}[{i}]", tolerance):
-                return found
-        longer = (f"{path}[{min(len(expected), len(got))}:]: expected {expected[len(got):]!r}, "
-                  f"got {got[len(expected):]!r}")  # fmt: skip
-        return None if len(expected) == len(got) else longer
-    numbers = isinstance(expected, float) and isinstance(got, float)
-    if tolerance and numbers and math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance):
-        return None
-    same = expected == got and isinstance(expected, bool) == isinstance(got, bool)
-    return None if same else f"{path}: expected {expected!r}, got {got!r}"
-
-
-def platform() -> dict[str, str]:
-    """What decides the last digits of a float32 sum."""
-    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    held, found = dict(flat(expected)), dict(flat(got))
+    for path in held | found:
+        a, b = held.get(path, GONE), found.get(path, GONE)
+        numbers = isinstance(a, float) and isinstance(b, float)
+        near = tolerance > 0 and numbers and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+        if not near and (a != b or isinstance(a, bool) != isinstance(b, bool)):
+            return f"{path}: expected {a!r}, got {b!r}"
+    return None
 
 
 @contextlib.contextmanager
@@ -158,49 +126,35 @@ def one_thread() -> Iterator[None]:
 
 def command(*argv: str) -> Any:
     """The JSON that a command prints; its exit code beside it where it is not 0."""
-    out, err = io.StringIO(), io.StringIO()
-    torch.manual_seed(0)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), one_thread():
-        code = inside().main(list(argv))
-    if not out.getvalue().strip():
-        return {"exit_code": code, "error": " ".join(err.getvalue().split())}
-    return json.loads(out.getvalue()) | ({"exit_code": code} if code else {})
+    with one_thread():
+        code, out, err = call(shlex.join(argv))
+    if not out.strip():
+        return {"exit_code": code, "error": " ".join(err.split())}
+    return json.loads(out) | ({"exit_code": code} if code else {})
 
 
 # --- recipes -------------------------------------------------------------------------------------------------------
 
 
-def all_recipes() -> dict[str, dict[str, Any]]:
-    """Every recipe as nested plain data."""
-    its = inside()
-    return {name: plain(its.recipe_to_dict(entry.make())) for name, entry in its.RECIPES.items()}
-
-
-def default_recipe() -> dict[str, Any]:
-    """A recipe of which nothing is said but what must be."""
-    its = inside()
-    return plain(its.recipe_to_dict(its.Recipe(its.ModelConfig("resnet50"), its.DataConfig("imagenet"))))
-
-
 def recipes() -> Any:
-    """The default, and what every recipe changes of it."""
-    base = default_recipe()
-    return {"default": base, "recipes": {name: difference(base, recipe) for name, recipe in all_recipes().items()}}
+    """A recipe of which nothing is said but what must be, and what every recipe changes of it."""
+    base = plain(recipe_to_dict(Recipe(ModelConfig("resnet50"), DataConfig("imagenet"))))
+    made = {name: plain(recipe_to_dict(entry.make())) for name, entry in RECIPES.items()}
+    return {"default": base, "recipes": {name: difference(base, recipe) for name, recipe in made.items()}}
 
 
 def recipe_listing() -> Any:
     """Papers, order, what needs weights, and every recipe's text, line by line."""
-    its = inside()
     docs: dict[str, list[str]] = {}
     before: list[str] = []
-    for name, entry in its.RECIPES.items():
+    for name, entry in RECIPES.items():
         lines = [line.strip() for line in entry.text.splitlines() if line.strip()]
         docs[name] = ["=" if line in before else line for line in lines]  # as the recipe before says it
         before = lines
     return plain({
-        "after": its.AFTER,
-        "needs_weights": sorted(its.NEEDS_WEIGHTS),
-        "by_paper": its.recipes_by_paper(),
+        "after": AFTER,
+        "needs_weights": sorted(NEEDS_WEIGHTS),
+        "by_paper": recipes_by_paper(),
         "docs": docs,
     })  # fmt: skip
 
@@ -295,11 +249,6 @@ def plan_of(name: str) -> Any:
     return packed(command("plan", *PLANS[name], "--json"))
 
 
-def plans() -> Any:
-    """Every plan."""
-    return {name: plan_of(name) for name in PLANS}
-
-
 # --- verify --------------------------------------------------------------------------------------------------------
 
 FEW = ["--num-images", "2"]
@@ -318,8 +267,6 @@ VERIFIED: dict[str, list[str]] = {
     "squeezenet": ["torchvision:squeezenet1_1", "--img-size", "64", *FEW],
 }
 ROUNDING = 1e-5
-LARGE = 1e-5
-"""How far errors that are not of rounding may lie from those in git."""
 
 
 def verification_of(name: str) -> Any:
@@ -333,11 +280,6 @@ def verification_of(name: str) -> Any:
         return 0.0 if isinstance(value, float) and abs(value) <= ROUNDING else value
 
     return cleaned(command("verify", *VERIFIED[name], "--json"))
-
-
-def verify() -> Any:
-    """Every comparison."""
-    return {name: verification_of(name) for name in VERIFIED}
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -411,7 +353,6 @@ def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **confi
 
 def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
     def make() -> nn.Module:
-        inside()  # registers the names
         return timm.create_model(name, **kwargs)
 
     return make, shape
@@ -469,7 +410,7 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
 
 
 def summary(tensor: Tensor) -> list[float]:
-    """Sum and sum of magnitudes, to 6 digits."""
+    """Sum and sum of magnitudes, to 6 dig"""
     values = tensor.detach().double()
     return [float(f"{float(v):.6g}") for v in (values.sum(), values.abs().sum())]
 
@@ -500,11 +441,6 @@ def layer_of(name: str) -> Any:
             moved = disturbed(model, scale=0.02 if long else 0.2)(images(*shape))
         found["output"] = {"shape": list(start.shape), "start": summary(start), "moved": summary(moved)}
     return found
-
-
-def state_dicts() -> Any:
-    """Every kind of layer, and the package's own networks."""
-    return {name: layer_of(name) for name in layer_cases()}
 
 
 # --- saved files ---------------------------------------------------------------------------------------------------
@@ -540,11 +476,6 @@ def hexes(tensor: Tensor) -> list[str]:
     return [float(v).hex() for v in tensor.detach().flatten()]
 
 
-def unhex(values: list[str]) -> Tensor:
-    """The inverse of `hexes`."""
-    return torch.tensor([float.fromhex(v) for v in values])
-
-
 def output_of(path: Path) -> list[str]:
     """What a saved file's model gives for a fixed input."""
     with one_thread(), torch.no_grad():
@@ -566,24 +497,23 @@ def saved() -> Any:
 
 def _training() -> tuple[nn.Module, Any, Any]:
     """A recast network, 40 images, and a recipe with mixup, an average of weights and accumulated batches."""
-    its = inside()
 
     def noise(count: int, seed: int) -> Any:
         labels = torch.arange(count) % 3
         pixels = torch.randint(0, 120, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed)).byte()
         pixels[torch.arange(count), labels] += 60
-        return its.ImageTensors(pixels, labels)
+        return ImageTensors(pixels, labels)
 
-    crop = its.AugmentConfig(crop="pad", flip=False)
-    data = its.Data(
+    crop = AugmentConfig(crop="pad", flip=False)
+    data = Data(
         "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop
     )
-    recipe = its.Recipe(
-        model=its.ModelConfig("tests:tiny"),
-        data=its.DataConfig("digits", batch_size=8),
-        optim=its.OptimConfig(lr=1e-2, gate_l1=0.3, clip_grad=1.0),
-        regularization=its.RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
-        augment=its.AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
+    recipe = Recipe(
+        model=ModelConfig("tests:tiny"),
+        data=DataConfig("digits", batch_size=8),
+        optim=OptimConfig(lr=1e-2, gate_l1=0.3, clip_grad=1.0),
+        regularization=RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
+        augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
         accumulate=2,
         save_steps=2,
         keep=1,
@@ -602,7 +532,6 @@ def _training() -> tuple[nn.Module, Any, Any]:
 
 def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) -> Any:
     """Losses of the updates and rows, and the final weights in sums; with `stop_at` interrupted there."""
-    its = inside()
     losses: list[float] = []
 
     def on_step(epoch: int, step: int, loss: float) -> None:
@@ -613,12 +542,12 @@ def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) 
     with one_thread():
         model, data, recipe = _training()
         if stop_at is not None:
-            with contextlib.suppress(its.Interrupted):
-                its.fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
+            with contextlib.suppress(Interrupted):
+                fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
             return {"losses": losses}
         if resume:
             torch.rand(7)
-        rows = its.fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
+        rows = fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
     clocks = ("seconds", "images_per_second", "data_wait")
     rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
     weights = {key: summary(value) for key, value in model.state_dict().items()}
@@ -655,7 +584,6 @@ def grouped() -> Any:
     for gate, options in settings:
         model, _ = _recast_tiny(gate=gate)
         if options:  # layers are numbered by what timm's networks say
-            inside()
             model = timm.create_model("cmhsa_vit_3_tiny", depth=2).eval()
             recast.recast_(model, recast.plan(model, images(1, 3, 32, 32), where="all", pool=PoolConfig("single")))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -734,11 +662,6 @@ def function_of(name: str) -> Any:
         return plain(FUNCTIONS[name]())
 
 
-def functions() -> Any:
-    """Groups of parameters, dates, calibration, maps, and a swap in the middle of a training."""
-    return {name: function_of(name) for name in FUNCTIONS}
-
-
 # --- public names --------------------------------------------------------------------------------------------------
 
 
@@ -767,11 +690,21 @@ def public() -> Any:
     return {"all": list(recast.__all__), "callables": found}
 
 
-ITEMS: dict[str, Callable[[], Any]] = {
-    item.__name__: item
-    for item in (recipes, recipe_listing, plans, verify, state_dicts, saved, resume, functions, public)
+EACH: dict[str, tuple[Iterable[str], Callable[[str], Any], float]] = {
+    "plans": (PLANS, plan_of, 0.0),
+    "verify": (VERIFIED, verification_of, 1e-5),
+    "state_dicts": (layer_cases(), layer_of, 1e-4),
+    "functions": (FUNCTIONS, function_of, 1e-4),
 }
+"""Files with an entry for every name: the names, what makes an entry, and how far its numbers may lie from those in git
+(errors of rounding are 0 there)."""
+WHOLE: dict[str, Callable[[], Any]] = {item.__name__: item for item in (recipes, recipe_listing, saved, resume, public)}
 
 if __name__ == "__main__":
-    for item_name in sys.argv[1:] or ITEMS:
-        (FOLDER / f"{item_name}.json").write_text(text(ITEMS[item_name]()) + "\n", encoding="utf-8")
+    for file in sys.argv[1:] or (*WHOLE, *EACH):
+        if file in EACH:
+            names, make, _ = EACH[file]
+            content = {name: make(name) for name in names}
+        else:
+            content = WHOLE[file]()
+        (FOLDER / f"{file}.json").write_text(text(content) + "\n", encoding="utf-8")
