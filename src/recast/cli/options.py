@@ -19,7 +19,7 @@ import yaml
 from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
-from recast.run.fields import check_value, field_types, read_value
+from recast.run.fields import Count, check_value, field_types, read_value
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
 """Lists of words that go on over the following words that match; lists of numbers go on over numbers. Any list may be
@@ -176,7 +176,7 @@ class ModelOptions(JsonOption):
     """weights, .safetensors or .pth"""
     pretrained: bool = False
     """fetch the registry's own weights"""
-    num_classes: int | None = None
+    num_classes: Count | None = None
     """classes of the head"""
     img_size: str | None = None
     """pixels, 224 or 224x160 (height x width)"""

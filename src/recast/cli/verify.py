@@ -27,7 +27,7 @@ EXAMPLES = """  recast verify resnet50
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 ABOUT = """Recast a model and compare it with its parent on images: random ones, or those of a data set.
-Random weights are made telling first (no zero or unit scales). A control swaps two taps of one layer, or
+Random weights are made telling first (no zero or unit scales). A control swaps two heads of one layer, or
 moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the
 same function, or nothing proved."""
 
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         last = results[forms[-1]]
         for name, error in last.layers.items():
             print(f"    {name}: relative error {error:.1e} ({last.backend})")
-        what = "two taps of one layer swapped" if planned.steps else "the query of the pooling moved"
+        what = "two heads of one layer swapped" if planned.steps else "the query of the pooling moved"
         print(f"  control, {what}: {control}")
         print("same function" if same else "NOT the same function", end="")
         print("" if telling else "; the control did not show, so this proves nothing")

@@ -28,7 +28,7 @@ class ExplainOptions:
     """of a model: weights, .safetensors or .pth"""
     pretrained: bool = False
     """of a model: fetch the registry's own weights"""
-    num_classes: int | None = None
+    num_classes: Count | None = None
     """of a model: classes of the head"""
     classes: str | None = None
     """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
