@@ -14,52 +14,30 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recast.analysis.record import record
-    from recast.errors import RecastError
-    from recast.evaluation import evaluate
-    from recast.io import load, save
-    from recast.layers.cmhsa import CMHSA
-    from recast.layers.geometry import Geometry
-    from recast.layers.gpsa import GPSA
-    from recast.run.config import PoolConfig, RecastConfig
-    from recast.run.schedule import Schedule
-    from recast.surgery.apply import recast_, refresh_gates_
-    from recast.surgery.calibrate import calibrate_
-    from recast.surgery.during_training import recast_during_training_
-    from recast.surgery.folding.model import fold_
-    from recast.surgery.parameters import param_groups
-    from recast.surgery.plan import Plan
-    from recast.surgery.planning import plan
-    from recast.surgery.pooling.swap import attention_pool_
-    from recast.surgery.verify import trace, verify
+    from recast.analysis.record import record as record
+    from recast.errors import RecastError as RecastError
+    from recast.evaluation import evaluate as evaluate
+    from recast.io import load as load
+    from recast.io import save as save
+    from recast.layers.cmhsa import CMHSA as CMHSA
+    from recast.layers.geometry import Geometry as Geometry
+    from recast.layers.gpsa import GPSA as GPSA
+    from recast.run.config import PoolConfig as PoolConfig
+    from recast.run.config import RecastConfig as RecastConfig
+    from recast.run.schedule import Schedule as Schedule
+    from recast.surgery.apply import recast_ as recast_
+    from recast.surgery.apply import refresh_gates_ as refresh_gates_
+    from recast.surgery.calibrate import calibrate_ as calibrate_
+    from recast.surgery.during_training import recast_during_training_ as recast_during_training_
+    from recast.surgery.folding.model import fold_ as fold_
+    from recast.surgery.parameters import param_groups as param_groups
+    from recast.surgery.plan import Plan as Plan
+    from recast.surgery.planning import plan as plan
+    from recast.surgery.pooling.swap import attention_pool_ as attention_pool_
+    from recast.surgery.verify import trace as trace
+    from recast.surgery.verify import verify as verify
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "CMHSA",
-    "GPSA",
-    "Geometry",
-    "Plan",
-    "PoolConfig",
-    "RecastConfig",
-    "RecastError",
-    "Schedule",
-    "__version__",
-    "attention_pool_",
-    "calibrate_",
-    "evaluate",
-    "fold_",
-    "load",
-    "param_groups",
-    "plan",
-    "recast_",
-    "recast_during_training_",
-    "record",
-    "refresh_gates_",
-    "save",
-    "trace",
-    "verify",
-]
 
 _HOME = {
     "CMHSA": "layers.cmhsa",
@@ -85,6 +63,9 @@ _HOME = {
     "trace": "surgery.verify",
     "verify": "surgery.verify",
 }
+"""Public name → the module that it comes from."""
+
+__all__ = sorted(("__version__", *_HOME))
 
 
 def __getattr__(name: str) -> object:
