@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
 from recast.run.config import RecastConfig
-from recast.surgery.rules import effective_weight, find_rule, recasts
+from recast.surgery.rules import convert, effective_weight, recasts
 
 __all__ = ["PixelConv2d"]
 
@@ -107,6 +107,4 @@ def _pixel_conv2d(conv: PixelConv2d, config: RecastConfig) -> RecastLayer:
     plain.weight = nn.Parameter(kernel, any(p.requires_grad for n, p in conv.named_parameters() if n != "bias"))
     if conv.bias is not None:
         plain.bias = conv.bias
-    found = find_rule(plain)
-    assert found is not None
-    return found[1](plain.train(conv.training), config)
+    return convert(plain.train(conv.training), config)

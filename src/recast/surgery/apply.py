@@ -14,7 +14,7 @@ from recast.surgery.folding.forms import as_folded, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.records import Step
-from recast.surgery.rules import check_finite, find_rule, refusal
+from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, replace_module_
 
 
@@ -38,8 +38,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         put_pool_(model, chosen.pool, chosen.place)
 
     if done is None or not done.steps:
-        waiting = {s.name: s.geometry for s in plan.steps if s not in chosen.steps and s.geometry != s.parent_geometry}
-        apply_edits_(model, waiting, plan.edits)
+        apply_edits_(model, _edits(plan, chosen.steps))
     for name, layer in layers.items():
         if name == "":
             model = layer
@@ -92,9 +91,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
 def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
     """The new layer of a step; `module` is only read. In a model that is partly recast already (`continued`) it has
     the step's new geometry."""
-    rule = find_rule(module)
-    assert rule is not None
-    layer = rule[1](module, plan.config)
+    layer = convert(module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
     found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
     if found != (step.input[0], step.output[0], expected, step.groups):
@@ -121,10 +118,19 @@ def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
     if chosen.pool is None and inside != plan.pool:
         plan = replace(plan.without_pool(), pool=inside, place=None if done is None else done.place)
     steps = chosen.steps if done is None else done.steps + chosen.steps
-    waiting = [step for step in plan.steps if step.name not in {taken.name for taken in steps}]
-    edits = (Edit(s.name, "geometry", s.geometry) for s in waiting if s.geometry != s.parent_geometry)
-    after = sum((step.before - step.after for step in waiting), plan.after)
-    return replace(plan, steps=steps, edits=(*plan.edits, *edits), after=after)
+    after = sum((step.before - step.after for step in _waiting(plan, steps)), plan.after)
+    return replace(plan, steps=steps, edits=_edits(plan, steps), after=after)
+
+
+def _waiting(plan: Plan, taken: Sequence[Step]) -> list[Step]:
+    names = {step.name for step in taken}
+    return [step for step in plan.steps if step.name not in names]
+
+
+def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
+    """Those of the plan, and the new geometries of the convolutions that wait for their step."""
+    changed = [step for step in _waiting(plan, taken) if step.geometry != step.parent_geometry]
+    return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
 
 
 def refresh_gates_(model: nn.Module) -> nn.Module:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from recast.errors import RecastError, suggest
 from recast.surgery.records import Step
@@ -17,16 +19,11 @@ _BYTES |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
 _COSTS = {"params": "parameters", "macs": "macs", "memory": "memory"}
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """An amount, or a multiple of the parent's (`relative`)."""
 
     value: float
     relative: bool = False
-
-    def amount(self, parent: int) -> float:
-        """The limit in units, for a parent that has `parent` of them."""
-        return self.value * parent if self.relative else self.value
 
 
 @dataclass(frozen=True)
@@ -58,64 +55,53 @@ class Budget:
             return text
         if isinstance(text, int):
             return cls(tokens=text)
-        values: dict[str, int | Limit | None] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            name, _, amount = (word.strip() for word in part.partition("="))
-            values[name] = _parse_amount(name, amount, part)
-        return cls(**values)  # type: ignore[arg-type]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return cls(**dict(map(_parse_part, parts)))  # type: ignore[arg-type]
 
 
-def _parse_amount(name: str, text: str, part: str) -> int | Limit | None:
+def _parse_part(part: str) -> tuple[str, int | Limit | None]:
+    name, _, text = (word.strip() for word in part.partition("="))
     names = [field.name for field in fields(Budget)]
     if name not in names:
         raise RecastError(f"a budget limits {', '.join(names)}, got {part!r}.{suggest(name, names)}")
     if name == "tokens" and text == "none":
-        return None
+        return name, None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text)
     units = {"tokens": {"": 1}, "memory": _BYTES}.get(name, _DECIMAL)
     unit = match[2].lower() if match else "?"
     if match and unit == "x" and name != "tokens":
-        return Limit(float(match[1]), relative=True)
+        return name, Limit(float(match[1]), relative=True)
     if match is None or unit not in units:
         examples = {"tokens": "tokens=1024", "memory": "memory=2GiB or memory=1.5x", "params": "params=30M or 1.3x"}
         raise RecastError(f"the budget's {name} is a number, {examples.get(name, 'macs=5G or 1.3x')}; got {part!r}")
     value = round(float(match[1]) * units[unit])
-    return value if name == "tokens" else Limit(value)
+    return name, value if name == "tokens" else Limit(value)
 
 
 def keep_within(
-    steps: list[Step],
-    added: dict[str, Cost],
-    order: list[str],
-    explicit: set[str],
-    limits: Budget,
-    start: Cost,
+    steps: list[Step], added: dict[str, Cost], order: list[str], explicit: set[str], limits: Budget, start: Cost,
     parent: Cost,
-) -> tuple[list[Step], dict[str, str]]:
-    """The steps within the budget, and why each other is not.
+) -> tuple[list[Step], dict[str, str], Cost]:  # fmt: skip
+    """The steps within the budget, why each other is not, and the cost of the model with them.
 
     Layers named one by one come first, and must fit. The others are taken from the end of the network (`order`, of the
     calls) while they fit: the papers recast the last layers, and late layers have the fewest tokens. `added` is what a
     layer adds to the model's cost, `start` the model's cost without any. Raises `RecastError` if nothing fits.
     """
     left: dict[str, str] = {}
-    kept: set[str] = set()
     total = start
     for step in sorted(steps, key=lambda s: (s.name not in explicit, -order.index(s.name))):
         reason = _exceeds(step, total + added[step.name], limits, parent)
         if reason is None:
-            kept.add(step.name)
-            total = total + added[step.name]
+            total += added[step.name]
         elif step.name in explicit:
             raise RecastError(f"{step.name or 'the model'} {reason}")
         else:
             left[step.name] = reason
-    if not kept:
-        last = max(steps, key=lambda step: order.index(step.name))
-        raise RecastError(
-            f"nothing is within the budget: {last.name or 'the model'} {left[last.name]}; raise the budget"
-        )
-    return [step for step in steps if step.name in kept], left
+    if steps and len(left) == len(steps):
+        last = next(iter(left))
+        raise RecastError(f"nothing is within the budget: {last or 'the model'} {left[last]}; raise the budget")
+    return [step for step in steps if step.name not in left], left, total
 
 
 def _exceeds(step: Step, total: Cost, limits: Budget, parent: Cost) -> str | None:
@@ -126,9 +112,9 @@ def _exceeds(step: Step, total: Cost, limits: Budget, parent: Cost) -> str | Non
             f"lower the resolution or set the budget to tokens={step.keys}"
         )
     for name, field in _COSTS.items():
-        limit: Limit | None = getattr(limits, name)
-        own = getattr(parent, field)
-        if limit is not None and getattr(total, field) > (allowed := limit.amount(own)):
+        limit, own = getattr(limits, name), getattr(parent, field)
+        allowed = math.inf if limit is None else limit.value * own if limit.relative else limit.value
+        if getattr(total, field) > allowed:
             unit = ("B", 1024) if name == "memory" else ("", 1000)
             return (
                 f"does not fit the budget of {quantity(allowed, *unit)} {name} for the whole model "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -45,41 +45,38 @@ def plan(
     `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
     stride that cannot go, or pooling that cannot be replaced.
     """
-    config, limits = config or RecastConfig(), Budget.parse(budget)
-    pool = pool if pool is not None and pool.is_on else None
+    config, pool = config or RecastConfig(), pool if pool is not None and pool.is_on else None
+    limits = Budget.parse(budget)
     if is_none(where) and pool is None:
         raise RecastError(
             "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
             "select layers, or take pool.kind=single or per_class"
         )
-    convolutions = {name: module for name, module in model.named_modules() if _is_layer(name, module)}
-    if not is_none(where):
-        _check_any(model, convolutions)
+    convolutions = _convolutions(model, needed=not is_none(where))
     watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
     parent = seen = observe(model, example, watched)
-    _check_batched(convolutions, seen)
-    chosen = select(where, model, convolutions, seen, config)
+    planar = [n for n in seen.calls if isinstance(convolutions[n], nn.Conv2d | nn.ConvTranspose2d)]
+    if planar and all(len(seen.calls[name][0].input) != 4 for name in planar):
+        raise RecastError(f"the first convolution got {seen.calls[planar[0]][0].input}: expected (batch, C, H, W)")
+    layers, explicit, reasons = select(where, model, convolutions, seen, config)
 
-    geometries: dict[str, Geometry] = {}
     edits: list[Edit] = []
-
-    def edit(subject: nn.Module) -> None:
-        apply_edits_(subject, geometries, edits)
-
-    if config.stride != "keep" and chosen.layers:
+    if config.stride != "keep" and layers:
         spatial = {n: m for n, m in convolutions.items() if is_spatial(m) and n in seen.calls}
-        geometries, edits = plan_stride_edits(model, list(chosen.layers), spatial, seen.calls, config.stride)
+        edits = plan_stride_edits(model, list(layers), spatial, seen.calls, config.stride)
         try:
-            seen = observe(model, example, watched, edit)
+            seen = observe(model, example, watched, lambda subject: apply_edits_(subject, edits))
         except RecastError as error:
+            first = next(edit.name for edit in edits if edit.geometry is not None)
             raise RecastError(
-                f"stride={config.stride!r}: the network does not fit together without the stride of "
-                f"{next(iter(geometries))} (a shortcut that is not a module?); use stride='keep'. {error}"
+                f"stride={config.stride!r}: the network does not fit together without the stride of {first} (a "
+                f"shortcut that is not a module?); use stride='keep'. {error}"
             ) from error
 
+    geometries = {edit.name: edit.geometry for edit in edits}
     steps: list[Step] = []
     added: dict[str, Cost] = {}
-    for name, layer in chosen.layers.items():
+    for name, layer in layers.items():
         step, added[name] = _step(name, convolutions[name], layer, parent, seen, geometries.get(name))
         steps.append(step)
     fixed = sum(
@@ -87,20 +84,17 @@ def plan(
         for name, calls in parent.calls.items()
         if computes_weight(convolutions[name])
     )
-    before, start = _whole(model, parent, fixed), _whole(model, seen, fixed)
+    before, after = _whole(model, parent, fixed), _whole(model, seen, fixed)
     place, pool_cost = None, None
     if pool is not None:
-        place, pool_cost = _pool(model, example, pool, seen, chosen.layers, edit)
-        start += pool_cost
-    if steps:
-        steps, over = keep_within(steps, added, list(seen.calls), chosen.explicit, limits, start, before)
-        chosen.left.update(over)
+        place, pool_cost = _pool(model, example, pool, seen, layers, edits)
+        after += pool_cost
+    steps, over, after = keep_within(steps, added, list(seen.calls), explicit, limits, after, before)
+    reasons |= over
     kept = {step.name for step in steps}
-    edited = {edit.name for edit in edits}
     # a layer that the budget left is a convolution still, and must fit to the denser map
-    edits += [Edit(name, "geometry", g) for name, g in geometries.items() if name not in kept | edited]
-    left = tuple(Left(name, chosen.left[name]) for name in convolutions if name in chosen.left)
-    after = sum((added[name] for name in kept), start)
+    edits = [edit for edit in edits if edit.geometry is None or edit.name not in kept]
+    left = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
     note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
     return Plan(
         type(model).__name__, config, tuple(steps), left, tuple(edits), before, after, note, pool, pool_cost, place
@@ -128,28 +122,19 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
     return planned
 
 
-def _is_layer(name: str, module: nn.Module) -> bool:
-    """Convolutions, but not the helpers inside a parametrisation of one."""
-    return is_convolution(module) and ".parametrizations." not in f".{name}."
+def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
+    """A model's convolutions by name, but not the helpers inside a parametrisation of one.
 
-
-def _check_any(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
-    """Raise where there is no convolution, or one is recast already."""
-    for name, module in convolutions.items():
+    Raises `RecastError` where they are `needed` and there is none, or one is recast already.
+    """
+    found = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
+    for name, module in found.items() if needed else ():
         if isinstance(module, RecastLayer):
             raise RecastError(f"{name or 'the model'} {refusal(module)}: plan from the parent, a layer is recast once")
-    if not convolutions and isinstance(model, torch.jit.ScriptModule):
-        raise RecastError(f"{type(model).__name__} {refusal(model)}")
-    if not convolutions:
-        raise RecastError(f"{type(model).__name__} has no convolution")
-
-
-def _check_batched(convolutions: dict[str, nn.Module], seen: Observation) -> None:
-    """Raise where no two-dimensional convolution got a batch of maps."""
-    planar = (nn.Conv2d, nn.ConvTranspose2d)
-    shapes = [calls[0].input for name, calls in seen.calls.items() if isinstance(convolutions[name], planar)]
-    if shapes and all(len(shape) != 4 for shape in shapes):
-        raise RecastError(f"the first convolution got {shapes[0]}: expected (batch, C, H, W)")
+    if needed and not found:
+        scripted = isinstance(model, torch.jit.ScriptModule)
+        raise RecastError(f"{type(model).__name__} {refusal(model) if scripted else 'has no convolution'}")
+    return found
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -169,12 +154,11 @@ def _step(
     name: str, module: nn.Module, layer: RecastLayer, parent: Observation, seen: Observation, new: Geometry | None
 ) -> tuple[Step, Cost]:
     """The step, and what it adds to the cost of the model whose strides are edited already; `new` is its geometry."""
-    found = find_rule(module)
-    assert found is not None
-    geometry, config, calls = layer.geometry, layer.config, seen.calls[name]
+    rule, geometry, config, calls = find_rule(module), layer.geometry, layer.config, seen.calls[name]
+    assert rule is not None
     convolution = on_meta(module)
     replaced = before = _cost(convolution, parent.calls[name], parent.batch)
-    if new is not None and new != geometry:
+    if new is not None:
         layer.set_geometry_(new)
         assert isinstance(convolution, nn.Conv2d)
         set_geometry_(convolution, new)
@@ -187,7 +171,7 @@ def _step(
     after = _cost(layer, calls, seen.batch)
     starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
     step = Step(
-        name, found[0].__name__, geometry, new or geometry, layer.groups,
+        name, rule[0].__name__, geometry, layer.geometry, layer.groups,
         (layer.in_channels, *size), (layer.out_channels, *layer.geometry.output_size(*size)),
         before, after, starts_closed and layer.geometry == geometry, len(calls),
     )  # fmt: skip
@@ -195,16 +179,11 @@ def _step(
 
 
 def _pool(
-    model: nn.Module,
-    example: Example,
-    pool: PoolConfig,
-    seen: Observation,
-    names: Collection[str],
-    edit: Callable[[nn.Module], None],
+    model: nn.Module, example: Example, pool: PoolConfig, seen: Observation, names: Collection[str], edits: list[Edit]
 ) -> tuple[Place, Cost]:
     """Where attention pooling goes, and the parameters, multiply-accumulates and activation memory that it adds.
 
-    `seen` is the pass of the network without it, after `edit`; `names` are the layers that become attention too.
+    `seen` is the pass of the network without it, after `edits`; `names` are the layers that become attention too.
     """
     image = example[0] if isinstance(example, tuple) and len(example) == 1 else example
     shape = tuple(image.shape[1:]) if isinstance(image, Tensor) and image.dim() == 4 else None
@@ -216,6 +195,6 @@ def _pool(
         )
     pooled = copy.deepcopy(model)
     put_pool_(pooled, pool, place)
-    found = observe(pooled, example, set(), edit)
+    found = observe(pooled, example, set(), lambda subject: apply_edits_(subject, edits))
     parameters = count_parameters(pooled) - count_parameters(model)
     return place, Cost(parameters, found.macs - seen.macs, found.activation_bytes - seen.activation_bytes)

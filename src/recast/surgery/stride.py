@@ -32,24 +32,21 @@ class Edit:
     """geometry: new stride, dilation, padding. stride_1: set `.stride`. identity, pool_stride_1: replace a pool."""
     geometry: Geometry | None = None
 
-    def apply_(self, model: nn.Module) -> None:
-        """Carry the change out."""
-        module = model.get_submodule(self.name)
-        if self.action == "geometry":
+
+def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
+    """Carry the edits out."""
+    for edit in edits:
+        module = model.get_submodule(edit.name)
+        if edit.geometry is not None:
             assert isinstance(module, nn.Conv2d)
-            assert self.geometry is not None
-            set_geometry_(module, self.geometry)
-        elif self.action == "stride_1":
+            set_geometry_(module, edit.geometry)
+        elif edit.action == "stride_1":
             module.stride = (1, 1) if isinstance(module.stride, tuple) else 1  # type: ignore[assignment]
-        else:
-            replacement = nn.Identity() if self.action == "identity" else _stride_1_pool()
-            replace_module_(model, module, replacement.train(module.training))
-
-
-def apply_edits_(model: nn.Module, geometries: dict[str, Geometry], edits: Iterable[Edit]) -> None:
-    """Give the named convolutions their new geometry and carry out the edits."""
-    for edit in (*(Edit(name, "geometry", geometry) for name, geometry in geometries.items()), *edits):
-        edit.apply_(model)
+        elif edit.action == "identity":
+            replace_module_(model, module, nn.Identity().train(module.training))
+        else:  # at even positions the means of a 2×2 pool of stride 2 that ignores what is outside
+            pool = nn.Sequential(nn.ReplicationPad2d((0, 1, 0, 1)), nn.AvgPool2d(2, stride=1))
+            replace_module_(model, module, pool.train(module.training))
 
 
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -58,11 +55,6 @@ def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 parent._modules[name] = new
-
-
-def _stride_1_pool() -> nn.Module:
-    """2×2 average pooling at stride 1: at even positions the means of a stride-2 pool that ignores what is outside."""
-    return nn.Sequential(nn.ReplicationPad2d((0, 1, 0, 1)), nn.AvgPool2d(2, stride=1))
 
 
 def set_geometry_(conv: nn.Conv2d, geometry: Geometry) -> None:
@@ -79,13 +71,10 @@ def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
 
 
 def plan_stride_edits(
-    model: nn.Module,
-    selected: Sequence[str],
-    spatial: dict[str, nn.Module],
-    calls: dict[str, list[Call]],
-    mode: Mode,
-) -> tuple[dict[str, Geometry], list[Edit]]:
-    """New geometries of convolutions by name, and the edits of shortcuts, for taking the stride out of `selected`.
+    model: nn.Module, selected: Sequence[str], spatial: dict[str, nn.Module], calls: dict[str, list[Call]], mode: Mode
+) -> list[Edit]:
+    """What takes the stride out of `selected`: edits of the shortcuts, new geometries of the strided convolutions, and
+    of those that follow.
 
     `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
     the strided convolution is not in the last stage, or where a layer cannot be dilated.
@@ -103,7 +92,7 @@ def plan_stride_edits(
     if not strided:
         raise RecastError(f"stride={mode!r}: none of the selected convolutions has a stride to remove")
     geometries: dict[str, Geometry] = {}
-    edits: list[Edit] = []
+    shortcuts: list[Edit] = []
     for name in strided:
         geometry = _numeric_geometry(name, spatial[name], mode)
         after = order[order.index(name) + 1 :]
@@ -113,12 +102,10 @@ def plan_stride_edits(
                 "select the last stage only, or keep the stride"
             )
         geometries[name] = replace(geometry, stride=(1, 1))
-        edits += _shortcut_edits(model, name, mode)
+        shortcuts += _shortcut_edits(model, name, mode)
         for follower in after if mode == "dilate" else ():
             geometries[follower] = dilated(_numeric_geometry(follower, spatial[follower], mode), geometry.stride)
-            if follower not in selected:
-                edits.append(Edit(follower, "geometry", geometries[follower]))
-    return geometries, edits
+    return shortcuts + [Edit(name, "geometry", geometry) for name, geometry in geometries.items()]
 
 
 def _geometry(module: nn.Module) -> Geometry:
@@ -128,12 +115,10 @@ def _geometry(module: nn.Module) -> Geometry:
 
 
 def _numeric_geometry(name: str, conv: nn.Module, mode: Mode) -> Geometry:
-    geometry = _geometry(conv)
-    if isinstance(conv.padding, str) or conv.padding_mode != "zeros" or pads_same(conv):
-        raise RecastError(
-            f"stride={mode!r} needs numeric zero padding, {name} ({type(conv).__name__}) has "
-            + ("padding that follows the input" if pads_same(conv) else f"{conv.padding!r} {conv.padding_mode}")
-        )
+    geometry, same = _geometry(conv), pads_same(conv)
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros" or same:
+        has = "padding that follows the input" if same else f"{conv.padding!r} {conv.padding_mode}"
+        raise RecastError(f"stride={mode!r} needs numeric zero padding, {name} ({type(conv).__name__}) has {has}")
     return geometry
 
 
@@ -145,42 +130,40 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
     """
     block_name = name.rpartition(".")[0]
     block = model.get_submodule(block_name)
-    for attribute in ("downsample", "shortcut"):
-        shortcut = getattr(block, attribute, None)
-        if not isinstance(shortcut, nn.Module):
-            continue
-        path = f"{block_name}.{attribute}" if block_name else attribute
-        children = shortcut.named_children() if isinstance(shortcut, nn.Sequential) else ()
-        layers = {f"{path}.{child}": layer for child, layer in children} or {path: shortcut}
-        edits = []
-        for layer_path, layer in layers.items():
-            is_opaque = layer is shortcut and bool(list(layer.children()))
-            action = None if is_opaque else _action(layer, mode)
-            if action is None:
-                raise RecastError(
-                    f"cannot take the stride out of {name}: its shortcut {layer_path} is {type(layer).__name__}, not a "
-                    "known kind (convolution, 2×2 average pool and convolution, subsampling module); use stride='keep'"
-                )
-            if action != "none":
-                edits.append(Edit(layer_path, action))
-        return edits
-    return []
+    found = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
+    if not found:
+        return []
+    path, shortcut = f"{block_name}.{found[0]}".lstrip("."), getattr(block, found[0])
+    children = shortcut.named_children() if isinstance(shortcut, nn.Sequential) else ()
+    layers = {f"{path}.{child}": layer for child, layer in children} or {path: shortcut}
+    edits = []
+    for layer_path, layer in layers.items():
+        is_opaque = layer is shortcut and bool(list(layer.children()))
+        action = None if is_opaque else _action(layer, mode)
+        if action is None:
+            raise RecastError(
+                f"cannot take the stride out of {name}: its shortcut {layer_path} is {type(layer).__name__}, not a "
+                "known kind (convolution, 2×2 average pool and convolution, subsampling module); use stride='keep'"
+            )
+        if action != "none":
+            edits.append(Edit(layer_path, action))
+    return edits
 
 
 def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
     """What takes the stride out of a layer of a shortcut; None for an unknown kind."""
-    stride = _single(getattr(layer, "stride", 1))
+
+    def single(value: Any) -> int:
+        """A size given as one number or as equal ones; 0 for anything else."""
+        values = set(value) if isinstance(value, tuple | list) else {value}
+        return int(values.pop()) if len(values) == 1 else 0
+
+    stride = single(getattr(layer, "stride", 1))
     if isinstance(layer, nn.AvgPool2d):
-        halves = {_single(layer.kernel_size), stride} == {2} and not _single(layer.padding)
+        halves = {single(layer.kernel_size), stride} == {2} and not single(layer.padding)
         return ("identity" if mode == "remove" else "pool_stride_1") if halves else None
     if stride == 1:
         harmless = isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm)
         return "none" if harmless else None
     strides = isinstance(layer, nn.Conv2d) or (hasattr(layer, "stride") and not list(layer.parameters()))
     return "stride_1" if strides else None
-
-
-def _single(value: Any) -> int:
-    """A size given as one number or as equal ones; 0 for anything else."""
-    values = set(value) if isinstance(value, tuple | list) else {value}
-    return int(values.pop()) if len(values) == 1 else 0

@@ -6,9 +6,10 @@ Rules never change the module they read; the swap itself is `recast.recast_`.
 from recast.surgery.rules.convolutions import computes_weight, effective_weight, pads_same  # registers the rules
 from recast.surgery.rules.registry import (
     Rule,
-    Sharing,
     check_finite,
+    convert,
     find_rule,
+    held_elsewhere,
     is_convolution,
     parametrization_of,
     recasts,
@@ -16,6 +17,6 @@ from recast.surgery.rules.registry import (
 )  # fmt: skip
 
 __all__ = [
-    "Rule", "Sharing", "check_finite", "computes_weight", "effective_weight", "find_rule", "is_convolution",
-    "pads_same", "parametrization_of", "recasts", "refusal",
+    "Rule", "check_finite", "computes_weight", "convert", "effective_weight", "find_rule", "held_elsewhere",
+    "is_convolution", "pads_same", "parametrization_of", "recasts", "refusal",
 ]  # fmt: skip

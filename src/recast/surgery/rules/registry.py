@@ -47,9 +47,11 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
     return None
 
 
-def known_kinds() -> list[str]:
-    """Names of the classes that have a rule."""
-    return sorted(kind.__name__ for kind in _RULES)
+def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
+    """The layer that a module becomes. Raises `RecastError` if its rule cannot take it; there must be one."""
+    found = find_rule(module)
+    assert found is not None, refusal(module)
+    return found[1](module, config)
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -94,7 +96,7 @@ def refusal(module: nn.Module) -> str | None:
     if reason := getattr(module, "not_recast", None):
         return str(reason)
     if find_rule(module) is None:
-        return f"no rule for {kind} (rules exist for {', '.join(known_kinds())})"
+        return f"no rule for {kind} (rules exist for {', '.join(sorted(known.__name__ for known in _RULES))})"
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
         return f"{kind} carries hooks, which the new layer would lose"
@@ -117,24 +119,23 @@ def check_finite(name: str, module: nn.Module) -> None:
             raise RecastError(f"{name}.{tensor_name} holds NaN or infinite values: repair or reload the weights first")
 
 
-class Sharing:
-    """Where in a model every module and every parameter sits: recasting one that is held in two places unties them."""
+def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, str]:
+    """Which of the `modules` share a parameter with another one of the model, by name: "weight with head". Recasting
+    such a module would untie them.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._root = type(model).__name__
-        self._places: dict[int, list[str]] = {}
-        self._holders: dict[int, list[str]] = {}
-        # a module that stands in several places is listed at each
-        for name, module in model.named_modules(remove_duplicate=False):
-            self._places.setdefault(id(module), []).append(name)
-            for parameter in module.parameters(recurse=False):
-                self._holders.setdefault(id(parameter), []).append(name)
-
-    def elsewhere(self, module: nn.Module) -> str | None:
-        """ "weight with head": a parameter of `module`, or of what computes its weight, held outside of it; or None."""
-        own = self._places[id(module)]
-        for name, parameter in module.named_parameters():
-            for holder in self._holders[id(parameter)]:
-                if not any(place == "" or f"{holder}.".startswith(f"{place}.") for place in own):
-                    return f"{name} with {holder or self._root}"
-        return None
+    Parameters of what computes a module's weight count as its own.
+    """
+    places: dict[int, list[str]] = {}
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):  # one in several places is listed at each
+        places.setdefault(id(module), []).append(name)
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(name)
+    found: dict[str, str] = {}
+    for name, module in modules.items():
+        inside = tuple(f"{place}." for place in places[id(module)])
+        for own, parameter in module.named_parameters():
+            outside = [n for n in holders[id(parameter)] if "." not in inside and not f"{n}.".startswith(inside)]
+            if outside:
+                found.setdefault(name, f"{own} with {outside[0] or type(model).__name__}")
+    return found
