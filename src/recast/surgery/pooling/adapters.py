@@ -8,8 +8,7 @@ So whatever lies between pooling and classifier (norms, dropout, a convolution) 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.surgery.records import Layout
+from recast.run.config import PoolConfig
+from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 
 
@@ -30,15 +30,12 @@ class PooledLayer(AttentionPool):
     tokens as many as there were before the patches, and one: whichever of them the head reads is the pooled one.
     """
 
-    def __init__(
-        self, dim: int, num_classes: int | None = None, *, takes: Layout, gives: Layout, prefix_tokens: int = 0,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, num_classes, **options)
+    def __init__(self, place: Place, num_classes: int | None, config: PoolConfig) -> None:
+        options = asdict(config)
+        del options["kind"]
+        super().__init__(place.dim, num_classes, **options)
         self.replaced: tuple[nn.Module, ...] = ()  # a tuple: no part of this module
-        self.takes = takes
-        self.gives = gives
-        self.prefix_tokens = prefix_tokens
+        self.takes, self.gives, self.prefix_tokens = place.takes, place.gives, place.prefix_tokens
 
     pool_type = "attention"
     """With the two methods below what timm's heads ask of their pooling."""
@@ -81,18 +78,19 @@ def hold_pool_(model: Any, before_head: bool) -> None:
     """
     if before_head:
         model.forward_head = partial(_forward_head, model)
-        model.register_forward_pre_hook(_hold_replica)
+        model._replicate_for_data_parallel = partial(_replicate, model)
     if hasattr(model, "reset_classifier") and hasattr(model, "get_classifier"):
         model.reset_classifier = partial(_reset_classifier, model)
 
 
-def _hold_replica(model: Any, _inputs: object) -> None:
-    """Give a replica of `nn.DataParallel` a method of its own: it is a shallow copy, with the method of the original.
+def _replicate(model: Any) -> Any:
+    """A replica of `nn.DataParallel` with a method of its own: it is a shallow copy, with the method of the original.
 
     By a weak reference: a replica in a circle would keep its memory until the next garbage collection.
     """
-    if getattr(model, "_is_replica", False):
-        model.forward_head = partial(_forward_head, weakref.proxy(model))
+    replica = type(model)._replicate_for_data_parallel(model)
+    replica.forward_head = partial(_forward_head, weakref.proxy(replica))
+    return replica
 
 
 def _forward_head(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -112,37 +110,25 @@ def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -
             f"global_pool={wanted!r}: the pooling of this {type(model).__name__} is attention; leave it out"
         )
     ((name, pool),) = ((n, m) for n, m in model.named_modules() if isinstance(m, PooledLayer))
-    with _own_pool(model, name, pool):
+    (own,) = pool.replaced or (pool,)  # networks look at their own pooling when they make a classifier
+    replace_module_(model, pool, own)
+    try:
         type(model).reset_classifier(model, num_classes, *args[1:], **kwargs)
+    finally:
+        replace_module_(model, model.get_submodule(name), pool)
     if pool.num_classes is not None and num_classes:
         pool.reset_tokens(num_classes)
         replace_module_(model, layer := model.get_classifier(), class_head(layer))
-
-
-@contextmanager
-def _own_pool(model: nn.Module, name: str, pool: PooledLayer) -> Iterator[None]:
-    """Put back the pooling module that `pool` replaced, which networks look at when they make a classifier."""
-    if pool.replaced:
-        replace_module_(model, pool, pool.replaced[0])
-    try:
-        yield
-    finally:
-        if pool.replaced:
-            replace_module_(model, model.get_submodule(name), pool)
 
 
 def class_head(layer: nn.Module) -> ClassHead:
     """A classifier's rows as a layer that gives each to its own class's vector; its weights are copied."""
     if not isinstance(layer, nn.Linear | nn.Conv2d):
         raise RecastError(f"expected a linear classifier, got {type(layer).__name__}: take a single token")
-    weight = layer.weight.detach().flatten(1)
-    is_conv = isinstance(layer, nn.Conv2d)
-    head = ClassHead(weight.shape[1], weight.shape[0], layer.bias is not None, as_map=is_conv).to(weight)
+    weight, bias = layer.weight.detach().flatten(1), layer.bias
+    head = ClassHead(weight.shape[1], weight.shape[0], bias is not None, as_map=isinstance(layer, nn.Conv2d)).to(weight)
     with torch.no_grad():
-        head.weight.copy_(weight)
-        if layer.bias is not None:
-            head.bias.copy_(layer.bias)
-    for mine, theirs in ((head.weight, layer.weight), (head.bias, layer.bias)):
-        if mine is not None and theirs is not None:
-            mine.requires_grad_(theirs.requires_grad)
+        head.weight.copy_(weight).requires_grad_(layer.weight.requires_grad)
+        if bias is not None:
+            head.bias.copy_(bias).requires_grad_(bias.requires_grad)
     return head.train(layer.training)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
-from recast.tracing.hooks import in_eval, replaced_output
+from recast.tracing.hooks import in_eval
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,
@@ -28,6 +28,8 @@ BY_ATTENTION = tuple(
 )
 MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (1,)}
 """The dimensions of the positions."""
+CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}
+"""The dimension of the channels."""
 TRIED = 6
 """How many of the last nn.Sequential are looked at."""
 MAX_PREFIX = 16
@@ -73,7 +75,7 @@ def _pooling_module(net: Probe) -> Place | None:
     if not after and (found := _before_classifier(net, pool, seen)) is not None:
         return found
     takes, averages = _layout(pool)
-    dim = pool.input.shape[1 if takes == "NCHW" else 3]
+    dim = pool.input.shape[CHANNELS[takes]]
     if pool.output.numel() != dim * len(pool.output):
         raise RecastError(
             f"{name} of {net.kind} gives {pool.output[0].numel()} numbers for {dim} channels (average and "
@@ -136,71 +138,50 @@ def _head(net: Probe) -> Place | None:
     answer = net.probe(model.forward_head, x)
     if answer is None:
         return None
-    layouts, prefixes = _forms(net, x)
-
-    def place(layout: Layout, prefix: int, averages: bool) -> Place:
-        dim = _channels(x, layout)
-        positions = x[0].numel() // dim - prefix
-        return Place("head", "", dim, layout, layout, prefix, net.classifier(answer[1]), averages, positions)
-
-    for layout in layouts:
-        for prefix in prefixes:
-            found = net.probe(model.forward_head, _single(x, layout, prefix))
-            if found is not None and same(found[0], answer[0]):
-                return place(layout, prefix, averages=True)
-    # the head reads the class token, or pools otherwise: it takes the pooled position all the same
+    forms = _forms(net, x)
     width = getattr(model, "num_features", None)
-    layout = next((form for form in layouts if _channels(x, form) == width), layouts[0])
-    found = net.probe(model.forward_head, _single(x, layout, prefixes[0]))
-    if found is None or found[0].shape != answer[0].shape:
-        return None
-    return place(layout, prefixes[0], averages=False)
+    likeliest = next((form for form in forms if x.shape[CHANNELS[form[0]]] == width), forms[0])
+    # a head that reads the class token, or pools otherwise, takes the pooled position all the same
+    for (layout, prefix), averages in (*((form, True) for form in forms), (likeliest, False)):
+        found = net.probe(model.forward_head, _single(x, layout, prefix))
+        if found is not None and (same(found[0], answer[0]) if averages else found[0].shape == answer[0].shape):
+            dim = x.shape[CHANNELS[layout]]
+            positions = x[0].numel() // dim - prefix
+            return Place("head", "", dim, layout, layout, prefix, net.classifier(answer[1]), averages, positions)
+    return None
 
 
-def _forms(net: Probe, x: Tensor) -> tuple[list[Layout], list[int]]:
+def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
     """Layouts and numbers of leading tokens that features may have, the likeliest first."""
     if x.dim() == 4:
-        return ["NCHW", "NHWC"], [0]
+        return [("NCHW", 0), ("NHWC", 0)]
     told = getattr(net.model, "num_prefix_tokens", None)
     patches = getattr(getattr(net.model, "patch_embed", None), "num_patches", None)
     derived = x.shape[1] - patches if isinstance(patches, int) else None
     likely = [n for n in (told, derived) if isinstance(n, int) and 0 <= n <= min(MAX_PREFIX, x.shape[1] - 1)]
-    return ["NLC"], list(dict.fromkeys([*likely, 0]))
+    return [("NLC", n) for n in dict.fromkeys([*likely, 0])]
+
+
+def _single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
+    """The mean over positions, as one position; of tokens also in the place of those before the patches."""
+    one = x[:, prefix:].mean(MEANS[layout], keepdim=True)
+    return one.expand(-1, prefix + 1, -1) if layout == "NLC" else one
 
 
 def _after_sequential(net: Probe) -> Place | None:
     """An nn.Sequential whose map may be averaged, after a ReLU or not, and the answer stays what it is."""
-    answer = net.answer
     names = [
         name
         for name, shape in net.order
         if isinstance(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
     ]
     for name in list(dict.fromkeys(reversed(names)))[:TRIED]:
+        seen = net.watch({name})
         for relu in (False, True):
-            shapes: list[torch.Size] = []
-
-            def average(output: Any, relu: bool = relu, shapes: list[torch.Size] = shapes) -> Tensor | None:
-                if not isinstance(output, Tensor) or output.dim() != 4:
-                    return None
-                shapes.append(output.shape)
-                return (output.relu() if relu else output).mean((2, 3), keepdim=True)
-
-            with replaced_output(net.modules[name], average):
-                found = net.probe(net.model, net.example)
-            if found is None or answer is None or len(shapes) != 1 or not same(found[0], answer[0]):
-                continue
-            if net.all_comes_through(net.watch({name})[-1]):
-                classifier, dim, positions = net.classifier(found[1]), shapes[0][1], shapes[0][2:].numel()
-                return Place("append", name, dim, "NCHW", "NCHW", 0, classifier, True, positions, relu)
+            x = seen[-1].output.relu() if relu else seen[-1].output
+            found = net.answer_if(seen[-1].module, _single(x, "NCHW"), net.example)
+            is_answer = found is not None and net.answer is not None and same(found[0], net.answer[0])
+            if found is not None and is_answer and len(seen) == 1 and net.all_comes_through(seen[0]):
+                dim, positions = x.shape[1], x[0, 0].numel()
+                return Place("append", name, dim, "NCHW", "NCHW", 0, net.classifier(found[1]), True, positions, relu)
     return None
-
-
-def _single(x: Tensor, layout: Layout, prefix: int) -> Tensor:
-    """The mean over positions, as one position; of tokens also in the place of those before the patches."""
-    one = x[:, prefix:].mean(MEANS[layout], keepdim=True)
-    return one.expand(-1, prefix + 1, -1) if layout == "NLC" else one
-
-
-def _channels(x: Tensor, layout: Layout) -> int:
-    return x.shape[1 if layout == "NCHW" else -1]

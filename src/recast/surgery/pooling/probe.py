@@ -35,7 +35,11 @@ class Probe:
     def __init__(self, model: nn.Module, example: Tensor) -> None:
         self.model, self.example, self.kind = model, example, type(model).__name__
         self.modules = dict(model.named_modules())
-        self.linear = [name for name, module in self.modules.items() if _is_linear(module)]
+        self.linear = [
+            name
+            for name, m in self.modules.items()
+            if isinstance(m, nn.Linear) or (isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1))
+        ]
         self.order: list[tuple[str, torch.Size]] = []
 
         def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -75,11 +79,15 @@ class Probe:
         """`probe` of the network itself on its example."""
         return self.probe(self.model, self.example)
 
+    def answer_if(self, module: nn.Module, given: Tensor, x: Tensor) -> tuple[Tensor, list[Done]] | None:
+        """`probe` of the network itself on x, with `given` for whatever a module gives."""
+        with replaced_output(module, lambda _: given.clone()):
+            return self.probe(self.model, x)
+
     def all_comes_through(self, done: Done) -> bool:
         """Whether other images give the same answer while a module gives what it gave for these: then nothing goes
         round it."""
-        with replaced_output(done.module, lambda _: done.output.clone()):
-            other = self.probe(self.model, 1 - self.example.flip(-1))
+        other = self.answer_if(done.module, done.output, 1 - self.example.flip(-1))
         return self.answer is not None and other is not None and same(other[0], self.answer[0])
 
     def classifier(self, tail: list[Done]) -> str | None:
@@ -117,11 +125,6 @@ def is_one(shape: torch.Size) -> bool:
     return len(shape) <= 2 or shape[1] == 1
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """A linear layer, or a 1×1 convolution."""
-    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
-
-
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same numbers, to `TOLERANCE` of the largest."""
     if a.shape != b.shape:
@@ -134,6 +137,5 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def _first(values: Any) -> Tensor | None:
     """The tensor that a module takes or gives; the first of several."""
-    if isinstance(values, Tensor):
-        return values
-    return next((v for v in values if isinstance(v, Tensor)), None) if isinstance(values, tuple | list) else None
+    several = values if isinstance(values, tuple | list) else (values,)
+    return next((value for value in several if isinstance(value, Tensor)), None)

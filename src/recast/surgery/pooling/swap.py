@@ -82,18 +82,7 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
             )
         classifier = _module_at(model, place.classifier)
         head = class_head(classifier)
-    pool = PooledLayer(
-        place.dim,
-        None if head is None else head.out_features,
-        takes=place.takes,
-        gives=place.gives,
-        prefix_tokens=place.prefix_tokens,
-        start=config.start,
-        cls_in_keys=config.cls_in_keys,
-        num_heads=config.num_heads,
-        mlp_ratio=config.mlp_ratio,
-        init_values=config.init_values,
-    ).to(next(model.parameters()))
+    pool = PooledLayer(place, None if head is None else head.out_features, config).to(next(model.parameters()))
     pool.train(model.training)
     if place.how == "module":
         pool.replaced = (at,)
