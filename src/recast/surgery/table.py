@@ -41,49 +41,47 @@ def terminal_width() -> int:
 
 def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
     """What every layer becomes and costs, one line each, or several where the width asks for it."""
-    table = _wide(steps)
-    table.add_section()
-    table.add_row("whole model", "", "", "", "", *_costs(before, after), "")
+    table = _layers(steps, before, after, is_wide=True)
     if Console(width=WIDTH).measure(table).maximum > width:
-        table = _narrow(steps)
-        table.add_row("whole model", "", "", *_costs(before, after, "\n→ "))
+        table = _layers(steps, before, after, is_wide=False)
     kept = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
     note = f"MACs and activations are for one image; a training step also keeps {kept} whatever the batch"
     return render(table, width) + "\n" + textwrap.fill(note, width)
 
 
-def _wide(steps: Sequence[Step]) -> Table:
-    table = Table()
-    for column in ("layer", "convolution", "heads", "input → output", "tokens"):
-        table.add_column(column, no_wrap=True)
-    for column in ("parameters", "MACs", "activations", "exact"):
+def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> Table:
+    """The table: with a line for a layer, or narrower, with what belongs together below one another."""
+    between = " " if is_wide else "\n"
+    first = ("layer", "convolution", "heads") if is_wide else ("layer",)
+    numbers = ("parameters", "MACs", "activations", *(("exact",) if is_wide else ()))
+    table = Table() if is_wide else Table(show_lines=True, box=box.HORIZONTALS, padding=(0, 1))
+    for column in first:
+        table.add_column(column, overflow="fold", no_wrap=is_wide)
+    for column in (f"input{between}→ output", "tokens"):
+        table.add_column(column, justify="left" if is_wide else "right", no_wrap=True)
+    for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
-    for step in steps:
-        table.add_row(
-            step.name or "(the model)",
-            _convolution(step),
-            str(step.geometry.num_heads),
-            f"{_shape(step.input)} → {_shape(step.output)}",
-            f"{step.queries} × {step.keys}",
-            *_costs(step.before, step.after),
-            "yes" if step.exact else f"no, {_why_inexact(step)}",
-        )
-    return table
 
+    def costs(old: Cost, new: Cost) -> list[str]:
+        units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
+        pairs = ([quantity(getattr(cost, name), *unit) for cost in (old, new)] for name, unit in units.items())
+        return [f"{one}{between}→ {other}" for one, other in pairs]
 
-def _narrow(steps: Sequence[Step]) -> Table:
-    table = Table(show_lines=True, box=box.HORIZONTALS, padding=(0, 1))
-    table.add_column("layer", overflow="fold")
-    for column in ("input\n→ output", "tokens", "parameters", "MACs", "activations"):
-        table.add_column(column, justify="right", no_wrap=True)
     for step in steps:
+        name, heads = step.name or "(the model)", step.geometry.num_heads
+        convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
+        why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
+        told = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
         table.add_row(
-            f"{step.name or '(the model)'}\n{_convolution(step)}, {step.geometry.num_heads} heads"
-            + ("" if step.exact else f"\nnot exact: {_why_inexact(step)}"),
-            f"{_shape(step.input)}\n→ {_shape(step.output)}",
-            f"{step.queries}\n× {step.keys}",
-            *_costs(step.before, step.after, "\n→ "),
+            *((name, convolution, str(heads)) if is_wide else (told,)),
+            f"{'×'.join(map(str, step.input))}{between}→ {'×'.join(map(str, step.output))}",
+            f"{step.queries}{between}× {step.keys}",
+            *costs(step.before, step.after),
+            *((f"no, {why}" if why else "yes",) if is_wide else ()),
         )
+    if is_wide:
+        table.add_section()
+    table.add_row("whole model", *[""] * (len(first) + 1), *costs(before, after))
     return table
 
 
@@ -101,13 +99,6 @@ def left(convolutions: Sequence[Left], width: int) -> str:
     return f"\n{len(convolutions)} left as they are\n{render(table, width)}\n"
 
 
-def _costs(before: Cost, after: Cost, arrow: str = " → ") -> list[str]:
-    def pair(name: str, unit: str = "", base: int = 1000) -> str:
-        return f"{quantity(getattr(before, name), unit, base)}{arrow}{quantity(getattr(after, name), unit, base)}"
-
-    return [pair("parameters"), pair("macs"), pair("activation_bytes", "B", 1024)]
-
-
 def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
     """What the pooling becomes, and what that adds."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
@@ -118,18 +109,6 @@ def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
         text += f"; adds {quantity(cost.parameters)} parameters, {quantity(cost.macs)} MACs and {activations} of "
         text += "activations, counted above"
     return textwrap.fill(text, width)
-
-
-def _convolution(step: Step) -> str:
-    return f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
-
-
-def _shape(shape: tuple[int, int, int]) -> str:
-    return "×".join(map(str, shape))
-
-
-def _why_inexact(step: Step) -> str:
-    return "stride" if step.geometry != step.parent_geometry else "gate"
 
 
 def render(table: Table, width: int = WIDTH) -> str:

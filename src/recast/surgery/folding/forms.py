@@ -67,13 +67,17 @@ def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
     return (kernel.to(shares.dtype) @ shares).to(kernel.dtype).unflatten(-1, wider.kernel).contiguous()
 
 
+def last_of(layer: nn.Module) -> Any:
+    """The layer that puts out: of a convolution behind its padding, the convolution."""
+    return layer[-1] if isinstance(layer, nn.Sequential) else layer
+
+
 def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
     """What a replay must know of a folded layer."""
     if isinstance(layer, GPSA):
         return Fold(False, layer.geometry.kernel, layer.gaussian_heads, layer.content_heads, layer.value is not None,
                     batch_norm)  # fmt: skip
-    conv: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
-    return Fold(True, tuple(conv.kernel_size), (), (), False, batch_norm)
+    return Fold(True, tuple(last_of(layer).kernel_size), (), (), False, batch_norm)
 
 
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
@@ -118,7 +122,7 @@ def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
 
     y ↦ (y − μ) · g / √(v + ε) + β, with the running statistics.
     """
-    target: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
+    target = last_of(layer)
     assert isinstance(norm, nn.BatchNorm2d)
     if parametrize.is_parametrized(target, "weight") or norm.running_mean is None or norm.running_var is None:
         return False
@@ -138,6 +142,6 @@ def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
 
 def what_remains(norm: nn.Module) -> nn.Module:
     """What stands in the place of a BatchNorm that was multiplied in: nothing, or timm's own activation after it."""
-    rest = [getattr(norm, name) for name in ("drop", "act") if isinstance(getattr(norm, name, None), nn.Module)]
-    rest = [module for module in rest if not isinstance(module, nn.Identity)]
+    parts = [getattr(norm, name, None) for name in ("drop", "act")]
+    rest = [part for part in parts if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
     return nn.Sequential(*rest).train(norm.training) if rest else nn.Identity()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
-from recast.surgery.plan import Plan, plan_of, set_plan_
+from recast.surgery.folding.forms import describe, fold_layer, last_of, multiply_in_, norms_after, what_remains
+from recast.surgery.plan import plan_of, set_plan_
+from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
 from recast.surgery.verify import relative_error
 from recast.tracing.hooks import captured_inputs, in_eval
@@ -79,7 +79,9 @@ def fold_(
         raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
     if batch_norm and data is None:
         raise RecastError("batch_norm=True needs data: a forward pass shows which BatchNorm follows which layer")
-    batches = _batches(data)
+    batches: Batches = [] if data is None else [(data, None)] if isinstance(data, Tensor) else list(data)
+    if data is not None and not batches:
+        raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
     report: list[Folded] = []
     with in_eval(model):
         before = [model(images) for images, _ in batches]
@@ -89,19 +91,18 @@ def fold_(
                 change, accuracy = _change_of_outputs(model, batches, before)
                 report[-1] = replace(report[-1], output_error=change, accuracy=accuracy)
         if batch_norm:
-            report = _fold_norms(model, report, batches)
+            images = batches[0][0]
+            layers = {done.name: model.get_submodule(done.name) for done in report if done.name}
+            norms_of = norms_after(model, layers, images)
+            for i, done in enumerate(report):
+                norm = norms_of.get(done.name)
+                if norm is not None and _fold_norm(model, layers[done.name], norm, images):
+                    report[i] = replace(done, batch_norm=norm)
     if (plan := plan_of(model)) is not None:
-        set_plan_(model, _noted(model, plan, report))
+        norms = {done.name: done.batch_norm for done in report if done.name}
+        steps = tuple(_noted(model, step, norms) if step.name in norms else step for step in plan.steps)
+        set_plan_(model, replace(plan, steps=steps))
     return report
-
-
-def _batches(data: Tensor | Iterable[tuple[Tensor, Tensor]] | None) -> Batches:
-    if data is None:
-        return []
-    batches: Batches = [(data, None)] if isinstance(data, Tensor) else list(data)
-    if not batches:
-        raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
-    return batches
 
 
 def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int | None, batches: Batches) -> Folded:
@@ -119,13 +120,12 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
         new = layer
     elif new is not layer:
         replace_module_(model, layer, new)
-    maps, closed = (0, 0), heads
-    if isinstance(new, GPSA):
-        maps = len(new.gaussian_heads), len(new.content_heads)
-        closed = 0 if layer.config.gate == "sigmoid" else heads - len({*new.gaussian_heads, *new.content_heads})
     form = describe(new)
+    gaussian, content = form.gaussian_heads, form.content_heads
+    closed = 0 if isinstance(new, GPSA) and layer.config.gate == "sigmoid" else heads - len({*gaussian, *content})
     return Folded(
-        name, closed, heads, form.convolution, float(dropped.max()) if len(dropped) else 0.0, *maps, form.kernel,
+        name, closed, heads, form.convolution, float(dropped.max()) if len(dropped) else 0.0,
+        len(gaussian), len(content), form.kernel,
         layer_error=max((relative_error(new(x), y) for x, y in zip(inputs, expected, strict=True)), default=None),
     )  # fmt: skip
 
@@ -142,20 +142,8 @@ def _change_of_outputs(model: nn.Module, batches: Batches, before: list[Tensor])
     return error, 100 * right / count if count else None
 
 
-def _fold_norms(model: nn.Module, report: list[Folded], batches: Batches) -> list[Folded]:
-    """Multiply in what BatchNorm follows each layer, one by one; one with another reader as well is put back."""
-    layers, images = {done.name: model.get_submodule(done.name) for done in report if done.name}, batches[0][0]
-    follows = norms_after(model, layers, images)
-    return [
-        replace(done, batch_norm=follows[done.name])
-        if done.name in follows and _fold_norm(model, layers[done.name], follows[done.name], images)
-        else done
-        for done in report
-    ]
-
-
 def _fold_norm(model: nn.Module, layer: nn.Module, name: str, images: Tensor) -> bool:
-    """Whether the BatchNorm of this name could be multiplied into `layer`."""
+    """Multiply the BatchNorm of this name into `layer`; whether it could be. One with another reader is put back."""
     before, norm = model(images), model.get_submodule(name)
     kept = {key: value.clone() for key, value in layer.state_dict().items()}
     if not multiply_in_(layer, norm):
@@ -165,24 +153,14 @@ def _fold_norm(model: nn.Module, layer: nn.Module, name: str, images: Tensor) ->
     if relative_error(model(images), before) <= HAS_ANOTHER_READER:
         return True
     replace_module_(model, rest, norm)
-    target: Any = layer[-1] if isinstance(layer, nn.Sequential) else layer
     if not any(key.endswith("bias") for key in kept):
-        target.bias = None
+        last_of(layer).bias = None
     layer.load_state_dict(kept)
     return False
 
 
-def _noted(model: nn.Module, plan: Plan, report: list[Folded]) -> Plan:
-    """The plan with what a replay needs to know."""
-    done = {item.name: item for item in report if item.name}
-    steps = tuple(
-        replace(
-            step,
-            fold=describe(model.get_submodule(step.name), done[step.name].batch_norm),
-            bias_added=step.bias_added or done[step.name].batch_norm is not None,
-        )
-        if step.name in done
-        else step
-        for step in plan.steps
-    )
-    return replace(plan, steps=steps)
+def _noted(model: nn.Module, step: Step, norms: dict[str, str | None]) -> Step:
+    """The step with what a replay needs to know."""
+    norm = norms[step.name]
+    fold = describe(model.get_submodule(step.name), norm)
+    return replace(step, fold=fold, bias_added=step.bias_added or norm is not None)
