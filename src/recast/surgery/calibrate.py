@@ -86,8 +86,8 @@ def calibrate_(
         raise RecastError("calibrate_ needs at least one batch of images")
     if ridge <= 0:
         raise RecastError(f"ridge must be positive, got {ridge}")
-    parents = dict(parent.named_modules())
-    if missing := [name for name in layers if name not in parents or not _is_plain(parents[name])]:
+    parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
+    if missing := [name for name in layers if name not in parents]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
@@ -103,10 +103,6 @@ def calibrate_(
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     set_plan_(child, replace(plan, steps=steps))
     return child
-
-
-def _is_plain(module: nn.Module) -> bool:
-    return is_convolution(module) and not isinstance(module, RecastLayer)
 
 
 def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = False) -> Tensor:

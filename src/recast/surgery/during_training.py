@@ -81,19 +81,21 @@ def recast_during_training_(
     recast_(network, plan, steps=names)
     layers = {name: network.get_submodule(name) for name in names}
     carried = {name: carried_parameters(convolutions[name], layer) for name, layer in layers.items()}
+    known = {id(pair.new) for pairs in carried.values() for pair in pairs}
     for name, layer in layers.items():
         hand_over_(optimizer, carried[name])
         forget_(optimizer, name, convolutions[name], carried[name])
-        kinds, taken = parameter_kinds(layer), {id(pair.new) for pair in carried[name]}
+        kinds = parameter_kinds(layer)
         for own, parameter in layer.named_parameters():
-            if parameter.requires_grad and id(parameter) not in taken:
-                kind = kinds[id(parameter)]
-                _join_(optimizer, f"{name}.{own}", parameter, kind, _peak_of(kind, optimizer, homes[name], gate_lr),
-                       homes[name])  # fmt: skip
+            if parameter.requires_grad and id(parameter) not in known:
+                _join_(optimizer, f"{name}.{own}", parameter, kinds[id(parameter)], homes[name], gate_lr)
     for average in copies:
         recast_(average, plan, steps=names)
         for name, layer in layers.items():
-            _start_average_(average.get_submodule(name), layer, {id(pair.new) for pair in carried[name]})
+            averaged = dict(average.get_submodule(name).named_parameters())
+            for own, parameter in layer.named_parameters():
+                if id(parameter) not in known:  # the average of what has had one value only is that value
+                    averaged[own].detach().copy_(parameter.detach())
     return model
 
 
@@ -154,9 +156,10 @@ def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: flo
 
 
 def _join_(
-    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, peak: float, home: dict[str, Any]
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: dict[str, Any], gate_lr: float | None
 ) -> None:
     """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
+    peak = _peak_of(kind, optimizer, home, gate_lr)
     _, slash, number = str(home.get("name", "")).partition("/")
     wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0
     for group in optimizer.param_groups:
@@ -173,12 +176,3 @@ def _join_(
     settings |= {"lr": peak * factor, "weight_decay": decay, "name": wanted}
     own: Any = (name, parameter) if "param_names" in home else parameter
     optimizer.add_param_group({**settings, "params": [own]})
-
-
-@torch.no_grad()
-def _start_average_(average: nn.Module, layer: nn.Module, carried: set[int]) -> None:
-    """The average of what has had one value only is that value."""
-    averaged = dict(average.named_parameters())
-    for name, parameter in layer.named_parameters():
-        if id(parameter) not in carried:
-            averaged[name].copy_(parameter)

@@ -31,9 +31,13 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     theirs = dict(layer.named_parameters())
     pairs = []
     for name, old in conv.named_parameters():
-        for where in _candidates(name, theirs):
-            new, relaid = theirs[where], _relaid(conv, name)
-            same = old if relaid is None else relaid(old)
+        relaid = _relaid(conv) if name == "weight" else None
+        same = old if relaid is None else relaid(old)
+        inside = {"weight": "original", "gain": "gain"}.get(name)  # its name in a kept parametrisation
+        kept = {n for n in theirs if n.startswith("parametrizations.weight.") and n.rpartition(".")[2] == inside}
+        for where, new in theirs.items():
+            if where != name and where not in kept:
+                continue
             if same.shape == new.shape and torch.equal(same, new):
                 pairs.append(Carried(old, new, relaid))
                 del theirs[where]
@@ -41,20 +45,8 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     return pairs
 
 
-def _candidates(name: str, theirs: dict[str, nn.Parameter]) -> list[str]:
-    """Names that a convolution's parameter may have in the layer: its own, or inside a kept parametrisation."""
-    kept = [other for other in theirs if other.startswith("parametrizations.weight.")]
-    if name == "weight":
-        return [other for other in ("weight", "parametrizations.weight.original") if other in theirs]
-    if name == "gain":
-        return [other for other in kept if other.endswith(".gain")]
-    return [name] if name in theirs else []
-
-
-def _relaid(conv: nn.Module, name: str) -> Callable[[Tensor], Tensor] | None:
+def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """How a tensor of the kernel's shape is laid out in W_out; None: as it is."""
-    if name != "weight":
-        return None
     if isinstance(conv, nn.ConvTranspose2d):
         return lambda tensor: flip_transpose(tensor, conv.groups)
     own: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -103,17 +102,10 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 def parameter_kinds(model: nn.Module) -> dict[int, str]:
     """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates."""
-    special, no_weight_decay = _special_kinds(model), _no_weight_decay(model)
-    return {
-        id(p): special.get(id(p)) or ("decay" if _decays(name, p, no_weight_decay) else "no_decay")
-        for name, p in model.named_parameters()
-    }
-
-
-def _special_kinds(model: nn.Module) -> dict[int, str]:
-    """The kind of every parameter whose number of axes does not tell it, by id."""
     kinds: dict[int, str] = {}
-    for module in model.modules():
+    undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
+    for name, module in model.named_modules():
+        # parameters whose number of axes does not tell their kind
         if isinstance(module, GPSA):
             kinds |= {id(p): "no_decay" for p in (module.center, module.raw_alpha, module.value) if p is not None}
             if module.config.gate == "linear":
@@ -124,20 +116,11 @@ def _special_kinds(model: nn.Module) -> dict[int, str]:
             kinds |= {id(p): "no_decay" for p in (module.relative_bias, module.value) if p is not None}
         elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
             kinds |= {id(p): "no_decay" for p in module.parameters()}
-    return kinds
-
-
-def _no_weight_decay(model: nn.Module) -> set[str]:
-    """Names and globs that the network, or a network inside it, asks to leave undecayed."""
-    found: set[str] = set()
-    for name, module in model.named_modules():
         asked = getattr(module, "no_weight_decay", None)
         if callable(asked):
-            found |= {f"{name}.{pattern}" if name else pattern for pattern in asked()}
-    return found
-
-
-def _decays(name: str, parameter: nn.Parameter, no_weight_decay: Collection[str]) -> bool:
-    if parameter.dim() < 2 or name.rpartition(".")[2] == "bias":
-        return False
-    return not any(fnmatchcase(name, pattern) for pattern in no_weight_decay)
+            undecayed += [f"{name}.{pattern}" if name else pattern for pattern in asked()]
+    for name, parameter in model.named_parameters():
+        is_weight = parameter.dim() > 1 and name.rpartition(".")[2] != "bias"
+        decays = is_weight and not any(fnmatchcase(name, pattern) for pattern in undecayed)
+        kinds.setdefault(id(parameter), "decay" if decays else "no_decay")
+    return kinds

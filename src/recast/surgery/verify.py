@@ -130,14 +130,11 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
             layer.backend = own
 
 
+@torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     """Run `batch` in eval mode and keep the outputs that `verify` compares: take it before an in-place recast."""
-    return _trace(model, {step.name for step in plan.steps}, batch)
-
-
-@torch.no_grad()
-def _trace(model: nn.Module, names: set[str], batch: Example) -> Trace:
-    with in_eval(model), full_precision(), captured_outputs(named(model, names)) as layers:
+    steps = named(model, (step.name for step in plan.steps))
+    with in_eval(model), full_precision(), captured_outputs(steps) as layers:
         output = run_example(model, batch)
     return Trace(tree_map_only(Tensor, torch.clone, output), layers)
 
@@ -152,7 +149,7 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
     plan = applied_plan(child)
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
-        after = _trace(child, set(before.layers), batch)
+        after = trace(child, plan, batch)
         with in_eval(child), torch.no_grad():  # as it just ran
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
     if silent := [name for name in before.layers if name not in after.layers]:
@@ -179,17 +176,16 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
 
 
 def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor]) -> float:
+    """Over all calls of a layer. Of a map that is s times denser than the parent's, every s-th pixel is compared."""
     if len(child) != len(parent):
         return float("inf")
-    return max(relative_error(_at_parent_positions(c, p), p) for c, p in zip(child, parent, strict=True))
-
-
-def _at_parent_positions(child: Tensor, parent: Tensor) -> Tensor:
-    """Every s-th pixel of a map that is s times denser than the parent's."""
-    if child.dim() != 4 or child.shape == parent.shape:
-        return child
-    s0, s1 = (-(-c // p) for c, p in zip(child.shape[2:], parent.shape[2:], strict=True))
-    return child[:, :, ::s0, ::s1]
+    errors = []
+    for a, b in zip(child, parent, strict=True):
+        if a.dim() == 4 and a.shape != b.shape:
+            s0, s1 = (-(-c // p) for c, p in zip(a.shape[2:], b.shape[2:], strict=True))
+            a = a[:, :, ::s0, ::s1]
+        errors.append(relative_error(a, b))
+    return max(errors)
 
 
 @contextmanager
