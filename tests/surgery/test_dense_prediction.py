@@ -132,20 +132,18 @@ def swapped_in(child: nn.Module, name: str) -> Iterator[None]:
         weight.copy_(kept)
 
 
-def check(parent: nn.Module, example: Example, planned: Plan, *, dense: bool = True) -> nn.Module:
+def check(parent: nn.Module, example: Example, planned: Plan) -> nn.Module:
     """Bitwise in `split`, to rounding in `dense`, and both controls must fail; returns the recast model."""
     assert all(step.exact for step in planned.steps)
     child = recast_(copy.deepcopy(parent), planned)
     before = trace(parent, planned, example)
     split = verify(before, child, example)
     assert split.bitwise, split
-    assert set(split.layers) == set(names_of(planned))
-    assert set(split.layers.values()) == {0.0}
-    if dense:
-        rounded = verify(before, child, example, backend="dense")
-        assert rounded.backend == "dense"
-        assert rounded.max_relative_error <= TOLERANCE, rounded
-        assert 0 < max(rounded.layers.values()) <= TOLERANCE, rounded.layers
+    assert split.layers == dict.fromkeys(names_of(planned), 0.0)
+    rounded = verify(before, child, example, backend="dense")
+    assert rounded.backend == "dense"
+    assert rounded.max_relative_error <= TOLERANCE, rounded
+    assert 0 < max(rounded.layers.values()) <= TOLERANCE, rounded.layers
     for control in (swapped_heads(child), swapped_in(child, planned.steps[-1].name)):
         with control:
             moved = verify(before, child, example)
@@ -168,6 +166,7 @@ def test_the_default_selection_of_a_pyramid_is_its_last_stage(size: Size) -> Non
 
 
 @pytest.mark.parametrize("size", at_full_size((480, 640), (800, 1216)))
+@torch.no_grad()
 def test_pyramid_rpn_head_and_mask_head(size: Size) -> None:
     parent, example = Heads(mask_rcnn(size)).eval(), heads_example(size)
     planned = plan(parent, example, where="all")
@@ -177,19 +176,14 @@ def test_pyramid_rpn_head_and_mask_head(size: Size) -> None:
     assert "tokens" in {item.name: item.reason for item in planned.left}["rpn_head.conv.0.0"]
     child = check(parent, example, planned)
     pyramid_behind = {"map 3", "map pool", *(f"{kind} {i}" for kind in ("objectness", "deltas") for i in (3, 4))}
+    expected = run_example(parent, example)
     for layer, behind in (("backbone.fpn.layer_blocks.3.0", pyramid_behind), ("mask_head.1.0", {"masks"})):
         if layer in names:  # a pyramid's map may be too large for the budget
             with swapped_in(child, layer):
-                errors = output_errors(parent, child, example)
+                found = run_example(child, example)
+            errors = {name: relative_error(found[name], value) for name, value in expected.items()}
             assert {name for name, error in errors.items() if error > 100 * TOLERANCE} == behind
             assert all(error == 0 for name, error in errors.items() if name not in behind)
-
-
-@torch.no_grad()
-def output_errors(parent: nn.Module, child: nn.Module, example: Example) -> dict[str, float]:
-    """Relative error of every named output."""
-    before, after = run_example(parent, example), run_example(child, example)
-    return {name: relative_error(after[name], before[name]) for name in before}
 
 
 def test_a_head_shared_by_all_levels_of_a_pyramid() -> None:

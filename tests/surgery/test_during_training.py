@@ -29,7 +29,7 @@ from recast import (
     plan,
     recast_,
     recast_during_training_,
-)
+)  # fmt: skip
 from recast.models.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 
@@ -121,10 +121,13 @@ def test_only_what_was_swapped_is_touched() -> None:
     kept = {name: (id(p), p.clone()) for name, p in child.named_parameters() if name.startswith(("norm", "head"))}
     state = {id(p): dict(values) for p, values in carried.state.items()}
     rates = [(group["lr"], group["weight_decay"]) for group in carried.param_groups]
-    result = recast_during_training_(child, carried, every(child), ["stem"])
-    assert result is child
+    images, labels = batch(0)
+    nn.functional.cross_entropy(child(images), labels).backward()
+    gradient = child.stem.weight.grad
+    assert recast_during_training_(child, carried, every(child), ["stem"]) is child
     assert isinstance(child.stem, GPSA)
     assert isinstance(child.strided, nn.Conv2d)
+    assert child.stem.weight.grad is gradient is not None  # one that is there moves too
     parameters = dict(child.named_parameters())
     for name, (identity, value) in kept.items():
         assert id(parameters[name]) == identity
@@ -135,23 +138,16 @@ def test_only_what_was_swapped_is_touched() -> None:
 
 def test_new_parameters_join_the_groups_that_a_fresh_optimiser_would_have() -> None:
     _, _, child, carried = twins("adamw")
-    recast_during_training_(child, carried, every(child), ["strided"])
-    recast_during_training_(child, carried, every_left(child, ["stem", "up"]))
+    todo = every(child)
+    recast_during_training_(child, carried, todo, ["strided"])
+    recast_during_training_(child, carried, todo, ["stem", "up"])
     names = {id(p): name for name, p in child.named_parameters()}
-    found = {g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in carried.param_groups}
-    fresh = {
-        g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in param_groups(child, 1e-2)
-    }
+    found, fresh = (
+        {g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups}
+        for groups in (carried.param_groups, param_groups(child, 1e-2))
+    )
     assert found == fresh
     assert sum(len(g["params"]) for g in carried.param_groups) == len(list(child.parameters()))
-
-
-def every_left(child: nn.Module, names: list[str]) -> Plan:
-    return child_plan(network(), [*names, "strided"]).only(names)
-
-
-def child_plan(model: nn.Module, names: list[str]) -> Plan:
-    return plan(model, batch(0)[0], where=names)
 
 
 def test_rates_are_those_of_the_moment() -> None:
@@ -185,6 +181,14 @@ def test_averages_keep_their_kernels() -> None:
     train(child, carried, range(10, 12))
     ema.update(child)  # every pair has the same shape
     assert not torch.equal(ema.module.stem.weight, kernel)
+
+
+def test_an_averaged_model_of_torch_goes_on() -> None:
+    model = network()
+    average = AveragedModel(model)
+    recast_during_training_(model, sgd(model), every(model), averages=[average])
+    assert isinstance(average.module.stem, GPSA)
+    average.update_parameters(model)
 
 
 def test_a_compiled_network_is_compiled_once_more() -> None:
@@ -281,27 +285,51 @@ def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
 def test_wrapped_and_sharded_models_are_refused_before_any_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer, planned = torch.optim.SGD(model.parameters(), 0.1), every(model)
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     with pytest.raises(RecastError, match=r"pass model\.module"):
-        recast_during_training_(wrapped, optimizer, planned)
+        recast_during_training_(DistributedDataParallel.__new__(DistributedDataParallel), optimizer, planned)
     monkeypatch.setattr("recast.surgery.during_training.DTensor", nn.Parameter)
     with pytest.raises(RecastError, match="sharded"):
         recast_during_training_(model, optimizer, planned)
     assert isinstance(model.stem, nn.Conv2d)
 
 
-def test_mistakes_change_nothing() -> None:
+def sgd(model: nn.Module, *names: str) -> Optimizer:
+    """An optimiser of some of a network's parameters, or all."""
+    return torch.optim.SGD([p for name, p in model.named_parameters() if not names or name in names], 0.1)
+
+
+def broken(model: nn.Module) -> nn.Module:
+    """A running average with a NaN in it."""
+    average = copy.deepcopy(model)
+    nn.init.constant_(average.get_submodule("stem").weight, torch.nan)  # type: ignore[arg-type]
+    return average
+
+
+Call = Callable[[Net, Plan], Any]
+MISTAKES: dict[str, Call] = {
+    "no step 'nowhere'": lambda m, p: recast_during_training_(m, sgd(m), p, ["nowhere"]),
+    "another model": lambda m, p: recast_during_training_(nn.Sequential(nn.Linear(2, 2)), sgd(m), p),
+    r"does not train stem\.bias": lambda m, p: recast_during_training_(m, sgd(m, "stem.weight"), p),
+    r"does not train stem\.weight": lambda m, p: recast_during_training_(m, sgd(m, "head.weight", "head.bias"), p),
+    "LBFGS takes one group": lambda m, p: recast_during_training_(m, torch.optim.LBFGS(m.parameters()), p),
+    "NaN": lambda m, p: recast_during_training_(m, sgd(m), p, averages=[broken(m)]),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_change_nothing(message: str) -> None:
     model = network()
-    optimizer, planned = torch.optim.SGD(model.parameters(), 0.1), every(model)
-    before = [list(map(id, g["params"])) for g in optimizer.param_groups]
-    with pytest.raises(RecastError, match="no step 'nowhere'"):
-        recast_during_training_(model, optimizer, planned, ["nowhere"])
-    with pytest.raises(RecastError, match="another model"):
-        recast_during_training_(nn.Sequential(nn.Linear(2, 2)), optimizer, planned)
-    conv = nn.Conv2d(3, 4, 3)
+    text, planned = repr(model), every(model)
+    with pytest.raises(RecastError, match=message):
+        MISTAKES[message](model, planned)
+    assert repr(model) == text
+
+
+def test_a_layer_is_recast_once_and_stands_in_a_network() -> None:
+    conv, model = nn.Conv2d(3, 4, 3), network()
     with pytest.raises(RecastError, match="put it into a module"):
-        recast_during_training_(conv, optimizer, plan(conv, torch.zeros(1, 3, 8, 8)))
-    assert [list(map(id, g["params"])) for g in optimizer.param_groups] == before
+        recast_during_training_(conv, sgd(conv), plan(conv, torch.zeros(1, 3, 8, 8)))
+    optimizer, planned = sgd(model), every(model)
     recast_during_training_(model, optimizer, planned, ["stem"])
     with pytest.raises(RecastError, match="already recast"):
         recast_during_training_(model, optimizer, planned, ["stem"])
@@ -359,35 +387,18 @@ def test_factored_moments_of_another_layout_start_anew() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gates_of_a_layer_decay_with_it(frozen: bool) -> None:
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        return param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5)
-
     model = timm.create_model("test_resnet")
     todo = plan(model, torch.zeros(1, 3, 64, 64))
     for step in todo.steps:
         model.get_submodule(step.name).requires_grad_(not frozen)
-    optimizer = torch.optim.AdamW(groups(model))
+    optimizer = torch.optim.AdamW(param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5))
     recast_during_training_(model, optimizer, todo, gate_lr=0.1)
-    assert places(optimizer.param_groups, model) == places(groups(model), model)
-
-
-def places(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, tuple[str, float]]:
-    """Parameter → the name of its group and its rate."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {names[id(p)]: (group["name"], pytest.approx(group["lr"])) for group in groups for p in group["params"]}
-
-
-def test_an_optimiser_that_trains_a_part_of_the_layer_is_refused() -> None:
-    for names in (["stem.weight"], ["head.weight", "head.bias"]):
-        model = network()
-        optimizer = torch.optim.SGD([dict(model.named_parameters())[name] for name in names], 0.1)
-        with pytest.raises(RecastError, match=r"does not train stem\.(weight|bias)"):
-            recast_during_training_(model, optimizer, every(model), ["stem"])
-        assert isinstance(model.stem, nn.Conv2d)
-    model = network()
-    with pytest.raises(RecastError, match="LBFGS takes one group"):
-        recast_during_training_(model, torch.optim.LBFGS(model.parameters()), every(model))
-    assert isinstance(model.stem, nn.Conv2d)
+    found, fresh = (
+        {names[id(p)]: (group["name"], pytest.approx(group["lr"])) for group in groups for p in group["params"]}
+        for groups in (optimizer.param_groups, param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5))
+    )
+    assert found == fresh
 
 
 def test_groups_that_know_names_learn_the_new_ones() -> None:
@@ -401,21 +412,6 @@ def test_groups_that_know_names_learn_the_new_ones() -> None:
     train(model, optimizer, range(2, 4))
 
 
-def test_averages_are_looked_at_before_anything_changes() -> None:
-    model = network()
-    optimizer, todo = torch.optim.SGD(model.parameters(), 0.1), every(model)
-    broken = copy.deepcopy(model)
-    with torch.no_grad():
-        broken.stem.weight[0, 0, 0, 0] = torch.nan
-    with pytest.raises(RecastError, match="NaN"):
-        recast_during_training_(model, optimizer, todo, averages=[broken])
-    assert isinstance(model.stem, nn.Conv2d)
-    average = AveragedModel(model)
-    recast_during_training_(model, optimizer, todo, averages=[average])
-    assert isinstance(average.module.stem, GPSA)
-    average.update_parameters(model)
-
-
 def test_nothing_due_changes_nothing() -> None:
     model = timm.create_model("test_resnet")
     todo = plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove"))
@@ -425,17 +421,6 @@ def test_nothing_due_changes_nothing() -> None:
     assert recast_(model, todo, steps=[]) is model
     assert model.forward_features(images).shape == shape
     assert not hasattr(model, "recast_plan")
-
-
-def test_gradients_that_are_there_move_too() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    images, labels = batch(0)
-    nn.functional.cross_entropy(model(images), labels).backward()
-    assert model.stem.weight.grad is not None
-    gradient = model.stem.weight.grad.clone()
-    recast_during_training_(model, optimizer, every(model), ["stem"])
-    assert torch.equal(model.stem.weight.grad, gradient)
 
 
 def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:

@@ -13,7 +13,7 @@ from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.surgery.folding.forms import fold_layer, larger_geometry, larger_kernel
-from recast.surgery.rules import find_rule
+from recast.surgery.rules import convert
 
 # torch says this about its own 'same' padding of even kernels
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -49,9 +49,7 @@ def test_what_is_closed_goes_and_the_function_stays(
     """Random geometries, all four forms, outputs and the gradients of what is left."""
     for seed in range(start, start + 20):
         conv, x, text = random_case(seed)
-        found = find_rule(conv)
-        assert found is not None
-        layer = partly_closed(open_gates(found[1](conv, RecastConfig(gate=gate)), seed), seed)
+        layer = partly_closed(open_gates(convert(conv, RecastConfig(gate=gate)), seed), seed)
         expected = layer(x).detach()
         whole = gradients(copy.deepcopy(layer), x)
         folded = fold_layer(copy.deepcopy(layer))
@@ -78,32 +76,24 @@ def test_what_is_closed_goes_and_the_function_stays(
                 assert float((measured[name] - value).abs().max()) <= 1e-9 * scale, f"{form} {name}, {text}"
 
 
-def test_gates_keep_their_heads(open_gates: Any) -> None:
+def test_pruned_maps_keep_their_heads_and_stay_closed_in_training(open_gates: Any) -> None:
     layer = open_gates(GPSA(4, 4, PAD_1))
     with torch.no_grad():
         layer.gamma[[0, 8]], layer.spread[4] = 0, 0
-    before = {name: value.detach().clone() for name, value in layer.gates().items()}
-    spans = layer.attention(torch.randn(1, 4, 5, 5))
+    before, x = {name: value.detach().clone() for name, value in layer.gates().items()}, torch.randn(2, 4, 6, 6)
+    shapes = [maps.shape for maps in layer.attention(x)]
     assert layer.fold() is layer
     assert (layer.content_heads, len(layer.gaussian_heads)) == (tuple(range(1, 8)), 8)
-    for name, value in layer.gates().items():
-        assert torch.equal(value, before[name])
-    assert [m.shape for m in layer.attention(torch.randn(1, 4, 5, 5))] == [m.shape for m in spans]
-
-
-def test_pruned_maps_stay_closed_in_training(open_gates: Any) -> None:
-    layer = partly_closed(open_gates(GPSA(4, 4, PAD_1)), 0)
-    assert layer.fold() is layer
-    closed = [layer.gates()["gamma"] == 0, layer.gates()["s"] == 0]
+    assert all(torch.equal(value, before[name]) for name, value in layer.gates().items())
+    assert [maps.shape for maps in layer.attention(x)] == shapes
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+        layer(x).square().mean().backward()
         assert all(p.grad is not None for p in layer.parameters())  # nothing unused, as DDP asks
         optimizer.step()
-    gates = layer.gates()
-    assert torch.equal(gates["gamma"] == 0, closed[0])
-    assert torch.equal(gates["s"] == 0, closed[1])
+    for name, value in layer.gates().items():
+        assert torch.equal(value == 0, before[name] == 0)
 
 
 # --- larger kernels ---------------------------------------------------------------------------------------------------

@@ -46,22 +46,18 @@ def test_deit3_has_the_groups_of_the_published_recipe() -> None:
     assert len(param_groups(model, layer_decay=0.75)) == 28
 
 
-def test_positions_and_tokens_never_decay() -> None:
-    model = timm.create_model("test_vit")
-    (decay,) = (group["params"] for group in param_groups(model) if group["name"] == "decay")
-    assert not {id(model.pos_embed), id(model.cls_token)} & {id(p) for p in decay}
-    assert model.pos_embed.dim() == 3  # only its name says so
+def test_positions_tokens_and_resmlps_norms_never_decay() -> None:
+    model, mlp = timm.create_model("test_vit"), meta("resmlp_12_224")
+    assert not {"pos_embed", "cls_token"} & decaying(model)
+    assert {name.rpartition(".")[2] for name in decaying(mlp)} == {"weight"}
+    assert model.pos_embed.dim() == mlp.norm.alpha.dim() == 3  # only their names say so
     inside = nn.Sequential(nn.Conv2d(3, 3, 1), model)
-    counts, alone = ([len(group["params"]) for group in param_groups(network)] for network in (inside, model))
-    assert counts == [count + 1 for count in alone]
+    assert decaying(inside) == {"0.weight", *(f"1.{name}" for name in decaying(model))}
 
 
-def test_resmlps_norms_never_decay() -> None:
-    model = meta("resmlp_12_224")
+def decaying(model: nn.Module) -> set[str]:
     names = {id(p): name for name, p in model.named_parameters()}
-    (decay,) = (group["params"] for group in param_groups(model) if group["name"] == "decay")
-    assert {names[id(p)].rpartition(".")[2] for p in decay} == {"weight"}
-    assert model.norm.alpha.dim() == 3
+    return {names[id(p)] for group in param_groups(model) if group["name"] == "decay" for p in group["params"]}
 
 
 def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:

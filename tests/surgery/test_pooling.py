@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,30 +43,24 @@ class Own(nn.Module):
         return self.fc(F.avg_pool2d(x, 16).flatten(1) if self.fixed else x.mean((2, 3)))
 
 
+SMALL: dict[str, Callable[[], nn.Module]] = {
+    "module, flat": lambda: timm.create_model("resnet10t", num_classes=5),
+    "module, map": lambda: timm.create_model("convnext_atto", num_classes=5, depths=(1,) * 4, dims=(8, 8, 8, 16)),
+    "module, then a convolution": lambda: timm.create_model("mobilenetv3_small_050", num_classes=5),
+    "module, the classifier a convolution": lambda: timm.create_model("dpn48b", num_classes=5),
+    "module, NHWC": lambda: timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, embed_dim=8, depths=(1, 1), num_heads=(2, 2), num_classes=5
+    ),
+    "head, tokens": lambda: MlpMixer(num_classes=5, img_size=64, patch_size=16, num_blocks=1, embed_dim=16),
+    "append": lambda: torchvision_models.mnasnet0_5(num_classes=5),
+    "append after a ReLU": Own,
+}
+"""A network for every way to pool, of timm and torchvision, as small as its constructor allows."""
+
+
 def small(kind: str) -> nn.Module:
-    """A network for every way to pool, of timm and torchvision, as small as its constructor allows."""
-    made: dict[str, Any] = {
-        "module, flat": lambda: timm.create_model("resnet10t", num_classes=5),
-        "module, map": lambda: timm.create_model(
-            "convnext_atto", num_classes=5, depths=(1, 1, 1, 1), dims=(8, 8, 8, 16)
-        ),
-        "module, then a convolution": lambda: timm.create_model("mobilenetv3_small_050", num_classes=5),
-        "module, the classifier a convolution": lambda: timm.create_model("dpn48b", num_classes=5),
-        "module, NHWC": lambda: timm.create_model(
-            "swin_tiny_patch4_window7_224", img_size=64, embed_dim=8, depths=(1, 1), num_heads=(2, 2), num_classes=5
-        ),
-        "head, tokens": lambda: MlpMixer(num_classes=5, img_size=64, patch_size=16, num_blocks=1, embed_dim=16),
-        "append": lambda: torchvision_models.mnasnet0_5(num_classes=5),
-        "append after a ReLU": lambda: Own(),
-    }
     torch.manual_seed(0)
-    return made[kind]()
-
-
-SMALL = [
-    "module, flat", "module, map", "module, then a convolution", "module, the classifier a convolution",
-    "module, NHWC", "head, tokens", "append", "append after a ReLU",
-]  # fmt: skip
+    return SMALL[kind]()
 
 
 def images(side: int = 64) -> Tensor:
@@ -191,13 +186,16 @@ def test_settings_reach_the_layer() -> None:
     assert not any(module.training for module in half.modules())
 
 
-def test_buffers_and_mode_are_untouched() -> None:
+def test_buffers_modes_and_what_is_frozen_are_untouched() -> None:
     model = small("module, flat").train()
+    model.get_classifier().requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     attention_pool_(model, True)
     assert model.training
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-    assert isinstance(model.get_classifier(), ClassHead)
+    head = model.get_classifier()
+    assert isinstance(head, ClassHead)
+    assert not any(p.requires_grad for p in head.parameters())
 
 
 @pytest.mark.parametrize(
@@ -263,19 +261,6 @@ class Branches(nn.Module):
         return self.fc(torch.cat((self.pool(f).flatten(1), other), 1))
 
 
-@pytest.mark.parametrize("kind", ["gate", "two", "code"])
-def test_a_branch_is_not_the_pooling(kind: str) -> None:
-    with pytest.raises(RecastError, match="cannot tell where Branches pools"):
-        attention_pool_(Branches(kind).eval(), example=images(32))
-
-
-def test_a_frozen_classifier_stays_frozen() -> None:
-    model = small("module, flat")
-    model.get_classifier().requires_grad_(False)
-    attention_pool_(model, True)
-    assert not any(p.requires_grad for p in model.get_classifier().parameters())
-
-
 @torch.no_grad()
 def test_a_plan_holds_the_place_and_a_replay_runs_nothing() -> None:
     """A network of one's own that takes one shape of images and says nowhere which."""
@@ -320,22 +305,23 @@ class Aux(nn.Module):
         return {"out": x}
 
 
+def resnet(**options: Any) -> nn.Module:
+    return timm.create_model("resnet10t", **options)
+
+
 @pytest.mark.parametrize(
     ("make", "per_class", "message"),
     [
         (lambda: Own(fixed=True), False, "cannot tell where Own pools: expected a pooling module"),
         (lambda: torchvision_models.alexnet(num_classes=5), False, "cannot tell where AlexNet pools"),
-        (lambda: Aux(), False, r"networks that give \(batch, classes\), got dict"),
-        (lambda: timm.create_model("resnet10t", num_classes=0), True, "are not those of one linear layer"),
-        (lambda: timm.create_model("resnet10t", num_classes=0, global_pool=""), False, r"got \(2, 512, 2, 2\)"),
-        (lambda: timm.create_model("resnet10t", global_pool="catavgmax"), False, "1024 numbers for 512 channels"),
-        (lambda: attention_pool_(small("module, flat")), True, "global_pool is attention pooling already"),
-        (
-            lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, global_pool="map"),
-            False,
-            "pools by attention already",
-        ),
-        (lambda: nn.ReLU(), False, "has no parameters"),
+        *[(lambda kind=k: Branches(kind), False, "cannot tell where Branches pools") for k in ("gate", "two", "code")],
+        (Aux, False, r"networks that give \(batch, classes\), got dict"),
+        (lambda: resnet(num_classes=0), True, "are not those of one linear layer"),
+        (lambda: resnet(num_classes=0, global_pool=""), False, r"got \(2, 512, 2, 2\)"),
+        (lambda: resnet(global_pool="catavgmax"), False, "1024 numbers for 512 channels"),
+        (lambda: attention_pool_(resnet()), True, "global_pool is attention pooling already"),
+        (lambda: timm.create_model("test_vit", img_size=64, global_pool="map"), False, "pools by attention already"),
+        (nn.ReLU, False, "has no parameters"),
     ],
 )
 def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:

@@ -20,9 +20,7 @@ from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.verify import TOLERANCE, relative_error, trace, verify
 
-SLOW = bool(os.environ.get("RECAST_SLOW"))
-NETWORKS = ["resnet18", "resnext50_32x4d"]
-ALL_NETWORKS = ["resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny"]
+slow = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: set RECAST_SLOW=1")
 X = torch.zeros(2, 3, 16, 16)
 
 
@@ -36,9 +34,19 @@ def swap_two_taps_(child: nn.Module, name: str) -> None:
         weight[:, :, 0, 0], weight[:, :, 1, 1] = weight[:, :, 1, 1].clone(), weight[:, :, 0, 0].clone()
 
 
-def check_network(parent: nn.Module, x: Tensor) -> None:
+SMALL = [(name, (64, 96), 2, 10) for name in ("resnet18", "resnext50_32x4d")]
+LARGE = [
+    pytest.param(name, size, 4, 1000, marks=[slow, pytest.mark.timeout(600)])
+    for name in ("resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny")
+    for size in ((224, 224), (192, 256))
+]
+
+
+@pytest.mark.parametrize(("name", "size", "count", "classes"), [*SMALL, *LARGE])
+def test_whole_networks(name: str, size: tuple[int, int], count: int, classes: int, make_non_vacuous: Any) -> None:
     """Bitwise in `split`, to rounding in `dense`; and a control in every layer that must fail both."""
-    parent.eval()
+    parent = make_non_vacuous(timm.create_model(name, num_classes=classes)).eval()
+    x = torch.randn(count, 3, *size)
     child = copy.deepcopy(parent)
     p = plan(child, x)
     recast_(child, p)
@@ -46,10 +54,8 @@ def check_network(parent: nn.Module, x: Tensor) -> None:
     assert split.bitwise
     assert split.ok(0.0)
     assert split.backend == "split"
-    child.train()
-    assert verify(parent, child, x).backend == "split"  # what ran, not what training would run
-    child.eval()
-    dense = verify(parent, child, x, backend="dense")
+    assert verify(parent, child.train(), x).backend == "split"  # what ran, not what training would run
+    dense = verify(parent, child.eval(), x, backend="dense")
     assert dense.backend == "dense"
     assert dense.ok(), dense
     assert not dense.bitwise  # it did compute something else
@@ -62,21 +68,6 @@ def check_network(parent: nn.Module, x: Tensor) -> None:
         assert control.max_relative_error > 100 * TOLERANCE, f"{step.name} does not reach the logits"
         assert control.layers[step.name] > 100 * TOLERANCE
         assert not control.ok()
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("size", [(64, 96)])
-def test_whole_networks(name: str, size: tuple[int, int], make_non_vacuous: Any) -> None:
-    parent = make_non_vacuous(timm.create_model(name, num_classes=10))
-    check_network(parent, torch.randn(2, 3, *size))
-
-
-@pytest.mark.skipif(not SLOW, reason="minutes: set RECAST_SLOW=1")
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ALL_NETWORKS)
-@pytest.mark.parametrize("size", [(224, 224), (192, 256)])
-def test_whole_networks_at_full_size(name: str, size: tuple[int, int], make_non_vacuous: Any) -> None:
-    check_network(make_non_vacuous(timm.create_model(name)), torch.randn(4, 3, *size))
 
 
 @pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
@@ -187,12 +178,10 @@ def test_any_nest_of_tensors(answer: str) -> None:
 def test_outputs_that_cannot_be_compared_are_refused() -> None:
     parent = Outputs(lambda y: {"a": y})
     child = recast_(copy.deepcopy(parent), plan(parent, X))
-    child.answer = lambda y: {"a": y, "b": y}
-    with pytest.raises(RecastError, match="different kinds of output"):
-        verify(parent, child, X)
-    child.answer = parent.answer = lambda y: "text"
-    with pytest.raises(RecastError, match="different kinds of output"):
-        verify(parent, child, X)
+    for of_parent, of_child in ((parent.answer, lambda y: {"a": y, "b": y}), (lambda y: "text", lambda y: "text")):
+        parent.answer, child.answer = of_parent, of_child
+        with pytest.raises(RecastError, match="different kinds of output"):
+            verify(parent, child, X)
     with pytest.raises(RecastError, match="was not recast"):
         verify(parent, parent, X)
 
@@ -217,14 +206,22 @@ def test_nan_is_not_equal() -> None:
     assert not exactness.ok()
 
 
-def test_relative_error() -> None:
-    a = torch.tensor([1.0, -4.0])
-    assert relative_error(a, a) == 0
-    assert relative_error(torch.tensor([1.0, -3.0]), a) == 0.25
-    assert relative_error(a, a[:1]) == float("inf")
-    assert relative_error(torch.tensor([1.0, float("nan")]), a) == float("inf")
-    assert relative_error(torch.tensor([float("inf"), 1.0]), a) == float("inf")
-    assert relative_error(a, torch.zeros(2)) > 1e30
-    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
-    assert relative_error(torch.tensor([1, 5]), torch.tensor([1, 4])) == 0.25
-    assert relative_error(torch.tensor([True]), torch.tensor([False])) > 1
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0, 0),
+        ([1.0, -3.0], [1.0, -4.0], 0.25, 0.25),
+        ([1.0, -4.0], [1.0], INF, INF),
+        ([1.0, NAN], [1.0, -4.0], INF, INF),
+        ([INF, 1.0], [1.0, -4.0], INF, INF),
+        ([1.0, -4.0], [0.0, 0.0], 1e30, INF),
+        ([], [], 0, 0),
+        ([1, 5], [1, 4], 0.25, 0.25),
+        ([True], [False], 1.1, INF),
+    ],
+)
+def test_relative_error(a: list[Any], b: list[Any], low: float, high: float) -> None:
+    assert low <= relative_error(torch.tensor(a), torch.tensor(b)) <= high

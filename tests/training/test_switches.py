@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
 from recast import CMHSA, GPSA, Plan, Schedule, load, recast_
 from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
+from recast.io import read_header
 from recast.run.config import RegularizationConfig, ScheduleConfig
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
@@ -108,6 +110,11 @@ def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:
     assert_same(parent, load(tmp_path / "weights.safetensors", parent=small_parent()))
     scheduled(tmp_path, again, resume=True, **fields)  # it is finished: left alone
     assert_same(parent, again)
+    weights = tmp_path / "weights.safetensors"
+    header = {**read_header(weights), "plan": '{"version": 1, "steps": []}'}
+    save_file(load_file(weights), weights, metadata={"recast": json.dumps(header)})
+    with pytest.raises(RecastError, match=r"weights\.safetensors's plan is a plan of version 1"):
+        scheduled(tmp_path, small_parent(), resume=True, **fields)
 
 
 def test_a_learned_schedule_follows_its_measurements(tmp_path: Path) -> None:

@@ -30,37 +30,6 @@ class _Reached(Exception):
     """Ends a forward pass at the layer that was waited for."""
 
 
-class _Normal:
-    """Running sums of a least-squares problem per group: features F (n, K) to targets T (n, P), in fp64."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        # sums over samples of FᵀF, FᵀT, F and T; a scalar zero grows into the right shape
-        self.ff, self.ft, self.f, self.t = (torch.zeros((), dtype=torch.float64) for _ in range(4))
-
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        """Features (g, n, K) and targets (g, n, P). A batch's products in its own precision, their sums in fp64."""
-        self.count += features.shape[1]
-        # sums on the CPU: MPS has no fp64, and they are small
-        self.ff = self.ff + (features.mT @ features).cpu().double()
-        self.ft = self.ft + (features.mT @ targets).cpu().double()
-        self.f = self.f + features.cpu().double().sum(1)
-        self.t = self.t + targets.cpu().double().sum(1)
-
-    def solve(self, ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (g, K, P) nearest `prior` that fit, and the intercept (g, P).
-
-        Minimises ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖² with centred F and T.
-        """
-        mean_f, mean_t = self.f / self.count, self.t / self.count
-        ff = self.ff - self.count * mean_f[:, :, None] * mean_f[:, None, :]
-        ft = self.ft - self.count * mean_f[:, :, None] * mean_t[:, None, :]
-        scale = ff.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(ff.dtype).tiny) * ridge
-        penalty = scale[:, None, None] * torch.eye(ff.shape[1], dtype=ff.dtype, device=ff.device)
-        weights = torch.linalg.solve(ff + penalty, ft + scale[:, None, None] * prior)
-        return weights, mean_t - (mean_f[:, None, :] @ weights).squeeze(1)
-
-
 @torch.no_grad()
 def calibrate_(
     child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: float = 1e-4, *,
@@ -96,10 +65,14 @@ def calibrate_(
         with hooked(layers.items(), before=lambda name, _module, _inputs: order.append(name)):
             run_example(child, held[0])
         for name in order:
-            layer, problem = layers[name], _Normal()
-            for batch in held:
-                problem.add(*_features_and_targets(child, parent, layer, parents[name], batch))
-            _set_solution(layer, problem, ridge, shrink_to_kernel)
+            layer, convolution = layers[name], parents[name]
+            pairs = (_features_and_targets(child, parent, layer, convolution, batch) for batch in held)
+            prior = _kernel_over_share(layer)
+            weights, bias = _ridge_regression(pairs, ridge, prior if shrink_to_kernel else torch.zeros_like(prior))
+            layer.weight.copy_(weights.mT.reshape(layer.weight.shape))
+            layer.add_bias_()
+            assert layer.bias is not None
+            layer.bias.copy_(bias.flatten())
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     set_plan_(child, replace(plan, steps=steps))
     return child
@@ -135,14 +108,34 @@ def _features_and_targets(
     return (t.permute(1, 0, 3, 2).flatten(1, 2) for t in (features, targets))  # type: ignore[return-value]
 
 
-def _set_solution(layer: GPSA, problem: _Normal, ridge: float, shrink_to_kernel: bool) -> None:
-    shape = layer.weight.shape
+def _kernel_over_share(layer: GPSA) -> Tensor:
+    """The kernel (g, K, P) over the share of the gate that a head's position has."""
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
     gates = functional.expand_heads(layer.weights()).gates
     share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
-    prior = kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
-    weights, bias = problem.solve(ridge, prior if shrink_to_kernel else torch.zeros_like(kernel))
-    layer.weight.copy_(weights.mT.reshape(shape))
-    layer.add_bias_()
-    assert layer.bias is not None
-    layer.bias.copy_(bias.flatten())
+    return kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
+
+
+def _ridge_regression(pairs: Iterable[tuple[Tensor, Tensor]], ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (g, K, P) nearest `prior` that fit features F (g, n, K) to targets T (g, n, P), and the intercept (g, P).
+
+    Minimises ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖² with centred F and T. Products of a pair are made in its own
+    precision, and summed over the pairs in fp64.
+    """
+    count = 0
+    # sums over samples of FᵀF, FᵀT, F and T; a scalar zero grows into the right shape
+    ff, ft, f, t = (torch.zeros((), dtype=torch.float64) for _ in range(4))
+    for features, targets in pairs:
+        count += features.shape[1]
+        # sums on the CPU: MPS has no fp64, and they are small
+        ff = ff + (features.mT @ features).cpu().double()
+        ft = ft + (features.mT @ targets).cpu().double()
+        f = f + features.cpu().double().sum(1)
+        t = t + targets.cpu().double().sum(1)
+    mean_f, mean_t = f / count, t / count
+    ff = ff - count * mean_f[:, :, None] * mean_f[:, None, :]
+    ft = ft - count * mean_f[:, :, None] * mean_t[:, None, :]
+    scale = ff.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(ff.dtype).tiny) * ridge
+    penalty = scale[:, None, None] * torch.eye(ff.shape[1], dtype=ff.dtype, device=ff.device)
+    weights = torch.linalg.solve(ff + penalty, ft + scale[:, None, None] * prior)
+    return weights, mean_t - (mean_f[:, None, :] @ weights).squeeze(1)

@@ -71,7 +71,7 @@ def fit(
     with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
-                ended = Plan.from_json(saved)  # its pool is in the model that was given
+                ended = Plan.from_json(saved, f"{weights}'s plan")  # its pool is in the model that was given
                 recast_(model, ended, steps=[step.name for step in ended.steps])
             load_weights_(model, read_weights(weights), weights)
             refresh_gates_(model.eval())

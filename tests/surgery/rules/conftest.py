@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import recast
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.surgery.rules import find_rule
+from recast.surgery.rules import convert
 
 
 class Case(NamedTuple):
@@ -23,10 +23,6 @@ class Case(NamedTuple):
     module: Any
     x: Tensor
     text: str
-
-
-def _kind(name: str) -> Any:
-    return nn.ConvTranspose2d if name == "ConvTranspose2d" else getattr(timm.layers, name)
 
 
 def _random_case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Case:
@@ -53,7 +49,8 @@ def _random_case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Ca
         settings["padding"] = rng.choice((None, 0, (1, 2)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _kind(name)(*channels, kernel, **settings, dtype=dtype)
+        kind: Any = nn.ConvTranspose2d if name == "ConvTranspose2d" else getattr(timm.layers, name)
+        module = kind(*channels, kernel, **settings, dtype=dtype)
         if hasattr(module, "gain"):
             nn.init.uniform_(module.gain, 0.5, 1.5)
         follows_input = name == "Conv2dSame" or getattr(module, "same_pad", False)
@@ -76,12 +73,6 @@ def _kernel_of(module: Any) -> Tensor:
     variance = (weight - mean).square().mean((1, 2, 3), keepdim=True)
     standardised = (weight - mean) / (variance + module.eps).sqrt()
     return standardised * module.gain * module.scale if hasattr(module, "gain") else standardised
-
-
-def _layer_of(module: nn.Module, config: RecastConfig | None = None) -> GPSA:
-    found = find_rule(module)
-    assert found is not None
-    return found[1](module, config or RecastConfig())
 
 
 class Around(nn.Module):
@@ -131,7 +122,7 @@ def kernel_of() -> Callable[[Any], Tensor]:
 @pytest.fixture(scope="session")
 def layer_of() -> Callable[..., GPSA]:
     """`layer_of(module, config)`: what the rule of a module makes of it."""
-    return _layer_of
+    return lambda module, config=None: convert(module, config or RecastConfig())  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="session")

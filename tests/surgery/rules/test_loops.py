@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 
 def softmax(logits: Array) -> Array:
-    exponentials = np.exp(logits - logits.max())
+    exponentials: Array = np.exp(logits - logits.max())
     return exponentials / exponentials.sum()
 
 

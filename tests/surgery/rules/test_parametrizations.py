@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2dSame
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2dSame
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 import recast
 from recast.errors import RecastError
@@ -19,6 +19,7 @@ from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 
 KEEP = RecastConfig(keep_parametrization=True)
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
 
 
 class Symmetric(nn.Module):
@@ -70,20 +71,16 @@ class Positive(nn.Module):
         return weight.log()
 
 
-def made(conv: nn.Module, *makers: nn.Module) -> nn.Module:
-    for maker in makers:
-        parametrize.register_parametrization(conv, "weight", maker, unsafe=True)
-    return conv
-
-
 def conv() -> nn.Conv2d:
     return nn.Conv2d(4, 6, 3, padding=1)
 
 
-def positive() -> nn.Module:
+def made(*makers: nn.Module) -> nn.Module:
     module = conv()
     nn.init.uniform_(module.weight, 0.5, 1)
-    return made(module, Positive())
+    for maker in makers:
+        parametrize.register_parametrization(module, "weight", maker, unsafe=True)
+    return module
 
 
 def with_gain(module: Any) -> nn.Module:
@@ -97,13 +94,13 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "ScaledStdConv2dSame": lambda: with_gain(ScaledStdConv2dSame(4, 4, 3, 2, groups=4)),
     "weight norm": lambda: parametrizations.weight_norm(conv()),
     "spectral norm": lambda: parametrizations.spectral_norm(conv(), n_power_iterations=2),
-    "no inverse": lambda: made(conv(), Symmetric()),
-    "low rank": lambda: made(conv(), LowRank(conv().weight.shape)),
-    "chain": lambda: made(conv(), Gain(), Symmetric(), Gain()),
+    "no inverse": lambda: made(Symmetric()),
+    "low rank": lambda: made(LowRank(conv().weight.shape)),
+    "chain": lambda: made(Gain(), Symmetric(), Gain()),
     "chain of norms": lambda: parametrizations.spectral_norm(parametrizations.weight_norm(conv())),
     "weight norm before standardisation": lambda: parametrizations.weight_norm(with_gain(ScaledStdConv2d(4, 6, 3))),
     "orthogonal": lambda: parametrizations.orthogonal(conv()),
-    "positive": positive,
+    "positive": lambda: made(Positive()),
 }
 X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
 
@@ -186,13 +183,10 @@ def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_without_the_option_the_kernel_is_plain(name: str, training: bool) -> None:
     parent, child = planned(BUILDERS[name]().train(training), RecastConfig())
-    state = copy.deepcopy(parent.state_dict())
-    layer = child[0]
+    state, layer = copy.deepcopy(parent.state_dict()), child[0]
     assert not parametrize.is_parametrized(layer)
     assert isinstance(layer.weight, nn.Parameter)
-    assert layer.weight.requires_grad
-    assert "weight" in layer.state_dict()
-    assert parent[0].training == layer.training == training
+    assert (layer.weight.requires_grad, parent[0].training, layer.training) == (True, training, training)
     assert all(torch.equal(value, state[n]) for n, value in parent.state_dict().items())  # rules only read
     assert torch.equal(child.eval()(X), parent.eval()(X))
 
@@ -204,3 +198,69 @@ def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.
         recast.plan(nn.Sequential(module), X, KEEP, where=["0"])
     parent, child = planned(module, RecastConfig())
     assert torch.equal(child.eval()(X), parent.eval()(X))
+
+
+# --- the older `weight_norm` and `spectral_norm`, which compute the weight in a hook before every forward ------------
+
+HOOKS: dict[str, Callable[[], Any]] = {
+    "weight norm": lambda: weight_norm(nn.Conv2d(4, 6, 3)),
+    "weight norm of columns": lambda: weight_norm(nn.Conv2d(4, 6, 3), dim=1),
+    "weight norm of all": lambda: weight_norm(nn.Conv2d(4, 6, 3), dim=None),
+    "weight norm, SAME": lambda: weight_norm(Conv2dSame(4, 6, 3, 2)),
+    "weight norm before standardisation": lambda: weight_norm(ScaledStdConv2d(4, 6, 3)),
+    "weight norm, transposed": lambda: weight_norm(nn.ConvTranspose2d(4, 6, 3, 2)),
+    "spectral norm": lambda: spectral_norm(nn.Conv2d(4, 6, 3)),
+    "spectral norm, two steps": lambda: spectral_norm(nn.Conv2d(4, 6, 3), n_power_iterations=2, dim=1),
+    "spectral norm, transposed": lambda: spectral_norm(nn.ConvTranspose2d(4, 6, 3, 2)),
+}
+SPECTRAL = [name for name in HOOKS if name.startswith("spectral")]
+IMAGES = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("ran", [False, True])
+def test_the_hooks_result_becomes_the_kernel(
+    name: str, training: bool, ran: bool, around: Any, recast_and_verify: Any
+) -> None:
+    """Planned, recast, bitwise equal; the hook and the tensors that it computed from are gone."""
+    model = around(HOOKS[name]()).train(training)
+    if ran:
+        model(IMAGES).sum().backward()
+    module, state = model.conv, {n: value.detach().clone() for n, value in model.conv.state_dict().items()}
+    child, names, plan = recast_and_verify(model, IMAGES, where=["conv"])
+    assert names == ["conv"]
+    assert plan.note == ""
+    assert all(torch.equal(value, state[n]) for n, value in module.state_dict().items())  # no power iteration either
+    layer = child.conv
+    assert isinstance(layer, GPSA)
+    assert not layer._forward_pre_hooks
+    assert not layer._load_state_dict_pre_hooks
+    assert {n for n in layer.state_dict() if n.startswith("weight")} == {"weight"}
+    assert (layer.weight.is_leaf, layer.weight.requires_grad, layer.training) == (True, True, training)
+    copy.deepcopy(layer)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_kernel_is_computed_anew(name: str, layer_of: Any) -> None:
+    """`conv.weight` is what the last forward left there: weights loaded since then must count."""
+    module = HOOKS[name]().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    x = torch.randn(1, 4, 8, 8)
+    layer = layer_of(module)
+    assert torch.equal(layer(x), module(x))
+    with pytest.raises(RecastError, match="keep_parametrization"):  # a hook cannot be kept
+        layer_of(module, KEEP)
+
+
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_a_copy_of_the_parent_before_any_forward(
+    name: str, around: Any, recast_and_verify: Any, tmp_path: Path
+) -> None:
+    parent = around(HOOKS[name]()).eval()
+    child, _, _ = recast_and_verify(copy.deepcopy(parent), IMAGES, where=["conv"])
+    loaded = recast.load(recast.save(child, tmp_path / "child.safetensors"), parent=parent)
+    assert torch.equal(loaded(IMAGES), child(IMAGES))
+    assert torch.equal(child(IMAGES), parent(IMAGES))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import recast
 from recast.errors import RecastError
@@ -39,17 +39,9 @@ def conv() -> nn.Conv2d:
     return nn.Conv2d(4, 4, 3, padding=1)
 
 
-def hooked(register: Callable[[nn.Conv2d], Any]) -> nn.Conv2d:
+def changed(change: Callable[[nn.Conv2d], Any]) -> nn.Conv2d:
     module = conv()
-    register(module)
-    return module
-
-
-def patched(name: str) -> nn.Conv2d:
-    """The method of one instance replaced, as trainers of seamless textures do with `_conv_forward`."""
-    module = conv()
-    original = getattr(module, name)
-    setattr(module, name, lambda *args: 2 * original(*args))
+    change(module)
     return module
 
 
@@ -65,10 +57,10 @@ def quantised() -> nn.Module:
 
 
 def trained_for_quantisation() -> nn.Module:
-    import torch.ao.quantization as ao
     from torch.ao.nn import qat
+    from torch.ao.quantization import get_default_qat_qconfig
 
-    return qat.Conv2d(4, 4, 3, padding=1, qconfig=ao.get_default_qat_qconfig("x86"))
+    return qat.Conv2d(4, 4, 3, padding=1, qconfig=get_default_qat_qconfig("x86"))
 
 
 HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
@@ -85,6 +77,8 @@ HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
 Builder = Callable[[], nn.Module]
 Use = Callable[[Any, Tensor], Tensor] | None
 NO_RULE = r"no rule for {} \(rules exist for Conv2d, "
+UP: Builder = lambda: nn.ConvTranspose2d(4, 4, 3, stride=2)  # noqa: E731
+TWO_INPUTS = r"called with more than its input \(output_size\?\)"
 REFUSED: dict[str, tuple[Builder, Use, str]] = {
     "conditional": (
         lambda: timm.layers.CondConv2d(4, 4, 3, num_experts=2),
@@ -97,41 +91,28 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
         NO_RULE.format("DeformConv2d"),
     ),
     "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), NO_RULE.format("Conv1d")),
-    "3-D": (
-        lambda: nn.Conv3d(4, 4, 3, padding=1),
-        lambda module, x: module(x[:, :, None]),
-        NO_RULE.format("Conv3d"),
-    ),
+    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), NO_RULE.format("Conv3d")),
     "own forward": (lambda: Doubled(4, 4, 3), None, NO_RULE.format("Doubled")),
-    "instance forward": (lambda: patched("forward"), None, "Conv2d has a forward of its own, set on the instance"),
-    "instance _conv_forward": (lambda: patched("_conv_forward"), None, "of its own, set on the instance"),
+    # trainers of seamless textures replace `_conv_forward` of an instance
+    **{
+        f"instance {n}": (lambda n=n: changed(lambda m: setattr(m, n, getattr(m, n))), None, f"Conv2d has a {n} of its")
+        for n in ("forward", "_conv_forward")
+    },
     "quantised": (quantised, None, "Conv2d is quantised: recast the float model, and quantise that"),
     "quantisation aware": (trained_for_quantisation, None, "quantis"),
     "scripted": (lambda: torch.jit.script(conv()), None, "is TorchScript: recast the nn.Module"),
-    "output_size": (
-        lambda: nn.ConvTranspose2d(4, 4, 3, stride=2),
-        lambda module, x: module(x, output_size=[18, 18]),
-        r"called with more than its input \(output_size\?\)",
-    ),
-    "output_size by place": (
-        lambda: nn.ConvTranspose2d(4, 4, 3, stride=2),
-        lambda module, x: module(x, [18, 18]),
-        r"called with more than its input \(output_size\?\)",
-    ),
+    "output_size": (UP, lambda module, x: module(x, output_size=[18, 18]), TWO_INPUTS),
+    "output_size by place": (UP, lambda module, x: module(x, [18, 18]), TWO_INPUTS),
     "weight read": (conv, lambda module, x: F.conv2d(x, module.weight), "not called by the example .* weight is read"),
     "one image": (conv, lambda module, x: module(x[0])[None], r"got \(4, 8, 8\), expected \(batch, C, H, W\)"),
     "cropped beyond its kernel": (
-        lambda: nn.ConvTranspose2d(4, 4, (3, 1), stride=3, padding=(0, 1)),
-        None,
-        r"crops more than its kernel's reach: padding \(0, 1\)",
+        lambda: nn.ConvTranspose2d(4, 4, (3, 1), stride=3, padding=(0, 1)), None, "crops more than its kernel's reach"
     ),
     "complex": (
-        lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64),
-        lambda module, x: module(x.to(torch.complex64)).abs(),
-        "complex",
+        lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64), lambda module, x: module(x + 0j).abs(), "complex weights"
     ),
-    **{f"{name} hook": (lambda f=f: hooked(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},  # type: ignore[misc]
-}
+    **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -168,3 +149,40 @@ def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
     with pytest.raises(RecastError, match="TorchScript"):
         recast.plan(model, X, where="all")
+
+
+# --- convolutions that share a tensor with another module -------------------------------------------------------------
+
+SHARED = nn.PReLU()  # a parametrisation with a parameter
+TIES = {
+    "weight": lambda a, b: setattr(b, "weight", a.weight),
+    "bias": lambda a, b: setattr(b, "bias", a.bias),
+    "normed weight": lambda a, b: setattr(
+        parametrizations.weight_norm(b).parametrizations.weight, "original1",
+        parametrizations.weight_norm(a).parametrizations.weight.original1,
+    ),
+    "older normed weight": lambda a, b: setattr(
+        torch.nn.utils.weight_norm(b), "weight_v", torch.nn.utils.weight_norm(a).weight_v
+    ),
+    "parametrisation": lambda a, b: [parametrize.register_parametrization(m, "weight", SHARED) for m in (a, b)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_what_is_shared_with_another_module_is_left(name: str) -> None:
+    """A copy in the new layer would stop following the other one in training."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), conv(), conv())
+    TIES[name](model[1], model[2])
+    planned = recast.plan(model, X, where="all")
+    assert [step.name for step in planned.steps] == ["0"]
+    assert [left.name for left in planned.left] == ["1", "2"]
+    for left, other in zip(planned.left, "21", strict=True):
+        assert "shares" in left.reason
+        assert f"with {other}" in left.reason
+
+
+def test_a_kernel_that_the_model_holds_as_well_is_left() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), conv())
+    model.register_parameter("kernel", model[1].weight)
+    (left,) = recast.plan(model, X, where="all").left
+    assert left.reason.startswith("shares its weight with Sequential")
