@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,16 +58,17 @@ def test_the_table(tmp_path: Path) -> None:
     assert [row[1] for row in tabulate_agreement({"a": Says(0)}, batches, "abc").rows] == [None] * 5
 
 
-def test_mistakes_are_named() -> None:
-    with pytest.raises(RecastError, match="no images"):
-        predict({"a": Says(0)}, list)
-    with pytest.raises(RecastError, match=r"logits \(2, classes\), got \(2, 3, 2, 2\)"):
-        predict({"a": nn.Identity()}, batches)
-    with pytest.raises(RecastError, match="NaN"):
-        predict({"a": nn.Sequential(nn.Flatten(), nn.LayerNorm(12, eps=0.0))}, batches)
-    with pytest.raises(RecastError, match="none of 'finetuned'"):
-        agreement(predict({"parent": Says(0)}, batches), "finetuned", "parent")
-    with pytest.raises(RecastError, match="class 2 has no name"):
-        tabulate_agreement({"a": Says(0)}, batches, ["ant", "bee"])
-    with pytest.raises(RecastError, match="got 2"):
-        tabulate_agreement({"a": Says(0)}, batches, "abc", ["v", "w"])
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: predict({"a": Says(0)}, list), "no images"),
+        (lambda: predict({"a": nn.Identity()}, batches), r"logits \(2, classes\), got \(2, 3, 2, 2\)"),
+        (lambda: predict({"a": nn.Sequential(nn.Flatten(), nn.LayerNorm(12, eps=0.0))}, batches), "NaN"),
+        (lambda: agreement(predict({"a": Says(0)}, batches), "b", "a"), "none of 'b'"),
+        (lambda: tabulate_agreement({"a": Says(0)}, batches, ["ant", "bee"]), "class 2 has no name"),
+        (lambda: tabulate_agreement({"a": Says(0)}, batches, "abc", ["v", "w"]), "got 2"),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(RecastError, match=match):
+        call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import timm
@@ -36,9 +37,7 @@ class Fixed(nn.Module):
     def __init__(self, first: Tensor, second: Tensor) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(12, len(first), bias=False), nn.Linear(12, len(second), bias=False)
-        with torch.no_grad():
-            self.first.weight = nn.Parameter(first)
-            self.second.weight = nn.Parameter(second)
+        self.first.weight, self.second.weight = nn.Parameter(first), nn.Parameter(second)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.flatten(1)
@@ -85,8 +84,7 @@ def test_batches_are_averaged_before_the_ratio() -> None:
 
 
 def test_a_layer_is_itself_also_rotated_and_scaled() -> None:
-    features = random(12, 0)
-    rotation = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
+    features, rotation = random(12, 0), torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
     a, b = Fixed(features, features), Fixed(rotation @ features * 7, torch.diag(torch.arange(1.0, 13)).double())
     found = cka(a, b, images(50), LAYERS, LAYERS)
     assert found.cka[0, 0] == pytest.approx(1, abs=1e-6)
@@ -120,11 +118,11 @@ def test_parent_and_recast_layer_by_layer() -> None:
     assert value["parent", "layer3.1", "other", "layer3.1"] < 0.99  # type: ignore[operator]
 
 
-def test_mistakes_are_named() -> None:
+@pytest.mark.parametrize(
+    ("layers", "given", "match"),
+    [(["third"], images(8), "no module 'third'"), (LAYERS, images(3), "at least 4 images"), (LAYERS, [], "no images")],
+)
+def test_mistakes_are_named(layers: list[str], given: Any, match: str) -> None:
     a = Fixed(random(3, 0), random(3, 1))
-    with pytest.raises(RecastError, match="no module 'third'"):
-        cka(a, a, images(8), ["third"], LAYERS)
-    with pytest.raises(RecastError, match="at least 4 images"):
-        cka(a, a, images(3), LAYERS, LAYERS)
-    with pytest.raises(RecastError, match="no images"):
-        cka(a, a, [], LAYERS, LAYERS)
+    with pytest.raises(RecastError, match=match):
+        cka(a, a, given, layers, LAYERS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,19 +36,3 @@ def test_a_linear_model_by_hand() -> None:
     p = torch.tensor([10.0, 6, 3, 1, 0]).sigmoid()
     torch.testing.assert_close(found[0], p)
     torch.testing.assert_close(deletion.area(shares, found)[0], (p[0] / 2 + p[1] + p[2] + p[3] + p[4] / 2) / 4)
-
-
-@pytest.mark.parametrize("size", [(12, 12), (6, 20)])
-def test_a_true_map_beats_a_random_one(size: tuple[int, int]) -> None:
-    images, targets = 0.2 * torch.randn(24, 1, *size), torch.zeros(24).long()
-    areas = {
-        name: [
-            float(call(Summed(), images, maps, targets, steps=12, batch_size=64).mean())
-            for call in (deletion.deletion, deletion.insertion)
-        ]
-        for name, maps in {"true": images[:, 0], "random": torch.rand(24, *size), "opposite": -images[:, 0]}.items()
-    }
-    even = torch.zeros(24, 3, 4)  # its order is a random one, another for each image
-    assert not torch.equal(*deletion.order_of(even, images)[:2])
-    assert areas["true"][0] < areas["random"][0] < areas["opposite"][0]
-    assert areas["true"][1] > areas["random"][1] > areas["opposite"][1]

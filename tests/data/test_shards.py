@@ -213,3 +213,6 @@ def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     assert evaluate(model, "clean", again, batch_size=3, cache=kept, progress=False)[0].n == 8
     found = measure(open_context({"m": model}, again, 3), ["agreement", "fourier"], progress=False)
     assert len(found.tables["agreement"].rows) == 8
+    for suite in ("resolution", "corruptions"):
+        with pytest.raises(RecastError, match=r"shards of .* do not"):
+            evaluate(model, suite, again, progress=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data, load_data
+from recast.evaluation import evaluate
 from recast.evaluation.context import PixelModel
 from recast.evaluation.runner import open_context, score_suites
 from recast.run.config import DataConfig
@@ -49,6 +50,21 @@ def trained(digits: Data) -> nn.Module:
     return net.eval()
 
 
+Values = Callable[..., dict[str, float]]
+Score = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def values() -> Values:
+    """{metric: value} of a model in suites."""
+
+    def run(model: nn.Module, suites: str | list[str], data: Data, size: int = 20, **told: Any) -> dict[str, float]:
+        rows = evaluate({"m": model}, suites, data, batch_size=size, options=Options(**told), progress=False)
+        return {row.metric if isinstance(suites, str) else f"{row.suite} {row.metric}": row.value for row in rows}
+
+    return run
+
+
 class Spy(nn.Module):
     """A linear classifier that remembers what it saw, and may be stopped after some images."""
 
@@ -82,7 +98,7 @@ def spy() -> type[Spy]:
 
 
 @pytest.fixture
-def score() -> Callable[..., dict[str, np.ndarray]]:
+def score() -> Score:
     """The scores of a model in a suite, {metric: (n, k)}; raises NotMeasured where its data set is missing."""
 
     def run(suite: str, model: nn.Module, data: Data, batch_size: int = 20, **told: Any) -> dict[str, np.ndarray]:

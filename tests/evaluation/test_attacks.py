@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from recast.data import Data
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError
-from recast.evaluation import Options, PixelModel, evaluate
+from recast.evaluation import PixelModel
 from recast.evaluation.attacks import auto_attack, pgd
 from recast.evaluation.context import NotMeasured
 
+Score = Callable[..., dict[str, Any]]
+Values = Callable[..., dict[str, float]]
 STEPS: dict[str, Callable[[float], dict[str, Any]]] = {
     "fgsm": lambda eps: {"steps": 1, "step_size": eps},
     "pgd": lambda eps: {"step_size": None},
@@ -65,16 +67,14 @@ def test_attack_stays_in_the_ball_and_in_the_pixel_range(
     assert all(value.equal(before[key]) for key, value in victim.state_dict().items())
 
 
-def test_rows_of_the_suites(trained: nn.Module, digits: Data) -> None:
-    options = Options(eps=(0, 1.0, 16))
-    rows = evaluate({"m": trained}, ["clean", "fgsm", "pgd"], digits, options=options, batch_size=32, progress=False)
-    values = {f"{row.suite}/{row.metric}": row.value for row in rows}
-    assert values["fgsm/top1@0"] == values["pgd/top1@0"] == values["clean/top1"] > 80
-    assert values["pgd/top1@16"] <= values["fgsm/top1@16"] < values["clean/top1"]
+def test_rows_of_the_suites(trained: nn.Module, digits: Data, values: Values) -> None:
+    found = values(trained, ["clean", "fgsm", "pgd"], digits, eps=(0, 1.0, 16))
+    assert found["fgsm top1@0"] == found["pgd top1@0"] == found["clean top1"] > 80
+    assert found["pgd top1@16"] <= found["fgsm top1@16"] < found["clean top1"]
 
 
 def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
-    victim: PixelModel, trained: nn.Module, digits: Data, batch: tuple[Tensor, Tensor]
+    victim: PixelModel, trained: nn.Module, digits: Data, batch: tuple[Tensor, Tensor], values: Values
 ) -> None:
     """With the shared gradient of the first step, and random starts that follow from the image's index."""
     images, labels = batch
@@ -86,9 +86,8 @@ def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
             return victim(pgd(victim, images, labels, 10.0, steps=2, noise=noise)).argmax(1) == labels
 
     def top1(restarts: int, random_start: bool = False) -> float:
-        options = Options(eps=(10.0,), steps=2, restarts=restarts, random_start=random_start)
-        (row,) = evaluate(trained, "pgd", digits, options=options, batch_size=7, progress=False)
-        return row.value
+        told = {"eps": (10.0,), "steps": 2, "restarts": restarts, "random_start": random_start}
+        return values(trained, "pgd", digits, 7, **told)["top1@10"]
 
     survived = right(None)
     assert top1(1) == pytest.approx(100 * survived.float().mean().item())
@@ -146,7 +145,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeAttack]:
 
 
 def test_autoattack_takes_the_images_that_are_right(
-    fake: type[FakeAttack], victim: PixelModel, digits: Data, score: Callable[..., dict[str, Any]]
+    fake: type[FakeAttack], victim: PixelModel, digits: Data, score: Score
 ) -> None:
     data = replace(digits, val=digits.val.subset(torch.arange(10)))
     scores = score("autoattack", victim.model, data, 4, eps=(0, 40, 255))
@@ -162,19 +161,8 @@ def test_autoattack_takes_the_images_that_are_right(
     assert len({options["seed"] for _, _, options in fake.calls}) == 3  # one for each batch
 
 
-def test_autoattack_leaves_nothing_behind(fake: type[FakeAttack], trained: nn.Module, digits: Data) -> None:
-    images, labels = digits.val.batch([0, 1])
-    frozen = next(trained.parameters()).requires_grad_(False)
-    before = torch.get_rng_state()
-    auto_attack(trained, images, labels, 4, 10, seed=3)
-    assert before.equal(torch.get_rng_state())
-    assert all(parameter.grad is None for parameter in trained.parameters())
-    assert [p.requires_grad for p in trained.parameters()] == [p is not frozen for p in trained.parameters()]
-    frozen.requires_grad_(True)
-
-
 def test_autoattack_with_few_classes_and_without_the_package(
-    fake: type[FakeAttack], digits: Data, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    fake: type[FakeAttack], digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, labels = digits.val.batch([0, 1])
     for classes, targets in ((5, 4), (30, 9)):
@@ -188,12 +176,17 @@ def test_autoattack_with_few_classes_and_without_the_package(
 
 
 def test_the_real_autoattack(victim: PixelModel, digits: Data) -> None:
-    """Within ε, in [0, 1], the same again, and it finds what PGD finds."""
+    """Within ε, in [0, 1], the same again, it finds what PGD finds, and leaves nothing behind."""
     pytest.importorskip("pyautoattack")
     images, labels = digits.val.batch(range(6))
     right = victim(images).argmax(1) == labels
     images, labels = images[right][:3], labels[right][:3]
+    frozen, before = next(victim.parameters()).requires_grad_(False), torch.get_rng_state()
     attacked = auto_attack(victim, images, labels, 24, 10, seed=1)
+    assert before.equal(torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in victim.parameters())
+    assert [p.requires_grad for p in victim.parameters()] == [p is not frozen for p in victim.parameters()]
+    frozen.requires_grad_(True)
     assert (attacked - images).abs().max() <= 24 / 255 + 1e-6
     assert 0 <= attacked.min() <= attacked.max() <= 1
     assert attacked.equal(auto_attack(victim, images, labels, 24, 10, seed=1))

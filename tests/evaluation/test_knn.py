@@ -78,19 +78,9 @@ def test_features_of_any_network() -> None:
     torch.testing.assert_close(features(tokens, images, 6), images.flatten(2).mean(1))
     with pytest.raises(RecastError, match="cannot tell which layer"):
         features(nn.Sequential(nn.Conv2d(3, 4, 1)), images, 9)
-
-
-def test_a_classifier_that_is_not_called() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head.bias.expand(len(x), 4)
-
-    with pytest.raises(RecastError, match="no features of Unused"):
-        features(Unused(), torch.randn(2, 3, 8, 8), 4)
+    own.forward = lambda x: x  # type: ignore[method-assign]  # the classifier is not called
+    with pytest.raises(RecastError, match="no features of Sequential"):
+        features(own, images, 3)
 
 
 def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any) -> None:
@@ -108,8 +98,6 @@ def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any)
     near = (queries @ bank.T).topk(5, dim=1)
     voted = vote(near.values, digits.train.labels[near.indices], (5,), 10)[5] == digits.val.labels
     assert found["top1@5"][:, 0].tolist() == voted.float().tolist()
-    counted = digits.train.labels[near.indices].mode(1).values == digits.val.labels
-    assert not voted.equal(counted)  # or the weights would not show
     parts = score("knn", model, augmented, 13, neighbours=(1, 5))
     assert all((values == found[metric]).all() for metric, values in parts.items())
 

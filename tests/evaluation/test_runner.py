@@ -1,4 +1,4 @@
-"""What was scored is kept: by weights, images and options, through interruptions, whole batches at a time."""
+"""What is asked is checked; what was scored is kept by weights, images and options, through interruptions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data
+from recast.errors import RecastError
 from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
 from recast.evaluation.runner import evaluate, measure, open_context
+from recast.evaluation.suites import EVALUATORS
 from recast.run.records import Row
+from recast.run.suites import METRICS, SUITES
 
 
 def rows_of(
@@ -165,3 +168,62 @@ def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Dat
     assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
     assert 0 < ahead.low < ahead.value < ahead.high
     assert len(pairs) == 3 * 4
+
+
+def test_every_suite_is_told_of_and_can_be_measured() -> None:
+    assert list(EVALUATORS) == list(SUITES)
+    assert {metric for suite in SUITES.values() for metric in suite.metrics} == set(METRICS)
+
+
+def test_all_models_see_the_same_pixels(digits: Data, spy: Any) -> None:
+    first, second = spy(), spy()
+    rows_of({"a": first, "b": second}, digits, ["clean", "basic"])
+    assert len(first.pixels) == 3 * 26
+    assert all(mine.equal(theirs) for mine, theirs in zip(first.pixels, second.pixels, strict=True))
+
+
+def test_rows_do_not_depend_on_the_batch_size(trained: nn.Module, digits: Data) -> None:
+    for one, other in zip(*(rows_of(trained, digits, ["clean", "basic"], size) for size in (7, 50)), strict=True):
+        assert (one.metric, one.n) == (other.metric, other.n)
+        assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), abs=1e-5)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_training_flags_are_restored_each(digits: Data, spy: Any, fail: bool) -> None:
+    model = spy().train()
+    model.limit[0] = 20 if fail else 50
+    model.layers[1].eval()  # as a frozen part would be
+    before = [module.training for module in model.modules()]
+    try:
+        rows_of(model, digits)
+    except KeyboardInterrupt:
+        assert fail
+    assert [module.training for module in model.modules()] == before == [True, True, True, False, True]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"suites": ["clean", "pdg"]}, r"unknown suite 'pdg': .*\. Did you mean pgd"),
+        ({"suites": []}, "nothing to evaluate"),
+        ({"models": {}}, "nothing to evaluate"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_bad_requests_stop_before_anything_is_measured(
+    digits: Data, change: dict[str, object], message: str, spy: Any
+) -> None:
+    model = spy()
+    request: dict = {"models": {"m": model}, "suites": ["clean"], "progress": False} | change
+    with pytest.raises(RecastError, match=message):
+        evaluate(data=digits, **request)
+    assert model.seen == 0
+
+
+def test_empty_lists_and_no_validation_images(digits: Data) -> None:
+    for option in ("eps", "neighbours"):
+        with pytest.raises(RecastError, match=f"{option} must be numbers, got none"):
+            Options(**{option: ()})  # type: ignore[arg-type]
+    with pytest.raises(RecastError, match="digits has no validation images"):
+        rows_of(nn.Identity(), replace(digits, val=digits.val.subset(torch.empty(0, dtype=torch.long))))
