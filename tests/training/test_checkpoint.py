@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -82,14 +83,8 @@ def test_interrupted_twice_in_one_epoch(ctrl_c: CtrlC, tmp_path: Path) -> None:
 def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) -> None:
     expected = small_fit(tmp_path / "straight")
 
-    def full_disk(state: Any, *args: Any) -> None:
-        if state.position.epoch == 3:
-            raise OSError("no space left on device")
-        real(state, *args)
-
-    real = loop.save_state
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "save_state", full_disk)
+    full_disk = [mock.DEFAULT, mock.DEFAULT, OSError("no space left on device")]  # epochs 0 and 1 are saved
+    with mock.patch.object(loop, "save_state", wraps=loop.save_state, side_effect=full_disk):
         with pytest.raises(OSError, match="no space"):
             small_fit(tmp_path / "run")
     log = tmp_path / "run" / "metrics.jsonl"
@@ -102,23 +97,11 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("torch_says", [OSError(28, "No space left on device"), RuntimeError("enforce fail at inline")])
-def test_a_failed_save_leaves_the_states_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_says: Exception
-) -> None:
-    save, calls = torch.save, []
-
-    def full(content: Any, path: Path) -> None:
-        calls.append(1)
-        if len(calls) < 4:
-            save(content, path)
-            return
-        path.write_bytes(b"half")
-        raise torch_says
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(RecastError, match=r"cannot save the state in .*; the newest state is .*00001-00000004\.pt"):
+def test_a_failed_save_leaves_the_states_before_it(tmp_path: Path, torch_says: Exception) -> None:
+    full_disk = mock.patch.object(torch, "save", wraps=torch.save, side_effect=[*3 * [mock.DEFAULT], torch_says])
+    message = r"cannot save the state in .*; the newest state is .*00001-00000004\.pt"
+    with full_disk, pytest.raises(RecastError, match=message):
         small_fit(tmp_path / "run", save_steps=2)
-    monkeypatch.setattr(torch, "save", save)
     kept = sorted(path.name for path in (tmp_path / "run" / "resume").iterdir())
     assert kept == ["state-00001-00000002.pt", "state-00001-00000004.pt"]
     small_fit(tmp_path / "run", resume=True, save_steps=2)
@@ -127,10 +110,11 @@ def test_a_failed_save_leaves_the_states_before_it(
 
 
 def test_a_finished_training_is_left_alone_and_resuming_nothing_starts(tmp_path: Path) -> None:
-    rows = small_fit(tmp_path, resume=True)
+    rows, fresh = small_fit(tmp_path, epochs=1, resume=True), small_child()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    fresh = small_child()
-    assert small_fit(tmp_path, fresh, resume=True) == rows
+    with pytest.raises(RecastError, match="already holds a training"):
+        small_fit(tmp_path, epochs=1)
+    assert small_fit(tmp_path, fresh, epochs=1, resume=True) == rows
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert_same(fresh, tmp_path)
 
@@ -171,9 +155,9 @@ def test_a_damaged_state_is_passed_over(ctrl_c: CtrlC, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*passed over")
 def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None:
+    path = states(stopped)[-1]
     for old in states(stopped)[:-1]:
         old.unlink()
-    path = states(stopped)[-1]
 
     class Opens:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -214,18 +198,11 @@ def test_sigterm_saves_too(after: After, tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
-    done = []
-
-    def work() -> None:
-        with stop_signals() as stop:
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-            done.append(stop.is_set())
-            signal.raise_signal(signal.SIGINT)
-            done.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert done == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -236,20 +213,13 @@ def test_fit_works_in_a_thread(tmp_path: Path) -> None:
     assert (tmp_path / "weights.safetensors").exists()
 
 
-def test_a_wish_in_the_last_validation_is_heard_when_the_weights_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure, calls = loop.measure, []
+def test_a_wish_after_the_last_validation_is_heard_when_the_weights_are_written(tmp_path: Path) -> None:
+    def told(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return mock.DEFAULT
 
-    def told_afterwards(*args: Any) -> tuple[float, float]:
-        found = measure(*args)
-        calls.append(1)
-        if len(calls) == 4:  # before training and after each of 3 epochs
-            signal.raise_signal(signal.SIGTERM)
-        return found
-
-    monkeypatch.setattr(loop, "measure", told_afterwards)
-    with pytest.raises(Interrupted, match="this training is finished"):
+    save = mock.patch.object(loop, "save", wraps=loop.save, side_effect=told)
+    with save, pytest.raises(Interrupted, match="this training is finished"):
         small_fit(tmp_path)
     assert (tmp_path / "weights.safetensors").is_file()
 
@@ -257,23 +227,24 @@ def test_a_wish_in_the_last_validation_is_heard_when_the_weights_are_written(
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are POSIX's")
 @pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="slow: set RECAST_SLOW=1")
 def test_a_queue_s_sigterm_reaches_loader_processes_too_and_the_state_is_saved(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from small import small_data, small_parent, small_recipe\n"
-        "from recast.training.loop import fit\n"
-        "from recast.training.distributed import Interrupted\n"
-        "os.setsid()\n"
-        "recipe = small_recipe()\n"
-        "recipe.data.workers = 1\n"
-        "def told(epoch, step, loss):\n"
-        "    if (epoch, step) == (1, 2):\n"
-        "        os.killpg(0, signal.SIGTERM)\n"
-        "try:\n"
-        "    fit(small_parent(), small_data(), recipe, sys.argv[1], progress=False, on_step=told)\n"
-        "except Interrupted:\n"
-        "    sys.exit(7)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    code = """
+import os, signal, sys
+from small import small_data, small_parent, small_recipe
+from recast.training.loop import fit
+from recast.training.distributed import Interrupted
+os.setsid()
+recipe = small_recipe()
+recipe.data.workers = 1
+def told(epoch, step, loss):
+    if (epoch, step) == (1, 2):
+        os.killpg(0, signal.SIGTERM)
+try:
+    fit(small_parent(), small_data(), recipe, sys.argv[1], progress=False, on_step=told)
+except Interrupted:
+    sys.exit(7)
+"""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command, environment = [sys.executable, "-c", code, str(tmp_path)], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 7, done.stderr[-2000:]
     assert position(tmp_path) in ((1, 2), (1, 3))

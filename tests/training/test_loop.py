@@ -169,14 +169,6 @@ def test_weights_that_blew_up_are_never_saved(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
-    small_fit(tmp_path, epochs=0)
-    before = (tmp_path / "weights.safetensors").read_bytes()
-    with pytest.raises(RecastError, match="already holds a training"):
-        small_fit(tmp_path)
-    assert (tmp_path / "weights.safetensors").read_bytes() == before
-
-
 def test_clipping_limits_the_step(tmp_path: Path) -> None:
     parent = small_parent()
     optim = {"opt": "sgd", "lr": 1.0, "warmup_epochs": 0.0, "weight_decay": 0.0, "clip_grad": 1e-4}
