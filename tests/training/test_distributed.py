@@ -7,20 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from small import small_child, small_data
 from torch import nn
-from two_processes import recipe, run, run_scheduled
+from two_processes import ODD, recipe, run, run_scheduled
 
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig, ScheduleConfig
 from recast.training import distributed
-from recast.training import loop as fit_module
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted, check_shares
+from recast.training.loop import fit
 from recast.training.metrics import read_metrics
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
@@ -49,18 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _stop_alone(folder: Path) -> None:
-    update, calls = fit_module.Update.__call__, []
-
-    def pressed(self: Any, *args: Any) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) == 8:
+    def press(epoch: int, step: int, _loss: float) -> None:
+        if (epoch, step) == (2, 2):
             raise KeyboardInterrupt
-        return update(self, *args)
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(fit_module.Update, "__call__", pressed)
-        with pytest.raises(Interrupted):
-            run(folder, recipe(save_steps=1))
+    with pytest.raises(Interrupted):
+        fit(small_child(), small_data(ODD), recipe(save_steps=1), folder, progress=False, on_step=press)
 
 
 def assert_close(one: Path, other: Path) -> None:
@@ -108,13 +102,9 @@ def test_mixing_is_that_of_one_process_with_the_same_parts(folder: Path, tmp_pat
 
 
 @slow
-def test_every_validation_image_counts_once(folder: Path) -> None:
+def test_every_image_counts_once_and_one_process_that_is_told_to_stop_stops_all_at_the_same_step(folder: Path) -> None:
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     assert found["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
-
-
-@slow
-def test_one_process_that_is_told_to_stop_stops_all_at_the_same_step(folder: Path) -> None:
     position = torch.load(states(folder / "stopped")[-1], weights_only=True)["position"]
     assert (position["epoch"], position["step"]) == (2, 2)
 
@@ -128,21 +118,20 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, tmp_path: 
 
 @slow
 def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "import two_processes as script\n"
-        "from recast.errors import RecastError\n"
-        "def die(epoch, step, loss):\n"
-        "    if step == 3 and os.environ['RANK'] == '1':\n"
-        "        os._exit(9)\n"
-        "try:\n"
-        "    script.fit(script.small_child(), script.small_data(), script.recipe(), sys.argv[2],\n"
-        "               progress=False, on_step=die)\n"
-        "except RecastError as error:\n"
-        "    print('told:', error, file=sys.stderr)\n"
-        "    sys.exit(2)\n"
-    )
+    code = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import two_processes as script
+from recast.errors import RecastError
+def die(epoch, step, loss):
+    if step == 3 and os.environ["RANK"] == "1":
+        os._exit(9)
+try:
+    script.fit(script.small_child(), script.small_data(), script.recipe(), sys.argv[2], progress=False, on_step=die)
+except RecastError as error:
+    print("told:", error, file=sys.stderr)
+    sys.exit(2)
+"""
     (tmp_path / "dies.py").write_text(code, encoding="utf-8")
     done = two_processes(tmp_path / "dies.py", SCRIPT.parent, tmp_path / "run")
     assert done.returncode != 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -55,12 +55,6 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
     assert measured(again) == pytest.approx((rows[3]["val_loss"], rows[3]["val_top1"]), rel=1e-6)
 
 
-def test_a_plain_network_trains_the_same_way(tmp_path: Path) -> None:
-    rows = small_fit(tmp_path, small_parent())
-    assert all(row["layers"] == {} and row["gate_lr"] is None for row in rows)
-    assert rows[-1]["val_loss"] < 0.9 * rows[0]["val_loss"]
-
-
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     models = [small_parent() for _ in range(3)]
     for number, seed in enumerate((3, 3, 4)):
@@ -72,11 +66,13 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
     assert not torch.equal(models[0][0].weight, models[2][0].weight)  # type: ignore[index]
 
 
-def test_no_epoch_measures_and_saves(tmp_path: Path) -> None:
-    parent = small_parent()
-    rows = small_fit(tmp_path, parent, epochs=0)
-    assert [row["epoch"] for row in rows] == [0]
-    assert_same(small_parent().eval(), tmp_path)
+def test_a_plain_network_trains_the_same_way_and_no_epoch_measures_and_saves(tmp_path: Path) -> None:
+    rows = small_fit(tmp_path / "plain", small_parent())
+    assert all(row["layers"] == {} and row["gate_lr"] is None for row in rows)
+    assert rows[-1]["val_loss"] < 0.9 * rows[0]["val_loss"]
+    (row,) = small_fit(tmp_path / "none", small_parent(), epochs=0)
+    assert row["val_loss"] == rows[0]["val_loss"]
+    assert_same(small_parent().eval(), tmp_path / "none")
 
 
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
@@ -92,16 +88,16 @@ def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
 def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
-    averaged: RegularizationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    averaged: RegularizationConfig, tmp_path: Path
 ) -> None:
     seen = []
 
-    def watched(model: nn.Module, *args: Any) -> tuple[float, float]:
+    def watched(model: nn.Module, *_: Any) -> Any:
         seen.append(gpsa_layers(model)["4"].open_heads)
-        return measure(model, *args)
+        return mock.DEFAULT
 
-    monkeypatch.setattr(loop, "measure", watched)
-    small_fit(tmp_path, regularization=averaged)
+    with mock.patch.object(loop, "measure", wraps=measure, side_effect=watched):
+        small_fit(tmp_path, regularization=averaged)
     assert seen == [(), *[tuple(range(9))] * 3]
 
 
@@ -122,18 +118,10 @@ def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: Regulari
 # --- losses and weights that are not finite ---------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, inputs = [], loop.Update.inputs
-
-    def poison(self: loop.Update, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        calls.append(1)
-        images, targets = inputs(self, *args)
-        return images * (math.nan if len(calls) == 8 else 1), targets  # the 8th training batch of 5 an epoch
-
-    monkeypatch.setattr(loop.Update, "inputs", poison)
-    with pytest.raises(RecastError, match=r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"):
+def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(tmp_path: Path) -> None:
+    losses = [torch.tensor(1.0)] * 7 + [torch.tensor(math.nan)]  # of the 8th training batch of 5 an epoch
+    message = r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"
+    with mock.patch.object(loop.Update, "__call__", side_effect=losses), pytest.raises(RecastError, match=message):
         small_fit(tmp_path, save_steps=2)
     state = torch.load(states(tmp_path)[-1], weights_only=True)
     assert (state["position"]["epoch"], state["position"]["step"]) == (2, 2)
@@ -148,21 +136,15 @@ def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(
         (3, r"4\.weight is not finite after epoch 1, step 3.*state-00001-00000002", "state-00001-00000002.pt"),
     ],
 )
-def test_weights_that_blew_up_are_never_saved(
-    calls: int, message: str, newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    update, seen = loop.Update.__call__, []
+def test_weights_that_blew_up_are_never_saved(calls: int, message: str, newest: str, tmp_path: Path) -> None:
+    parent = small_parent()
 
-    def explode(self: Any, *args: Any) -> torch.Tensor:
-        loss = update(self, *args)
-        seen.append(1)
-        if len(seen) == calls:
-            self.state.model[4].weight.data.fill_(math.nan)
-        return loss
+    def explode(epoch: int, step: int, _loss: float) -> None:
+        if (epoch, step) == (1, calls):
+            parent.get_parameter("4.weight").data.fill_(math.nan)
 
-    monkeypatch.setattr(loop.Update, "__call__", explode)
     with pytest.raises(RecastError, match=message):
-        small_fit(tmp_path, small_parent(), save_steps=1)
+        fit(parent, small_data(), small_recipe(save_steps=1), tmp_path, progress=False, on_step=explode)
     assert states(tmp_path)[-1].name == newest
 
 
@@ -237,11 +219,10 @@ def test_a_scheduled_network_is_kept_as_it_was_then(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(
     ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
-    child = small_child()
-    small_fit(tmp_path / "whole", copy.deepcopy(child), keep_every=1)
+    small_fit(tmp_path / "whole", keep_every=1)
     with ctrl_c("update", 7), pytest.raises(Interrupted):
-        small_fit(tmp_path / "stopped", copy.deepcopy(child), keep_every=1)
+        small_fit(tmp_path / "stopped", keep_every=1)
     assert [path.name for path in kept(tmp_path / "stopped")] == ["epoch-0000.safetensors", "epoch-0001.safetensors"]
-    small_fit(tmp_path / "stopped", child, keep_every=1, resume=True)
+    small_fit(tmp_path / "stopped", keep_every=1, resume=True)
     for one, other in zip(kept(tmp_path / "whole"), kept(tmp_path / "stopped"), strict=True):
         assert_same(one, other)
