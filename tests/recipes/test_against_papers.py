@@ -28,15 +28,11 @@ def test_soft_distillation_is_the_paper_s_equation(size: str) -> None:
     assert "--reduction numel" in RECIPES[f"deit_{size}_soft"].inferred
 
 
-def test_deit_is_fine_tuned_for_the_paper_s_25_epochs() -> None:
-    for name in ("deit_base_384", "deit_base_distilled_384"):
-        assert make_recipe(name).epochs == 25
-        assert "the code's command: 30" in RECIPES[name].inferred
-
-
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
+        ("deit_base_384", "epochs", 25, "the code's command: 30"),
+        ("deit_base_distilled_384", "epochs", 25, "the code's command: 30"),
         ("deit3_base_384", "augment.erasing", 0.0, "no erasing, as in the commands"),
         ("resmlp_24", "data.batch_size", 2048, "batches of 2048 (the author"),
         ("resmlp_big_24", "regularization.layer_scale", 1e-6, "by the paper's rule 1e-5"),
@@ -47,10 +43,6 @@ def test_deit_is_fine_tuned_for_the_paper_s_25_epochs() -> None:
 def test_where_sources_differ_the_recipe_says_which_it_follows(name: str, field: str, value: float, said: str) -> None:
     assert attrgetter(field)(make_recipe(name)) == value
     assert said in RECIPES[name].inferred
-
-
-def test_a_number_that_is_in_no_paper_says_where_it_is_from() -> None:
-    assert "of the published weights; in no paper" in RECIPES["patchconvnet_s60_multi_finetune"].expected
 
 
 def test_patchconvnet_has_one_test_crop() -> None:
@@ -68,8 +60,9 @@ def test_no_recipe_is_there_twice() -> None:
         assert twin == name or AFTER.get(twin) != AFTER.get(name), f"{name} = {twin}"
 
 
-def test_no_network_is_trained_that_is_in_no_paper() -> None:
+def test_what_is_in_no_paper_is_not_trained_or_says_where_it_is_from() -> None:
     assert [name for name in RECIPES if "medium" in name] == [], "ViT-M: weights were published, no settings"
+    assert "of the published weights; in no paper" in RECIPES["patchconvnet_s60_multi_finetune"].expected
 
 
 def test_the_quickstart_expects_what_it_gives() -> None:

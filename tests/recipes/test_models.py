@@ -45,37 +45,9 @@ def model_of(recipe_name: str) -> nn.Module:
     return built(config.name, config.input_size)
 
 
-def test_every_network_is_built_for_the_recipe_s_images() -> None:
-    for name in RECIPES:
-        model, data = model_of(name), make_recipe(name).data
-        # networks of one size keep it in their patch embedding; convolutional ones take any
-        embedding = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
-        built_for = getattr(embedding, "img_size", None)
-        if built_for is not None:
-            assert built_for == (data.img_size, data.img_size), name
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name: str) -> None:
     assert sum(parameter.numel() for parameter in model_of(name).parameters()) == PARAMETERS[name]
-
-
-def test_a_token_network_is_distilled_and_a_distilled_token_is_used() -> None:
-    for name in RECIPES:
-        has_token = hasattr(model_of(name), "set_distilled_training")
-        assert has_token == name.startswith(("deit_tiny_distilled", "deit_small_distilled", "deit_base_distilled"))
-        if has_token:
-            assert make_recipe(name).distill.targets == "hard"
-
-
-def test_timm_has_weights_for_parents_and_teachers() -> None:
-    for name in RECIPES:
-        recipe = make_recipe(name)
-        if recipe.model.pretrained:
-            assert timm.models.is_model_pretrained(recipe.model.name), name
-        if recipe.distill.name is not None:
-            assert recipe.distill.teacher_pretrained, name
-            assert timm.models.is_model_pretrained(recipe.distill.name), name
 
 
 def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
@@ -87,9 +59,21 @@ def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
         assert {key for key in later if later[key].shape != earlier[key].shape} <= {"pos_embed"}, name
 
 
-def test_layer_scale_and_drop_path_are_set_where_the_network_has_them() -> None:
+def test_a_recipe_asks_for_what_its_network_has() -> None:
+    """Images of its size, a distillation token, LayerScale, and weights of timm's for parents and teachers."""
     for name in RECIPES:
-        regularization = make_recipe(name).regularization
-        if regularization.layer_scale is not None:
-            keys = model_of(name).state_dict()
-            assert any(key.endswith(("gamma", "gamma_1", ".ls1")) for key in keys), name
+        recipe, model = make_recipe(name), model_of(name)
+        # networks of one size keep it in their patch embedding; convolutional ones take any
+        embedding = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
+        size = recipe.data.img_size
+        assert getattr(embedding, "img_size", None) in (None, (size, size)), name
+        has_token = hasattr(model, "set_distilled_training")
+        assert has_token == name.startswith(("deit_tiny_distilled", "deit_small_distilled", "deit_base_distilled"))
+        assert recipe.distill.targets == "hard" or not has_token, name
+        if recipe.regularization.layer_scale is not None:
+            assert any(key.endswith(("gamma", "gamma_1", ".ls1")) for key in model.state_dict()), name
+        if recipe.model.pretrained:
+            assert timm.models.is_model_pretrained(recipe.model.name), name
+        if recipe.distill.name is not None:
+            assert recipe.distill.teacher_pretrained, name
+            assert timm.models.is_model_pretrained(recipe.distill.name), name

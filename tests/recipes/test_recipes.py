@@ -50,11 +50,11 @@ def test_every_recipe_is_complete_and_made_afresh() -> None:
 
 def test_every_recipe_says_what_it_is_how_to_run_it_and_what_to_expect() -> None:
     for name in RECIPES:
-        first = RECIPES[name].title
-        assert 20 < len(first) < 90, f"{name}: {first}"
+        assert 20 < len(RECIPES[name].title) < 90, name
         sections = said(name)
         assert tuple(sections) == HEADS, name
         assert all(text.strip() for text in sections.values()), name
+    assert len({entry.title for entry in RECIPES.values()}) == len(RECIPES)
 
 
 def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> None:
@@ -71,11 +71,6 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
         assert ("--checkpoint" in words) == (name in NEEDS_WEIGHTS), name
         if name in AFTER:
             assert f"runs/{AFTER[name]}/weights.safetensors" in words, name
-
-
-def test_first_lines_tell_recipes_apart() -> None:
-    firsts = [entry.title for entry in RECIPES.values()]
-    assert sorted({first for first in firsts if firsts.count(first) > 1}) == []
 
 
 def test_a_later_stage_starts_from_a_recipe_of_the_same_network() -> None:
@@ -101,8 +96,7 @@ def test_what_is_not_recast_is_trained_alone() -> None:
 
 def test_an_arm_that_is_not_trained_beside_a_recipe_is_a_recipe_or_the_arm_of_one() -> None:
     for name in RECAST:
-        recipe = make_recipe(name)
-        if recipe.control:
+        if (recipe := make_recipe(name)).control:
             continue
         arm = re.search(r"no control arm: it is (the one of )?(\w+),", said(name)["Inferred"])
         assert arm is not None, name

@@ -77,8 +77,7 @@ def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str)
     for name in SCHEDULED:
         full, scaled = make_recipe(name), make_recipe(name + scale)
         assert full.epochs * scaled.schedule.conv_epochs == scaled.epochs * full.schedule.conv_epochs, name
-        for part in ("name", "order"):
-            assert getattr(full.schedule, part) == getattr(scaled.schedule, part), name
+        assert (full.schedule.name, full.schedule.order) == (scaled.schedule.name, scaled.schedule.order), name
         assert (full.where, full.recast.gate, full.optim.opt) == (scaled.where, scaled.recast.gate, scaled.optim.opt)
         assert (full.optim.gate_lr is None) == (scaled.optim.gate_lr is None), name
         assert "scaled: " in RECIPES[name + scale].text, name
@@ -87,16 +86,11 @@ def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str)
             assert scaled.schedule.conv_epochs >= scaled.optim.warmup_epochs, name
 
 
-def test_at_full_size_a_control_arm_is_trained_once() -> None:
-    """Beside PRS for every kernel; the others' is a recipe of its own."""
-    for scale in ("", "_gpu"):
-        trained = {name for name in SCHEDULED if make_recipe(name + scale).control}
-        assert trained == {"prs_cmhsa3", "prs_cmhsa5"}
-
-
 def test_one_gpu_computes_what_the_paper_does_in_parts() -> None:
+    """The control arm is trained beside PRS for every kernel; the others' is a recipe of its own."""
     for name in SCHEDULED:
         full, gpu = make_recipe(name), make_recipe(f"{name}_gpu")
+        assert full.control == gpu.control == (name in ("prs_cmhsa3", "prs_cmhsa5")), name
         assert gpu.data.batch_size == full.data.batch_size, name
         assert gpu.data.batch_size // gpu.accumulate <= 256, name
         assert (gpu.amp, gpu.model, gpu.optim, gpu.augment) == ("bf16", full.model, full.optim, full.augment), name
@@ -112,16 +106,12 @@ def test_small_ones_are_for_a_cpu_and_train_their_control_arm() -> None:
             assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5], "seven equal parts, as the paper's"
 
 
-@pytest.mark.parametrize(("name", "gmac", "gmac_recast"), [
-    ("tcnn_star_100", 4.089, 7.331), ("prs_cmhsa3", 11.907, 16.506), ("prs_cmhsa5", 5.732, 16.506),
-])  # fmt: skip
-def test_multiply_adds_that_the_costs_are_counted_from(name: str, gmac: float, gmac_recast: float) -> None:
-    plan = planned(name)
-    assert round(plan.before.macs / 1e9, 3) == gmac
-    assert round(plan.after.macs / 1e9, 3) == gmac_recast
-
-
-def test_cost_of_the_paper_s_t_cnn_star() -> None:
-    """100 epochs of 4.089 and 300 of 7.331 GMACs, 1,281,167 images, three passes of two operations."""
+def test_multiply_adds_that_the_costs_are_counted_from() -> None:
+    """T-CNN*: 100 epochs of 4.089 and 300 of 7.331 GMACs, 1,281,167 images, three passes of two operations."""
+    for name, *gmacs in (
+        ("tcnn_star_100", 4.089, 7.331), ("prs_cmhsa3", 11.907, 16.506), ("prs_cmhsa5", 5.732, 16.506),
+    ):  # fmt: skip
+        plan = planned(name)
+        assert [round(cost.macs / 1e9, 3) for cost in (plan.before, plan.after)] == gmacs
     operations = 1_281_167 * 6e9 * (100 * 4.089 + 300 * 7.331)
     assert f"\nCost: {operations / 1e18:.3g} EFLOP" in RECIPES["tcnn_star_100"].text

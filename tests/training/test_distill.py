@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,20 +13,14 @@ from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.io import save
 from recast.models.build import build
 from recast.run.config import DistillConfig, ModelConfig, RegularizationConfig
 from recast.training import distill
-from recast.training.distill import (
-    Distillation,
-    Teacher,
-    build_teacher,
-    hard_loss,
-    soft_loss,
-    train_token_,
-)
+from recast.training.distill import Distillation, Teacher, build_teacher, hard_loss, soft_loss, train_token_
 from recast.training.objective import label_loss
 
 Z_CLS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
@@ -38,18 +33,20 @@ CE = label_loss(RegularizationConfig(), 4)
 
 
 class Says(nn.Module):
-    """A network that always gives the same logits."""
+    """A network that always gives the same logits, and keeps what it saw."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.register_buffer("logits", logits)
+        self.seen: list[Tensor] = []
 
-    def forward(self, _images: Tensor) -> Any:
+    def forward(self, images: Tensor) -> Any:
+        self.seen.append(images)
         return self.logits
 
 
-def distillation(logits: Tensor = TAUGHT, **fields: Any) -> Distillation:
-    return Distillation(DistillConfig(name="parent", **fields), Teacher(Says(logits), student=PLAIN), CE)
+def distillation(labels: Any = CE, logits: Tensor = TAUGHT, **fields: Any) -> Distillation:
+    return Distillation(DistillConfig(name="parent", **fields), Teacher(Says(logits), student=PLAIN), labels)
 
 
 @pytest.fixture
@@ -92,9 +89,7 @@ def test_hard_targets_are_the_teachers_class_unsmoothed() -> None:
     assert TAUGHT.argmax(1).tolist() == [0, 1]  # for the second image not its label, 2
     assert hard_loss(Z_DIST, TAUGHT) == F.cross_entropy(Z_DIST, torch.tensor([0, 1]))
     smooth = label_loss(RegularizationConfig(label_smoothing=0.1), 4)
-    both = Distillation(
-        DistillConfig(name="parent", targets="hard", teacher_weight=0.25), Teacher(Says(TAUGHT), student=PLAIN), smooth
-    )(Z_CLS, IMAGES, LABELS)
+    both = distillation(smooth, targets="hard", teacher_weight=0.25)(Z_CLS, IMAGES, LABELS)
     torch.testing.assert_close(both, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * hard_loss(Z_CLS, TAUGHT))
 
 
@@ -153,34 +148,22 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
 def test_a_teacher_sees_the_pixels_in_its_own_normalisation(network: nn.Module) -> None:
     pixels = torch.rand(4, 3, 8, 8)
     student, own = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), ((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
-
-    def normalised(by: Any) -> Tensor:
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in by)
-        return (pixels - mean) / std
-
-    expected = network.eval()(normalised(own))
-    torch.testing.assert_close(Teacher(network, student=student, own=own)(normalised(student)), expected)
-    assert torch.equal(Teacher(network, student=own, own=own)(normalised(own)), expected)  # not even rounded
+    known = normalize(pixels, *own)
+    expected = network.eval()(known)
+    torch.testing.assert_close(Teacher(network, student=student, own=own)(normalize(pixels, *student)), expected)
+    assert torch.equal(Teacher(network, student=own, own=own)(known), expected)  # not even rounded
 
 
 @pytest.mark.parametrize("size", [5, 13])
 def test_a_teacher_of_another_size_sees_what_pil_resizes_to(size: int) -> None:
-    seen: list[Tensor] = []
-
-    class Sees(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            seen.append(images)
-            return torch.zeros(len(images), 4)
-
-    teacher = Teacher(Sees(), student=PLAIN, size=size)
-    images = torch.rand(2, 3, 9, 9)
-    teacher(images)
-    resized = [
-        np.array(Image.fromarray(plane.numpy()).resize((size, size), Image.Resampling.BICUBIC))
-        for plane in images.flatten(0, 1)
-    ]
-    torch.testing.assert_close(seen[0], torch.tensor(np.stack(resized)).view(2, 3, size, size), atol=1e-5, rtol=0)
-    teacher(same := torch.rand(2, 3, size, size))
+    teacher = Teacher(Says(TAUGHT), student=PLAIN, size=size)
+    images, same = torch.rand(2, 3, 9, 9), torch.rand(2, 3, size, size)
+    for each in (images, same):
+        teacher(each)
+    planes = (Image.fromarray(plane.numpy()) for plane in images.flatten(0, 1))
+    resized = np.stack([plane.resize((size, size), Image.Resampling.BICUBIC) for plane in planes])
+    seen: Any = teacher.model.seen
+    torch.testing.assert_close(seen[0], torch.tensor(resized).view(2, 3, size, size), atol=1e-5, rtol=0)
     assert seen[1] is same
 
 
@@ -189,10 +172,8 @@ def test_a_teacher_runs_in_the_students_precision(network: nn.Module) -> None:
     narrow = Teacher(network, student=PLAIN, amp=torch.bfloat16)(images)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = network.eval()(images)
-    assert expected.dtype == torch.bfloat16
-    assert narrow.dtype == torch.float32
+    assert (expected.dtype, narrow.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(narrow, expected.float())
-    assert not torch.equal(narrow, Teacher(network, student=PLAIN)(images))
 
 
 # teachers by name
@@ -231,22 +212,15 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     [("torchvision:resnet18", (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)), ("own:function", PLAIN)],
 )
 def test_fetched_weights_keep_their_own_head(
-    name: str, own: tuple[tuple[float, ...], ...], network: nn.Module, monkeypatch: pytest.MonkeyPatch
+    name: str, own: Any, network: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """timm would put a random head in its place if asked for the data's classes."""
-    asked: list[tuple[ModelConfig, int | None]] = []
-
-    def fetch(config: ModelConfig, *, num_classes: int | None = None) -> nn.Module:
-        asked.append((config, num_classes))
-        return network
-
-    monkeypatch.setattr(distill, "build", fetch)
+    monkeypatch.setattr(distill, "build", build := mock.Mock(return_value=network))
     fetched = name.startswith("torchvision")
     teacher = named(name=name, teacher_pretrained=fetched)
-    assert asked == [(ModelConfig(name, pretrained=fetched), None)]
+    build.assert_called_once_with(ModelConfig(name, pretrained=fetched), num_classes=None)
     pixels = torch.rand(2, 3, 8, 8)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in own)
-    torch.testing.assert_close(teacher(pixels), network.eval()((pixels - mean) / std))
+    torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *own)))
     with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):
         named(name=name, teacher_pretrained=fetched, num_classes=7)
 
@@ -274,7 +248,7 @@ def test_teachers_that_do_not_exist_are_refused(fields: dict[str, Any], message:
 
 def test_teachers_of_other_shapes_are_refused() -> None:
     with pytest.raises(RecastError, match=r"teacher gives \(2, 5\) .* the student \(2, 4\)"):
-        distillation(torch.zeros(2, 5))(Z_CLS, IMAGES, LABELS)
+        distillation(logits=torch.zeros(2, 5))(Z_CLS, IMAGES, LABELS)
     with pytest.raises(RecastError, match="takes 1 channels, the student's images have 3"):
         Teacher(nn.Identity(), student=PLAIN, own=((0.5,), (0.5,)))
     with pytest.raises(RecastError, match=r"outputs of shape \(3, 8, 8\)"):

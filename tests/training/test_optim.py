@@ -60,15 +60,11 @@ def test_schedule_of_short_runs_stays_between_its_ends(epochs: int, warmup: floa
 DEIT3 = {0: 1e-6, 1: 6.008e-4, 4: 2.4002e-3, 5: 2.99885e-3, 100: 2.56212e-3, 200: 1.505e-3, 399: 1.005e-5, 400: 1e-5}
 
 
-@pytest.mark.parametrize("steps_per_epoch", [1, 7])
-def test_schedule_without_prefix_has_the_published_values(steps_per_epoch: int) -> None:
-    config = OptimConfig(lr=3e-3, warmup_epochs=5, warmup_lr=1e-6, min_lr=1e-5, warmup_prefix=False)
-    schedule = WarmupCosine(config, 400, steps_per_epoch, 2048)
+def test_schedule_without_prefix_has_the_published_values_and_is_timms() -> None:
+    deit3 = OptimConfig(lr=3e-3, warmup_epochs=5, warmup_lr=1e-6, min_lr=1e-5, warmup_prefix=False)
+    schedule = WarmupCosine(deit3, 400, 7, 2048)
     for epoch, expected in DEIT3.items():
-        assert 3e-3 * schedule.factor(epoch * steps_per_epoch) == pytest.approx(expected, rel=1e-5, abs=5e-9)
-
-
-def test_schedule_without_prefix_is_timms() -> None:
+        assert 3e-3 * schedule.factor(epoch * 7) == pytest.approx(expected, rel=1e-5, abs=5e-9)
     config = OptimConfig(lr=0.1, warmup_epochs=3, warmup_lr=1e-3, min_lr=1e-2, warmup_prefix=False)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     theirs = CosineLRScheduler(optimizer, t_initial=20, lr_min=1e-2, warmup_t=3, warmup_lr_init=1e-3)

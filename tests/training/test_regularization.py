@@ -19,12 +19,7 @@ from recast.models.patchconvnet import PatchConvNet
 from recast.models.small import CifarResNet
 from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.scales import layer_scales
-from recast.training.regularization import (
-    drop_path_places,
-    prepare_,
-    set_drop_path_,
-    train_mode,
-)
+from recast.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
 
 
 def vit(**kwargs: Any) -> VisionTransformer:
