@@ -48,9 +48,10 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
 def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
     pools = [module for module in model.modules() if isinstance(module, AttentionPool)]
     inside = {id(module) for pool in pools for module in pool.modules()}
+    layers = [module for module in model.modules() if id(module) not in inside]
     for kind in (nn.Linear, nn.Conv2d):
-        if layers := [module for module in model.modules() if isinstance(module, kind) and id(module) not in inside]:
-            return layers[-1]
+        if found := [layer for layer in layers if isinstance(layer, kind)]:
+            return found[-1]
     return None
 
 

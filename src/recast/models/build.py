@@ -56,20 +56,19 @@ def build(config: ModelConfig, *, num_classes: int | None = None) -> nn.Module:
         if config.new_head:
             weights = with_own_classifier(model, weights, kwargs.get("num_classes"))
         elif differ := other_classes(model, weights):
-            raise RecastError(_other_classes(origin, *differ, config, num_classes))
+            theirs, ours = differ
+            if config.num_classes is None and num_classes is not None:
+                raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: set model.new_head")
+            wanted = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
+            raise RecastError(
+                f"{origin} has {theirs} classes, {wanted} {ours}: pass num_classes={theirs}, or set model.new_head"
+            )
         if config.input_size is not None:
             weights = resampled(model, weights)
         load_weights_(model, weights, source=origin)
     elif bad := first_nonfinite(model, model.state_dict()):
         raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
     return model
-
-
-def _other_classes(origin: str, theirs: int, ours: int, config: ModelConfig, of_data: int | None) -> str:
-    if config.num_classes is None and of_data is not None:
-        return f"{origin} has {theirs} classes, the data has {ours}: set model.new_head"
-    wanted = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
-    return f"{origin} has {theirs} classes, {wanted} {ours}: pass num_classes={theirs}, or set model.new_head"
 
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:

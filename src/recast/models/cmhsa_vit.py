@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError, suggest
 from recast.models.pixel_conv import PixelConv2d
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
-from recast.models.trunk import Trunk, start_small_
+from recast.models.trunk import FEATURES, Trunk, start_small_
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
 
@@ -145,5 +145,5 @@ for _variant, (_width, _, _options) in VARIANTS.items():
         CMHSAViT,
         f"C-MHSA's vision transformer: width {_width}, six blocks, {_mixer}.",
         {"embed_dim": _width, **_options},
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg=FEATURES,
     )

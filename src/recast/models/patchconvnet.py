@@ -21,7 +21,7 @@ from recast.errors import RecastError, suggest
 from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.register import IMAGENET, pretrained_cfg, register
-from recast.models.trunk import Trunk
+from recast.models.trunk import FEATURES, Trunk
 
 __all__ = ["Block", "PatchConvNet"]
 
@@ -124,9 +124,7 @@ class PatchConvNet(Trunk):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters with more than one dimension that must not decay."""
-        return (
-            {f"pool.{name}" for name in self.pool.no_weight_decay()} if isinstance(self.pool, AttentionPool) else set()
-        )
+        return {"pool.cls_token"} if isinstance(self.pool, AttentionPool) else set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Stem, blocks, pooling and head in order, for layer-wise rates."""
@@ -166,5 +164,5 @@ for _variant, _size, _depth, _kind in VARIANTS:
         f"PatchConvNet-{_size.upper()}{_depth}: width {WIDTHS[_size]}, {_depth} blocks.",
         {"embed_dim": WIDTHS[_size], "depth": _depth, "init_values": _start, **KINDS[_kind]},
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg=FEATURES,
     )

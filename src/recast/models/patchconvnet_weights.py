@@ -7,7 +7,7 @@ per-class networks' head: C layers `head.j` of one output, where ours is one (C,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,20 +35,13 @@ CLASS_HEAD = re.compile(r"head\.(\d+)\.(weight|bias)")
 TOKENS = "pool.cls_token"
 
 
-def _pattern(published: str, ours: str) -> tuple[re.Pattern[str], str]:
-    first, *rest = ours.split("*")
-    template = first + "".join(rf"\g<{i}>{text}" for i, text in enumerate(rest, 1))
-    return re.compile(re.escape(published).replace(r"\*", "(.+)")), template
-
-
-PATTERNS = [_pattern(published, ours) for published, ours in NAMES]
-
-
-def _ours(name: str) -> str:
-    """A name that no line fits stays as it is: whoever loads the weights says that it is unexpected."""
-    for pattern, template in PATTERNS:
-        if match := pattern.fullmatch(name):
-            return match.expand(template)
+def renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """The second form of a name whose first form is among the pairs. One that fits none stays as it is: whoever loads
+    the weights says that it is unexpected."""
+    for old, new in pairs:
+        if match := re.fullmatch(re.escape(old).replace(r"\*", "(.+)"), name):
+            same = iter(match.groups())
+            return re.sub(r"\*", lambda _, same=same: next(same), new)  # type: ignore[misc]
     return name
 
 
@@ -61,7 +54,7 @@ def from_official(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     if not any(name.startswith("patch_embed.proj.") for name in weights):
         return dict(weights)
     heads = {name: value for name, value in weights.items() if CLASS_HEAD.fullmatch(name)}
-    return {_ours(name): value for name, value in weights.items() if name not in heads} | _joined(heads)
+    return {renamed(name, NAMES): value for name, value in weights.items() if name not in heads} | _joined(heads)
 
 
 def _joined(heads: dict[str, Tensor]) -> dict[str, Tensor]:

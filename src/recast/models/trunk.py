@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 
-INIT_STD = 0.02
+FEATURES = {"out_indices": 3, "feature_cls": "getter"}
+"""What `timm.create_model(..., features_only=True)` gives: the last three maps, through `forward_intermediates`."""
 
 
 def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
     """A linear layer as vision transformers start it."""
-    trunc_normal_(layer.weight, std=INIT_STD)
+    trunc_normal_(layer.weight, std=0.02)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer

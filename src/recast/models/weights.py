@@ -36,7 +36,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"checkpoint {path} does not exist" if not path.exists() else f"checkpoint {path} is not a file"
         )
     if path.suffix == ".safetensors":
-        content: Any = _read_safetensors(path)
+        try:
+            content: Any = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
     elif path.suffix in PICKLED:
         content = _read_pickled(path)
     else:
@@ -44,13 +47,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"checkpoint {path} must end in .safetensors, {', '.join(PICKLED)}, got {path.suffix or 'no suffix'}"
         )
     return _checked(unwrapped(content), path)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
 
 
 def _read_pickled(path: Path) -> Any:
