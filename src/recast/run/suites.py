@@ -70,11 +70,6 @@ class Suite:
         """The label for figures."""
         return self.short or self.label
 
-    @property
-    def uses_own_images(self) -> bool:
-        """It measures the run's own validation images."""
-        return not self.needs and self.kind != "table"
-
 
 TOP = ("top1", "top5")
 EPS = "ε = {}/255"
