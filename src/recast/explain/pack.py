@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import zlib
-from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -15,28 +14,27 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recast.errors import RecastError, suggest
-from recast.explain.scene import Maps, Picture, Scene
+from recast.explain.scene import Maps, Scene
 
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""
 
-
-Key = tuple[int, int, str]
-"""Number of the picture, number of the state, name of the layer."""
+Key = tuple[int, int]
+"""Number of the picture, number of the state."""
 
 
 def pack_maps(maps: Maps) -> dict[str, Any]:
     """Scales, least values where maps are stored from there (float32, little-endian), then bytes; deflated (raw), in
     base64."""
-    packer = zlib.compressobj(6, zlib.DEFLATED, -15)  # 9 takes up to 15 times as long for 4 % fewer bytes
     low = b"" if maps.low is None else maps.low.astype("<f4").tobytes()
-    data = packer.compress(maps.scale.astype("<f4").tobytes() + low + maps.stored.tobytes()) + packer.flush()
+    content = maps.scale.astype("<f4").tobytes() + low + maps.stored.tobytes()
+    data = zlib.compress(content, 6, wbits=-15)  # level 9 takes up to 15 times as long for 4 % fewer bytes
     return {
-        "rows": list(maps.rows),
-        "columns": list(maps.columns),
+        "rows": maps.rows,
+        "columns": maps.columns,
         "pool": maps.pool,
-        "blocks": list(maps.stored.shape[-2:]),
-        "names": list(maps.names),
+        "blocks": maps.stored.shape[-2:],
+        "names": maps.names,
         "signed": maps.signed,
         "fromLeast": maps.low is not None,
         "data": base64.b64encode(data).decode("ascii"),
@@ -67,12 +65,8 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     Raises `RecastError` as `first_layer` does.
     """
     first = first_layer(scene, layer)
-    pictures = [_picture(picture) for picture in scene.pictures]
-    budget = math.inf if limit is None else limit - sum(len(picture["src"]) for picture in pictures)
-    packed, notes = _packed_maps(scene, budget)
-    for index, picture in enumerate(scene.pictures):
-        states = enumerate(picture.maps)
-        pictures[index]["maps"] = [{name: packed[index, state, name] for name in maps} for state, maps in states]
+    sources = [png(picture.pixels) for picture in scene.pictures]
+    packed, notes = _packed_maps(scene, math.inf if limit is None else limit - sum(map(len, sources)))
     return {
         "title": scene.title,
         "arms": scene.arms,
@@ -90,38 +84,49 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
             }
             for state in scene.states
         ],
-        "pictures": pictures,
+        "pictures": [
+            {
+                "name": picture.name,
+                "label": picture.label,
+                "notes": picture.notes,
+                "size": picture.pixels.shape[:2],
+                "src": source,
+                "predictions": [
+                    {arm: [(one.name, round(one.probability, 5)) for one in best] for arm, best in state.items()}
+                    for state in picture.predictions
+                ],
+                "maps": [
+                    {name: packed[name][index, state] for name in maps} for state, maps in enumerate(picture.maps)
+                ],
+            }
+            for index, (picture, source) in enumerate(zip(scene.pictures, sources, strict=True))
+        ],
     }
 
 
-def _packed_maps(scene: Scene, budget: float) -> tuple[dict[Key, dict[str, Any]], list[str]]:
-    """Every picture's maps in every state, the largest layers coarser until all fit."""
-    found: dict[Key, Maps] = {
-        (index, state, name): maps
-        for index, picture in enumerate(scene.pictures)
-        for state, layers in enumerate(picture.maps)
-        for name, maps in layers.items()
-    }
-    packed = {key: pack_maps(maps) for key, maps in found.items()}
+def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[Key, dict[str, Any]]], list[str]]:
+    """Every layer's maps of every picture in every state, the largest layers coarser until all fit; and what is not
+    stored in full."""
+    found: dict[str, dict[Key, Maps]] = {}
+    for index, picture in enumerate(scene.pictures):
+        for state, layers in enumerate(picture.maps):
+            for name, maps in layers.items():
+                found.setdefault(name, {})[index, state] = maps
+    packed = {name: {key: pack_maps(maps) for key, maps in of.items()} for name, of in found.items()}
+    sizes = {name: sum(len(one["data"]) for one in of.values()) for name, of in packed.items()}
     ending = "."
-    while True:
-        sizes: Counter[str] = Counter()
-        for key, one in packed.items():
-            sizes[key[2]] += len(one["data"])
-        if not found or sizes.total() <= budget:
-            break
-        name = max(sizes, key=lambda name: sizes[name])
-        keys = [key for key in found if key[2] == name]
-        first = found[keys[0]]
+    while sizes and sum(sizes.values()) > budget:
+        name = max(sizes, key=sizes.__getitem__)
+        first = next(iter(found[name].values()))
         queries, blocks = len(first.rows) * len(first.columns), first.stored.shape[-1] * first.stored.shape[-2]
         if max(queries, blocks) <= 4:  # as coarse as it goes
             break
-        for key in keys:  # whichever of queries and keys has more
-            found[key] = found[key].fewer_queries() if queries >= blocks else found[key].coarser_keys()
-            packed[key] = pack_maps(found[key])
+        coarser = Maps.fewer_queries if queries >= blocks else Maps.coarser_keys  # whichever there are more of
+        found[name] = {key: coarser(maps) for key, maps in found[name].items()}
+        packed[name] = {key: pack_maps(maps) for key, maps in found[name].items()}
+        sizes[name] = sum(len(one["data"]) for one in packed[name].values())
         ending = " to keep the page small."
-    by_layer = {name: maps for (_, _, name), maps in reversed(found.items())}
-    notes = [_coarseness(name, by_layer[name]) for name in dict.fromkeys(name for _, _, name in found)]
+    notes = [_coarseness(name, next(iter(of.values()))) for name, of in found.items()]
     return packed, [note + ending for note in notes if note]
 
 
@@ -134,20 +139,6 @@ def _coarseness(name: str, maps: Maps) -> str:
     if maps.pool > 1:
         said.append(f"over blocks of {maps.pool}×{maps.pool} pixels")
     return f"{name}: stored maps are kept {' and '.join(said)}" if said else ""
-
-
-def _picture(picture: Picture) -> dict[str, Any]:
-    return {
-        "name": picture.name,
-        "label": picture.label,
-        "notes": list(picture.notes),
-        "size": list(picture.pixels.shape[:2]),
-        "src": png(picture.pixels),
-        "predictions": [
-            {arm: [[one.name, round(one.probability, 5)] for one in ranked] for arm, ranked in state.items()}
-            for state in picture.predictions
-        ],
-    }
 
 
 def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:

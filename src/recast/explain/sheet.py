@@ -57,30 +57,26 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path
     −|largest| to |largest|. Sheets of more than `ROWS` images go on in PATH-2.png. Raises `RecastError` for a layer
     without maps, a scene that has none, and where nothing can be written.
     """
-    of = _layer(scene, layer)
-    if of is None:
+    last = {one.name: one for one in scene.states[-1].layers}
+    if layer is None:  # without class maps the deepest: it has most to say of what the network sees
+        of_classes = [name for name, one in last.items() if one.kind == "classes"]
+        name = next(reversed(of_classes or [*last]), None)
+    else:
+        name = first_layer(scene, layer)
+    if name is None:
         raise RecastError(
             f"nothing in {scene.title} has maps that could be drawn: write an .html page of its predictions, or "
             "give it attention pooling (recast train attention_pool_quick)"
         )
+    if name not in last:
+        raise RecastError(f"{name} has no maps at the last epoch: choose another --layer of {', '.join(last)}")
+    of = last[name]
     rows = [_row(scene, picture, of) for picture in scene.pictures]
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
     paths = [path, *(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, len(pieces) + 1))]
     for piece, target in zip(pieces, paths, strict=True):
         _draw(piece, [scene.title, _about(scene, of)], target)
     return paths
-
-
-def _layer(scene: Scene, wanted: str | None) -> Layer | None:
-    """The layer to draw, as it is in the last state; None where nothing has maps."""
-    last = {layer.name: layer for layer in scene.states[-1].layers}
-    if wanted is None:  # without class maps the deepest: it has most to say of what the network sees
-        of_classes = [layer for layer in last.values() if layer.kind == "classes"]
-        return next(reversed(of_classes or [*last.values()]), None)
-    name = first_layer(scene, wanted)
-    if name not in last:
-        raise RecastError(f"{name} has no maps at the last epoch: choose another --layer of {', '.join(last)}")
-    return last[name]
 
 
 def _about(scene: Scene, layer: Layer) -> str:
@@ -96,8 +92,12 @@ def _about(scene: Scene, layer: Layer) -> str:
 
 
 def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
-    """The image, then its maps."""
-    shown = _enlarged(picture.pixels)
+    """The image, its longer side at `SIDE` (the pixels of a small one stay visible), then its maps."""
+    height, width = picture.pixels.shape[:2]
+    scale = SIDE / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    how = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
+    shown = np.asarray(Image.fromarray(picture.pixels).resize(size, how))
     label = () if picture.label is None else (f"label: {picture.label}",)
     best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
     who = scene.arms if len(best) > 1 else dict.fromkeys(best, "predicted")
@@ -120,16 +120,16 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
 
 def _range(weights: Floats) -> str:
     """The smallest and the largest weight, with as many digits as tell them apart."""
+
+    def number(value: float, digits: int) -> str:
+        return f"{value:.{digits}g}".replace("-", "−").replace("e−0", "e−")
+
     least, most = float(weights.min()), float(weights.max())
     if _is_even(weights):
-        return f"{_number(most, 2)} everywhere"
+        return f"{number(most, 2)} everywhere"
     digits = next(digits for digits in (2, 3, 4, 5) if digits == 5 or f"{least:.{digits}g}" != f"{most:.{digits}g}")
     nearly = ", nearly even" if 0 < most - least < NEARLY_EVEN * abs(most + least) else ""
-    return f"{_number(least, digits)} … {_number(most, digits)}{nearly}"
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}g}".replace("-", "−").replace("e−0", "e−")
+    return f"{number(least, digits)} … {number(most, digits)}{nearly}"
 
 
 def _is_even(weights: Floats) -> bool:
@@ -168,15 +168,6 @@ def _outline(pixels: Pixels, layer: Layer, query: tuple[int, int]) -> None:
         inside = box[width:-width, width:-width].copy()
         box[:] = color
         box[width:-width, width:-width] = inside
-
-
-def _enlarged(pixels: Pixels) -> Pixels:
-    """The picture with its longer side at `SIDE`; the pixels of a small one stay visible."""
-    height, width = pixels.shape[:2]
-    scale = SIDE / max(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    how = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
-    return np.asarray(Image.fromarray(pixels).resize(size, how))
 
 
 def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> None:
