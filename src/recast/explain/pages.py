@@ -65,10 +65,6 @@ def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     """
     config = ModelConfig(asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes)
     known = Path(config.name).stem if config.name.endswith(SAVED) else config.name
-    for name, values in (("mean", asked.mean), ("std", asked.std)):
-        if values is not None and len(values) != 3:
-            listed = " ".join(f"{value:g}" for value in values)
-            raise RecastError(f"{name} must be three numbers, R G B, got {len(values)}: {listed}")
     if asked.crop_pct is not None and size is not None and size[0] != size[1]:
         raise RecastError(
             f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: leave "

@@ -32,9 +32,9 @@ class ExplainOptions:
     """of a model: classes of the head"""
     classes: str | None = None
     """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
-    mean: list[PixelMean] | None = None
+    mean: tuple[PixelMean, PixelMean, PixelMean] | None = None
     """of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's"""
-    std: list[Positive] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
     """of a model: as for the mean"""
     crop_pct: Share | None = None
     """of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 for small
