@@ -91,7 +91,7 @@ def content_of(layer: GPSA, x: Tensor) -> Rows:
 
 
 def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
-    """A = softmax(Q Kᵀ / √D + B), as `recast.layers.functional.biased_maps` writes it out."""
+    """A = softmax(Q Kᵀ / √D + B), as `functional.relative_bias.biased_maps` writes it out."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = layer.weights(height, width)
     q, k = queries(x, w), keys(x, w)

@@ -66,7 +66,6 @@ class AttentionConv2d(nn.Module):
 
     def _build(self) -> None:
         """Add the subclass's parameters. Raises `RecastError` for a configuration that is not its own."""
-        raise NotImplementedError
 
     def _parameter(self, *shape: int) -> nn.Parameter:
         return nn.Parameter(self.weight.new_empty(shape))
@@ -107,6 +106,11 @@ class AttentionConv2d(nn.Module):
     def padding(self) -> tuple[int, int]:
         """Pixels added above and on the left."""
         return self.geometry.padding[0], self.geometry.padding[2]
+
+    def set_geometry_(self, geometry: Geometry) -> None:
+        """Another stride, dilation or padding for the same kernel."""
+        assert geometry.kernel == self.geometry.kernel
+        self.geometry = geometry
 
     @torch.no_grad()
     def to_conv(self) -> nn.Module:

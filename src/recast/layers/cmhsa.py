@@ -64,22 +64,24 @@ class CMHSA(AttentionConv2d):
         ones start. It is another parameter then: call it before an optimiser is made."""
         table = self._new_table(height, width)
         if self.size is not None:
-            (old_rows, old_columns), (rows, columns) = (
-                offset_ranges(self.geometry, *size) for size in (self.size, (height, width))
-            )
-            at_rows, from_rows = _shared(rows, old_rows)
-            at_columns, from_columns = _shared(columns, old_columns)
-            table[:, at_rows, at_columns] = self.relative_bias[:, from_rows, from_columns]
+            here, there = self._shared((height, width), self.size)
+            table[here] = self.relative_bias[there]
         self.relative_bias = nn.Parameter(table, self.relative_bias.requires_grad)
         self.size = (height, width)
 
-    @torch.no_grad()
+    def _shared(self, one: tuple[int, int], other: tuple[int, int]) -> list[tuple[slice, ...]]:
+        """Where the offsets that inputs of both sizes have are in the table for `one` and in that for `other`."""
+        ranges = [offset_ranges(self.geometry, *size) for size in (one, other)]
+        both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(*ranges, strict=True)]
+        return [
+            (slice(None), *(slice(b.start - a.start, b.stop - a.start) for a, b in zip(axes, both, strict=True)))
+            for axes in ranges
+        ]
+
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel; the table starts anew."""
-        assert geometry.kernel == self.geometry.kernel
-        size, self.geometry, self.size = self.size, geometry, None
-        if size is not None:
-            self.set_size_(*size)
+        """Another stride, dilation or padding for the same kernel; `set_size_` makes a new table for it."""
+        super().set_geometry_(geometry)
+        self.size = None
 
     def weights(self, height: int, width: int) -> BiasedWeights:
         """The tensors as the pure functions take them, for an input of `height` × `width` pixels."""
@@ -90,11 +92,7 @@ class CMHSA(AttentionConv2d):
                 f"this C-MHSA layer has biases for inputs of up to {self.size[0]}×{self.size[1]} pixels, got "
                 f"{height}×{width}: plan with images of that size, or call set_size_({height}, {width}) before training"
             )
-        table: Tensor = self.relative_bias
-        if (height, width) != self.size:
-            largest, here = (offset_ranges(self.geometry, *size) for size in (self.size, (height, width)))
-            (_, rows), (_, columns) = (_shared(ours, all_) for ours, all_ in zip(here, largest, strict=True))
-            table = table[:, rows, columns]
+        table = self.relative_bias[self._shared(self.size, (height, width))[0]]
         return BiasedWeights(
             self.weight, self.bias, self.value, self.query, self.key, table, self.geometry, self.groups
         )
@@ -119,12 +117,6 @@ class CMHSA(AttentionConv2d):
     def extra_repr(self) -> str:
         size = "none yet" if self.size is None else f"up to {self.size[0]}×{self.size[1]}"
         return self._repr("", f", value={self.value is not None}, inputs {size}")
-
-
-def _shared(rows: range, others: range) -> tuple[slice, slice]:
-    """Where the offsets that both ranges hold are in the first and in the second."""
-    low, high = max(rows.start, others.start), min(rows.stop, others.stop)
-    return slice(low - rows.start, high - rows.start), slice(low - others.start, high - others.start)
 
 
 RecastLayer = GPSA | CMHSA

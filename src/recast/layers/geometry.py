@@ -10,26 +10,18 @@ flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 
 from recast.errors import RecastError
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-Pair = tuple[int, int]
-
-
-def _pair(value: int | Iterable[int]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    first, second = (int(v) for v in value)
-    return first, second
 
 
 @dataclass(frozen=True)
@@ -67,11 +59,12 @@ class Geometry:
         """The geometry of `conv`, string paddings resolved; an odd `"same"` total puts the extra pixel last."""
         kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
         if isinstance(conv, nn.ConvTranspose2d):  # its `padding` crops the output, `output_padding` adds to its end
-            cropped = _pair(cast("Pair", conv.padding))
+            cropped = _pair(conv.padding)
             top, left = (d * (k - 1) - p for k, d, p in zip(kernel, dilation, cropped, strict=True))
             if min(top, left) < 0:
-                text = "a transposed convolution that crops more than its kernel's reach"
-                raise RecastError(f"{text}: padding {cropped}")
+                raise RecastError(
+                    f"a transposed convolution that crops more than its kernel's reach: padding {cropped}"
+                )
             rows, columns = _pair(conv.output_padding)
             padding = (top, top + rows, left, left + columns)
             return cls(kernel, padding=padding, dilation=dilation, upsample=stride, is_transposed=True)
@@ -80,14 +73,14 @@ class Geometry:
         elif conv.padding == "valid":
             padding = (0, 0, 0, 0)
         else:
-            rows, columns = _pair(cast("Pair", conv.padding))
+            rows, columns = _pair(conv.padding)
             padding = (rows, rows, columns, columns)
         return cls(kernel, stride, padding, conv.padding_mode, dilation)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Geometry:
         """The inverse of `to_dict`: lists become tuples again."""
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list | tuple) else v for name, v in fields.items()}
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

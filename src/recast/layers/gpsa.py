@@ -35,23 +35,22 @@ def _where(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero().flatten().tolist())
 
 
+def _version(gate: Tensor) -> int:
+    """A Python number that every in-place write raises."""
+    return -1 if gate.is_inference() else gate._version
+
+
 class _SeenGates:
     """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
 
     def __init__(self, gaussian: tuple[int, ...], content: tuple[int, ...], *gates: Tensor) -> None:
         self.open_maps = gaussian, content
         # the tensors themselves: Python gives the address of a freed one out again
-        self.gates, self.versions = gates, self._versions(gates)
+        self.gates = [(gate, _version(gate)) for gate in gates]
 
     def still_hold(self, *gates: Tensor) -> bool:
         """Whether these are the very tensors, and nobody wrote to them since; no value is read."""
-        same = all(a is b for a, b in zip(gates, self.gates, strict=True))
-        return same and self.versions == self._versions(gates)
-
-    @staticmethod
-    def _versions(gates: Iterable[Tensor]) -> list[int]:
-        """Python numbers that every in-place write raises."""
-        return [-1 if gate.is_inference() else gate._version for gate in gates]
+        return all(a is b and _version(a) == version for a, (b, version) in zip(gates, self.gates, strict=True))
 
 
 class GPSA(AttentionConv2d):
@@ -305,8 +304,7 @@ class GPSA(AttentionConv2d):
     @torch.no_grad()
     def set_geometry_(self, geometry: Geometry) -> None:
         """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its positions."""
-        assert geometry.kernel == self.geometry.kernel
-        self.geometry = geometry
+        super().set_geometry_(geometry)
         offsets = [geometry.offsets()[h] for h in self.gaussian_heads]
         self.center.copy_(torch.tensor(offsets, dtype=torch.float32).view(-1, 2))
 

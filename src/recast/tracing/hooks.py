@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,24 +38,17 @@ def hooked(
 ) -> Iterator[None]:
     """Call `before` and `after` around every forward pass of the modules, (name, module) each, inside the block."""
 
-    def pre_hook(name: str, call: Before) -> Callable[[nn.Module, Any, dict[str, Any]], None]:
-        def hook(module: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-            call(name, module, (*inputs, *named.values()))
-
-        return hook
-
-    def hook_of(name: str, call: After) -> Callable[[nn.Module, Any, dict[str, Any], Any], Any]:
-        def hook(module: nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> Any:
-            return call(name, module, (*inputs, *named.values()), output)
-
-        return hook
+    def hook(
+        call: Callable[..., Any], name: str, module: nn.Module, inputs: Any, named: dict[str, Any], *output: Any
+    ) -> Any:
+        return call(name, module, (*inputs, *named.values()), *output)
 
     with ExitStack() as stack:
         for name, module in modules:
             if before is not None:
-                stack.callback(module.register_forward_pre_hook(pre_hook(name, before), with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_pre_hook(partial(hook, before, name), with_kwargs=True))
             if after is not None:
-                stack.callback(module.register_forward_hook(hook_of(name, after), with_kwargs=True).remove)
+                stack.enter_context(module.register_forward_hook(partial(hook, after, name), with_kwargs=True))
         yield
 
 
@@ -77,10 +71,7 @@ def captured_outputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[
     """Collect the output of every call, cloned: what follows may change it in place."""
     seen: dict[str, list[Tensor]] = {}
 
-    def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        seen.setdefault(name, []).append(output.clone())
-
-    with hooked(modules, after=keep):
+    with hooked(modules, after=lambda name, _m, _inputs, output: seen.setdefault(name, []).append(output.clone())):
         yield seen
 
 
@@ -96,8 +87,5 @@ def replaced_inputs(
     module: nn.Module, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> Iterator[None]:
     """Call a module with `change(inputs, named inputs)` instead of its inputs."""
-    handle = module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True):
         yield
-    finally:
-        handle.remove()

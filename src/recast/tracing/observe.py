@@ -83,18 +83,15 @@ def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modul
         plain = (value for value in vars(module).values() if isinstance(value, Tensor))
         for tensor in chain(module._parameters.values(), module._buffers.values(), plain):
             if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = _converted(tensor, convert)
+                new = convert(tensor.detach())
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(new, tensor.is_floating_point()) if is_parameter else new
     return copy.deepcopy(model, memo)
 
 
 def on_meta(module: nn.Module) -> nn.Module:
     """A copy without values, on the meta device: made in no time, of any size."""
     return copy_with(module, lambda tensor: tensor.to("meta"))
-
-
-def _converted(tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
-    converted = convert(tensor.detach())
-    return nn.Parameter(converted, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else converted
 
 
 def observe(
@@ -123,9 +120,8 @@ def observe(
         with _all_trained(model):
             _run(copy_with(model, Tensor.clone) if edit else model, example, names, seen, edit)
     except Exception as error:
-        raise RecastError(
-            f"{type(model).__name__} cannot run on the example {describe(example)}: {first_line(error)}"
-        ) from error
+        shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
+        raise RecastError(f"{type(model).__name__} cannot run on the example {shapes}: {first_line(error)}") from error
     return seen
 
 
@@ -163,8 +159,3 @@ def _run(
         run_example(model, tree_map_only(Tensor, Tensor.clone, example))
     seen.macs = flops.get_total_flops() // 2 // seen.batch
     seen.activation_bytes = sum(sizes) // seen.batch
-
-
-def describe(example: Example) -> str:
-    """The shapes of an example, for messages."""
-    return str(tree_map_only(Tensor, lambda t: tuple(t.shape), example))

@@ -22,10 +22,8 @@ relative_bias  another layer: position as a bias in the content's softmax (C-MHS
 from recast.layers.functional.backends import choose_backend, merged, split
 from recast.layers.functional.maps import AttentionMaps, attention_maps, dense, gather, gaussian_factors, reference
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
-from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, biased_reference
 
 __all__ = [
-    "AttentionMaps", "BiasedMaps", "BiasedWeights", "Gates", "Weights", "attention_maps", "biased", "biased_maps",
-    "biased_reference", "choose_backend", "dense", "expand_heads", "gather", "gaussian_factors", "linear_gates",
-    "merged", "reference", "select_heads", "sigmoid_gates", "split",
+    "AttentionMaps", "Gates", "Weights", "attention_maps", "choose_backend", "dense", "expand_heads", "gather",
+    "gaussian_factors", "linear_gates", "merged", "reference", "select_heads", "sigmoid_gates", "split",
 ]  # fmt: skip

@@ -165,12 +165,13 @@ def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
 # --- choices of heads -------------------------------------------------------------------------------------------------
 
 
-def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: float = 0.0) -> Tensor:
-    """Entries of some heads (h, …) among `fill` for the others: (H, …)."""
+def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: Any = 0.0) -> Tensor:
+    """Entries of some heads (h, …) among those of `fill` for the others, one number or (H, …): (H, …)."""
     if len(heads) == num_heads:
         return values
     index = torch.tensor(heads, dtype=torch.long, device=values.device)
-    return values.new_full((num_heads, *values.shape[1:]), fill).index_copy(0, index, values)
+    others = torch.tensor(fill, dtype=values.dtype, device=values.device)
+    return others.expand(num_heads, *values.shape[1:]).index_copy(0, index, values)
 
 
 def take_heads(values: Tensor, heads: tuple[int, ...]) -> Tensor:
@@ -183,28 +184,19 @@ def expand_heads(w: Weights) -> Weights:
     num_heads, gaussian, content = w.geometry.num_heads, w.gaussian_heads, w.content_heads
     if len(gaussian) == len(content) == num_heads:
         return w
-    absent = torch.tensor([float(h not in gaussian) for h in range(num_heads)], device=w.alpha.device)
-    offsets = torch.tensor(w.geometry.offsets(), dtype=w.center.dtype, device=w.center.device)
-
-    def projection(matrix: Tensor) -> Tensor:
-        if not content:
-            return matrix.new_zeros(num_heads, matrix.shape[1])
-        return scatter_heads(matrix.unflatten(0, (len(content), -1)), content, num_heads).flatten(0, 1)
-
-    gates = Gates(
-        w.gates.shift,
-        scatter_heads(w.gates.gaussian, gaussian, num_heads),
-        scatter_heads(w.gates.content, content, num_heads),
+    width = max(1, w.head_dim)
+    query, key = (
+        scatter_heads(matrix.view(len(content), width, matrix.shape[1]), content, num_heads).flatten(0, 1)
+        for matrix in (w.query, w.key)
     )
+    center = scatter_heads(w.center, gaussian, num_heads, w.geometry.offsets())
+    alpha = scatter_heads(w.alpha, gaussian, num_heads, 1.0)
+    shares = scatter_heads(w.gates.gaussian, gaussian, num_heads), scatter_heads(w.gates.content, content, num_heads)
+    heads = tuple(range(num_heads))
     return w._replace(
-        query=projection(w.query),
-        key=projection(w.key),
-        center=scatter_heads(w.center, gaussian, num_heads) + absent[:, None].to(w.center.dtype) * offsets,
-        alpha=scatter_heads(w.alpha, gaussian, num_heads) + absent.to(w.alpha.dtype),
-        gates=gates,
-        gaussian_heads=tuple(range(num_heads)),
-        content_heads=tuple(range(num_heads)),
-    )
+        query=query, key=key, center=center, alpha=alpha, gates=Gates(w.gates.shift, *shares), gaussian_heads=heads,
+        content_heads=heads,
+    )  # fmt: skip
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
@@ -212,12 +204,8 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
     at = [w.gaussian_heads.index(h) for h in gaussian]
     among = [w.content_heads.index(h) for h in content]
     rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
+    gates = Gates(w.gates.shift, w.gates.gaussian[at], w.gates.content[among])
     return w._replace(
-        query=w.query[rows],
-        key=w.key[rows],
-        center=w.center[at],
-        alpha=w.alpha[at],
-        gates=Gates(w.gates.shift, w.gates.gaussian[at], w.gates.content[among]),
-        gaussian_heads=gaussian,
-        content_heads=content,
-    )
+        query=w.query[rows], key=w.key[rows], center=w.center[at], alpha=w.alpha[at], gates=gates,
+        gaussian_heads=gaussian, content_heads=content,
+    )  # fmt: skip
