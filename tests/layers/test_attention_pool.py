@@ -58,43 +58,25 @@ def by_hand(pool: AttentionPool, image: Tensor, token: Tensor) -> tuple[Tensor, 
     return layer_norm(pool.norm, c), weights
 
 
-@pytest.mark.parametrize("cls_in_keys", [True, False])
-def test_one_token_is_the_formula(cls_in_keys: bool) -> None:
-    pool, x = make(cls_in_keys=cls_in_keys), torch.randn(2, 12, 3, 5)
+@pytest.mark.parametrize(("classes", "cls_in_keys"), [(None, True), (None, False), (4, False), (4, True)])
+def test_every_token_is_the_formula(classes: int | None, cls_in_keys: bool) -> None:
+    pool, x = make(classes, cls_in_keys=cls_in_keys), torch.randn(2, 12, 3, 5)
     pooled, attention = pool(x, return_attention=True)
-    assert pooled.shape == (2, 12)
-    assert attention.shape == (2, 1, 1, 16 if cls_in_keys else 15)
-    for i in range(2):
-        z, weights = by_hand(pool, x[i], pool.cls_token[0, 0])
-        torch.testing.assert_close(pooled[i], z, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(attention[i, 0, 0], weights, rtol=1e-12, atol=1e-12)
+    assert pooled.shape == ((2, 12) if classes is None else (2, 4, 12))
+    assert attention.shape == (2, 1, classes or 1, 16 if cls_in_keys else 15)
+    for image, rows, maps in zip(x, pooled.view(2, -1, 12), attention[:, 0], strict=True):
+        for token, row, weights in zip(pool.cls_token[0], rows, maps, strict=True):
+            for measured, expected in zip((row, weights), by_hand(pool, image, token), strict=True):
+                torch.testing.assert_close(measured, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(pool(x), pooled)
 
 
-def test_a_token_a_class_is_the_formula() -> None:
-    pool, x = make(4), torch.randn(2, 12, 3, 5)
-    pooled, attention = pool(x, return_attention=True)
-    assert pooled.shape == (2, 4, 12)
-    assert attention.shape == (2, 1, 4, 15)
-    for i in range(2):
-        for j in range(4):
-            z, weights = by_hand(pool, x[i], pool.cls_token[0, j])
-            torch.testing.assert_close(pooled[i, j], z, rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(attention[i, 0, j], weights, rtol=1e-12, atol=1e-12)
-
-
-def test_a_class_may_look_at_its_own_token() -> None:
-    """At its own, not at those of the others: K times the same token gives K times what one gives."""
-    pool, x = make(4, cls_in_keys=True), torch.randn(2, 12, 3, 5)
-    pooled, attention = pool(x, return_attention=True)
-    assert attention.shape == (2, 1, 4, 16)
-    for j in range(4):
-        z, weights = by_hand(pool, x[1], pool.cls_token[0, j])
-        torch.testing.assert_close(pooled[1, j], z, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(attention[1, 0, j], weights, rtol=1e-12, atol=1e-12)
-    single, several = make(), make(3, cls_in_keys=True)
+def test_the_same_token_for_every_class_gives_what_one_gives() -> None:
+    """A class's token may look at itself, not at those of the others."""
+    single, several, x = make(), make(3, cls_in_keys=True), torch.randn(2, 12, 3, 5)
     several.load_state_dict(single.state_dict() | {"cls_token": single.cls_token.repeat(1, 3, 1)})
     torch.testing.assert_close(several(x), single(x)[:, None].expand(-1, 3, -1), rtol=1e-12, atol=1e-12)
+    assert (single.cls_in_keys, make(3).cls_in_keys) == (True, False)  # unless told otherwise
 
 
 def test_maps_are_the_patches_in_their_places() -> None:

@@ -135,23 +135,6 @@ def test_half_precision(dtype: torch.dtype, error_of: Any) -> None:
     assert error_of(copy.deepcopy(layer).to(dtype)(x.to(dtype)).float(), expected) < 5e-2
 
 
-def test_compiles_in_one_graph_once_a_size() -> None:
-    layer = moved(layer_of(nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=2), (9, 10)))
-    torch._dynamo.reset()
-    graphs: list[Any] = []
-
-    def count(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(layer, fullgraph=True, backend=count)
-    sizes = [(8, 8), (9, 6), (8, 8), (9, 10)]
-    for height, width in sizes:
-        x = torch.randn(2, 4, height, width)
-        torch.testing.assert_close(compiled(x), layer(x))
-    assert len(graphs) <= len(set(sizes))
-
-
 def test_a_forward_pass_changes_nothing() -> None:
     layer = moved(layer_of(nn.Conv2d(4, 4, 3, padding=1), (6, 6)))
     before, attributes = copy.deepcopy(layer.state_dict()), dict(vars(layer))

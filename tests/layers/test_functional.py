@@ -7,27 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recast.layers import functional
-from recast.layers.functional import (
-    Weights,
-    dense,
-    linear_gates,
-    maps,
-    merged,
-    reference,
-    select_heads,
-    sigmoid_gates,
-    split,
-)
+from recast.layers.functional import Weights, dense, linear_gates, merged, reference, sigmoid_gates, split
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
-from recast.surgery.rules import find_rule
-
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged}
 
@@ -93,48 +78,7 @@ def test_golden_attention() -> None:
     )
 
 
-def recast_layer(conv: nn.Conv2d, config: RecastConfig) -> GPSA:
-    found = find_rule(conv)
-    assert found is not None
-    return found[1](conv, config)
-
-
-@pytest.mark.parametrize("start", range(0, 60, 20))
-def test_some_heads_only(start: int, random_case: Any, open_gates: Any, error_of: Any) -> None:
-    """`split` of the open heads equals all heads when the others are closed, and not when an open one is missing."""
-    for seed in range(3000 + start, 3020 + start):
-        conv, x, text = random_case(seed)
-        layer = open_gates(recast_layer(conv, RecastConfig()), seed)
-        opened = tuple(h for h in range(layer.num_heads) if (h + seed) % 3 == 0)
-        with torch.no_grad():
-            for h in set(range(layer.num_heads)) - set(opened):
-                layer.gamma[h] = layer.spread[h] = 0
-            w = layer.weights()
-            everything = split(x, w)
-            some = split(x, select_heads(w, opened, opened))
-            assert error_of(some, everything) <= 1e-10, text
-            assert error_of(some, reference(x, w)) <= 1e-10, text
-            if opened:
-                fewer = select_heads(w, opened[1:], opened[1:])
-                assert error_of(split(x, fewer), everything) > 1e-8, text
-
-
-# --- the facts that the fast paths rest on --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("start", range(0, 100, 50))
-def test_gaussian_is_a_kronecker_product(start: int, random_case: Any) -> None:
-    for seed in range(start, start + 50):
-        conv, x, text = random_case(seed)
-        g, (height, width) = Geometry.of(conv), x.shape[2:]
-        generator = torch.Generator().manual_seed(seed)
-        center = 2 * torch.randn(5, 2, generator=generator, dtype=torch.float64)
-        alpha = 3 * torch.rand(5, generator=generator, dtype=torch.float64) + 0.01
-        rows, columns = functional.gaussian_factors(center, alpha, g, height, width)
-        whole = maps.gaussian_map(center, alpha, g, height, width)
-        product = torch.stack([torch.kron(r, c) for r, c in zip(rows, columns, strict=True)])
-        assert float((whole - product).abs().max()) < 1e-14, text
-        assert float((whole.sum(-1) - 1).abs().max()) < 1e-14, text
+# --- facts that the fast paths rest on --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
@@ -167,16 +111,6 @@ def test_the_coefficients_of_a_head_sum_to_one() -> None:
     torch.testing.assert_close(gaussian + content, torch.ones_like(gamma))
     # 1 − σ(λ) is σ(−λ): not rounded to zero where a subtraction would be
     assert float(sigmoid_gates(torch.tensor([40.0])).content) > 0
-
-
-def test_positional_factors_are_at_least_float32() -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        center, alpha = torch.zeros(1, 2, dtype=dtype), torch.ones(1, dtype=dtype)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            factors = functional.gaussian_factors(center, alpha, Geometry((3, 3)), 5, 6)
-            whole = maps.gaussian_map(center, alpha, Geometry((3, 3)), 5, 6)
-        expected = torch.promote_types(dtype, torch.float32)
-        assert {t.dtype for t in (*factors, whole)} == {expected}
 
 
 def test_half_precision_positions_reach_across_a_long_map() -> None:

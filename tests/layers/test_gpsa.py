@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.functional import backends, maps
+from recast.layers.cmhsa import CMHSA
+from recast.layers.functional import backends
 from recast.layers.functional.operands import project_out, project_values
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
@@ -135,18 +136,6 @@ def test_what_is_alive_at_the_sigmoid_start(backend: Any) -> None:
     with torch.no_grad():
         layer.key.add_(layer.key.grad)
     assert all(gradients_of(layer).values())
-
-
-def test_three_steps_of_training_move_every_parameter() -> None:
-    """Gates first, then the key and the Gaussian, then the query: the chain of products has no dead end."""
-    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), dtype=torch.float64)
-    before = copy.deepcopy(layer.state_dict())
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        layer(torch.randn(2, 9, 6, 6, dtype=torch.float64)).square().mean().backward()
-        optimizer.step()
-    assert all(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
 
 
 def test_gate_range_keeps_every_map_convex() -> None:
@@ -296,32 +285,21 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
 # --- precision, memory, copies, compile -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-2), (torch.float16, 1e-2)])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_half_precision_modules_keep_positions_in_float32(
-    dtype: torch.dtype, backend: Any, gate: Any, monkeypatch: pytest.MonkeyPatch, open_gates: Any, error_of: Any
+def test_half_precision_modules_stay_close_to_float32(
+    dtype: torch.dtype, tolerance: float, backend: Any, gate: Any, open_gates: Any, error_of: Any
 ) -> None:
-    layer = open_gates(GPSA(6, 6, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate=gate)))
+    config = RecastConfig(gate=gate, backend=backend)
+    layer = open_gates(GPSA(6, 6, Geometry((3, 3), padding=(1, 1, 1, 1)), config=config))
     with torch.no_grad():
         layer.query.mul_(0.3)
     x = torch.randn(1, 6, 7, 7)
     expected = layer(x)
-    seen = set()
-    for module, name in ((maps, "gaussian_factors"), (backends, "gaussian_factors"), (maps, "gaussian_map")):
-        original = getattr(module, name)
-
-        def spy(*args: Any, original: Callable[..., Any] = original) -> Any:
-            result = original(*args)
-            seen.update(t.dtype for t in (result if isinstance(result, tuple) else (result,)))
-            return result
-
-        monkeypatch.setattr(module, name, spy)
-    layer.backend = backend
     y = layer.to(dtype)(x.to(dtype))
     assert y.dtype == dtype
-    assert seen == {torch.float32}
-    assert error_of(y.float(), expected) < (4e-2 if dtype == torch.bfloat16 else 1e-2)
+    assert error_of(y.float(), expected) < tolerance
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -370,14 +348,19 @@ def test_channels_last_is_kept() -> None:
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
     [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
-     ("linear", "auto", "linear")],
+     ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
 )  # fmt: skip
 def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
-    config = RecastConfig(
-        gate=gate, backend=backend, content=content, gate_range=(-1.0, 1.0) if gate == "linear" else None
-    )
-    groups = 1 if backend in ("merged", "auto") else 2
-    layer = open_gates(GPSA(4, 4, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=groups, config=config))
+    geometry, groups = Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 1 if backend in ("merged", "auto") else 2
+    layer: GPSA | CMHSA
+    if gate == "bias":
+        layer = CMHSA(4, 4, geometry)
+        layer.set_size_(9, 10)
+        nn.init.normal_(layer.key)
+    else:
+        gate_range = (-1.0, 1.0) if gate == "linear" else None
+        config = RecastConfig(gate=gate, backend=backend, content=content, gate_range=gate_range)
+        layer = open_gates(GPSA(4, 4, geometry, groups=groups, config=config))
     torch._dynamo.reset()
     graphs: list[Any] = []
 
@@ -391,9 +374,10 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
         x = torch.randn(2, 4, height, width)
         torch.testing.assert_close(compiled(x), layer(x))
     assert len(graphs) <= len(set(sizes))
-    layer.eval().refresh_gates()
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), layer(x))
+    if isinstance(layer, GPSA):
+        layer.eval().refresh_gates()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
 
 
 # --- what a user sees -----------------------------------------------------------------------------------------------

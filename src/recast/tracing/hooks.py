@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,17 +37,15 @@ def hooked(
 ) -> Iterator[None]:
     """Call `before` and `after` around every forward pass of the modules, (name, module) each, inside the block."""
 
-    def hook(
-        call: Callable[..., Any], name: str, module: nn.Module, inputs: Any, named: dict[str, Any], *output: Any
-    ) -> Any:
-        return call(name, module, (*inputs, *named.values()), *output)
+    def hook(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return lambda module, inputs, named, *output: call(name, module, (*inputs, *named.values()), *output)
 
     with ExitStack() as stack:
         for name, module in modules:
             if before is not None:
-                stack.enter_context(module.register_forward_pre_hook(partial(hook, before, name), with_kwargs=True))
+                stack.enter_context(module.register_forward_pre_hook(hook(before, name), with_kwargs=True))
             if after is not None:
-                stack.enter_context(module.register_forward_hook(partial(hook, after, name), with_kwargs=True))
+                stack.enter_context(module.register_forward_hook(hook(after, name), with_kwargs=True))
         yield
 
 
