@@ -22,10 +22,7 @@ PADDED = Geometry((3, 3), padding=(1, 1, 1, 1))
 
 
 def layer_of(conv: nn.Module, size: tuple[int, int], **config: Any) -> CMHSA:
-    found = find_rule(conv)
-    assert found is not None
-    layer = found[1](conv, RecastConfig(gate="bias", **config))
-    assert isinstance(layer, CMHSA)
+    layer: Any = find_rule(conv)[1](conv, RecastConfig(gate="bias", **config))  # type: ignore[index]
     layer.set_size_(*size)
     return layer
 
@@ -171,7 +168,5 @@ def test_each_gate_has_its_layer() -> None:
         CMHSA(3, 3, PADDED, config=RecastConfig())
     with pytest.raises(RecastError, match="the layer of gate='bias' is CMHSA"):
         GPSA(3, 3, PADDED, config=RecastConfig(gate="bias"))
-    found = find_rule(nn.ConvTranspose2d(3, 3, 2))
-    assert found is not None
     with pytest.raises(RecastError, match="gate='bias' has no transposed convolutions"):
-        found[1](nn.ConvTranspose2d(3, 3, 2), RecastConfig(gate="bias"))
+        layer_of(nn.ConvTranspose2d(3, 3, 2), (3, 3))

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:
-    found = find_rule(conv)
-    assert found is not None
-    return found[1](conv, config or RecastConfig())
+    return find_rule(conv)[1](conv, config or RecastConfig())  # type: ignore[index, return-value]
 
 
 def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -277,6 +275,10 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
     sigmoid.close_maps_(10)
     assert (sigmoid.open_heads, len(sigmoid.gaussian_heads), sigmoid.content_heads) == (None, 9, ())
+    with pytest.raises(RecastError, match=r"maps that are there: .* got \(\) and \(3,\)"):
+        layer.prune_((), (3,))
+    with pytest.raises(RecastError, match="only content is pruned"):
+        sigmoid.prune_((), ())
     half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
     with pytest.raises(RecastError, match="does not hold 0"):
         GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)

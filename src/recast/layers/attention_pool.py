@@ -43,14 +43,12 @@ class TokenAttention(nn.Module):
         # the tokens, and so the queries, are the same for every image: computed once
         q, k, v = self._split(self.q(tokens)) * self.scale, self._split(self.k(keys)), self._split(self.v(keys))
         scores = q @ k.transpose(-2, -1)
-        if not own:
-            attention = scores.softmax(dim=-1)
-            y = self.attn_drop(attention) @ v
-        else:
+        if own:
             itself = (q * self._split(self.k(tokens))).sum(-1, keepdim=True).expand(keys.shape[0], -1, -1, -1)
-            attention = torch.cat((itself, scores), dim=-1).softmax(dim=-1)
-            a = self.attn_drop(attention)
-            y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens))
+            scores = torch.cat((itself, scores), dim=-1)
+        attention = scores.softmax(dim=-1)
+        a = self.attn_drop(attention)
+        y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens)) if own else a @ v
         return self.proj(y.transpose(1, 2).flatten(2)), attention
 
     def mean(self, attention: Tensor, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from timm.layers import Conv2dSame
+from timm.layers.padding import pad_same_arg
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
@@ -111,11 +112,8 @@ class Geometry:
         """Pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
         if not self.same:
             return self.padding
-        sides: list[int] = []
-        for size, stride, reach in zip((height, width), self.stride, self.reach, strict=True):
-            total = max((-(-size // stride) - 1) * stride + reach + 1 - size, 0)
-            sides += [total // 2, total - total // 2]
-        return sides[0], sides[1], sides[2], sides[3]
+        left, right, top, bottom = pad_same_arg([height, width], [*self.kernel], [*self.stride], [*self.dilation])
+        return top, bottom, left, right
 
     def padded_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the key grid for an input of `height` × `width` pixels."""

@@ -38,7 +38,11 @@ def hooked(
     """Call `before` and `after` around every forward pass of the modules, (name, module) each, inside the block."""
 
     def hook(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        return lambda module, inputs, named, *output: call(name, module, (*inputs, *named.values()), *output)
+        def called(module: nn.Module, inputs: Any, named: dict[str, Any], *output: Any) -> Any:
+            result = call(name, module, (*inputs, *named.values()), *output)
+            return result if output else None  # what `before` returns takes no input's place
+
+        return called
 
     with ExitStack() as stack:
         for name, module in modules:

@@ -67,12 +67,13 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
     """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
-    heads, with_gaussian, with_content = tuple(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
-    kernel = w.weight.flatten(2)
+    heads, with_gaussian, with_content = list(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
+    kernel = w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
     if shift is None:
-        heads = tuple(h for h in heads if h in with_gaussian or h in with_content)
-        if len(heads) < geometry.num_heads:
-            kernel = kernel[..., list(heads)]
+        heads = sorted({*with_gaussian, *with_content})
+        kernel = kernel if len(heads) == geometry.num_heads else kernel[heads]
+    if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
+        kernel = kernel.contiguous()
 
     # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
     padded = geometry.padding_mode != "zeros" or w.attend_padding
@@ -105,7 +106,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         *(t.to(dtype) for t in (pixels, query, key, rows, columns)),
         shift,
         w.gates.content,
-        _head_by_head(kernel).to(dtype),
+        kernel.to(dtype),
         None if bias is None else bias.to(dtype),
         [heads.index(h) for h in with_content],
         [heads.index(h) for h in with_gaussian],
@@ -153,12 +154,6 @@ def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> li
 def _as_tokens(images: Tensor) -> Tensor:
     """(B, C, Y, X) → (B, Y, X, C), contiguous: no copy for channels_last."""
     return images.permute(0, 2, 3, 1).contiguous()
-
-
-def _head_by_head(kernel: Tensor) -> Tensor:
-    """(O, C/g, h) → (h, O, C/g), rows in one piece: no copy of a channels_last kernel."""
-    kernel = kernel.permute(2, 0, 1)
-    return kernel if kernel.stride(2) == 1 else kernel.contiguous()
 
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:

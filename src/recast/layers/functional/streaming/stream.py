@@ -131,23 +131,18 @@ class Stream:
     def maps(self, head: int, chunk: Chunk) -> HeadMaps:
         """softmax(Q Kᵀ / √D) and R V of a chunk, where `head` has them and needs them on their own."""
         content, gaussian = self.head_maps(head)
-        return (
-            None if content is None or self.linear else self._content_map(content, chunk),
-            None if gaussian is None or self.is_merged(head) else self._by_rows(gaussian, chunk),
-        )
-
-    def _content_map(self, at: int, chunk: Chunk) -> Tensor:
-        shape = (chunk.n, chunk.r * self.J, self.num_keys)
-        logits, attention = self.buffer("logits", *shape), self.buffer("attention", *shape)
-        q, k = self.query[chunk.images, chunk.queries, self.part(at)], self.key[chunk.images, :, self.part(at)]
-        torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=logits)
-        return torch.softmax(logits, -1, out=attention)
-
-    def _by_rows(self, at: int, chunk: Chunk) -> Tensor:
-        n, r, width = chunk.n, chunk.r, self.X * self.channels
-        values = self.values[chunk.images].view(n, self.Y, width)
-        out = self.buffer("by_rows", n, r, width)
-        return torch.bmm(self.rows[at, chunk.rows].expand(n, r, self.Y), values, out=out)
+        attention = by_rows = None
+        if content is not None and not self.linear:
+            shape, part = (chunk.n, chunk.r * self.J, self.num_keys), self.part(content)
+            logits, attention = self.buffer("logits", *shape), self.buffer("attention", *shape)
+            q, k = self.query[chunk.images, chunk.queries, part], self.key[chunk.images, :, part]
+            torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=logits)
+            torch.softmax(logits, -1, out=attention)
+        if gaussian is not None and not self.is_merged(head):
+            values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
+            weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
+            by_rows = torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
+        return attention, by_rows
 
     def _positional(self, head: int) -> Tensor:
         """shift · S + R ⊗ K of a merged head, (N, keys): the same for all images, made once a head."""
