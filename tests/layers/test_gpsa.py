@@ -136,17 +136,6 @@ def test_what_is_alive_at_the_sigmoid_start(backend: Any) -> None:
     assert all(gradients_of(layer).values())
 
 
-def test_gate_range_keeps_every_map_convex() -> None:
-    layer = GPSA(2, 2, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(gate_range=(0.0, 1.0)))
-    with torch.no_grad():
-        layer.gamma.normal_(std=2)
-        layer.spread.normal_(std=2)
-        layer.key.normal_()
-    mix = layer.attention(torch.randn(1, 2, 5, 5)).mix.detach()
-    assert float(mix.min()) >= 0
-    assert float(mix.sum(-1).max()) == pytest.approx(1, abs=1e-5)
-
-
 def test_gate_range_clamps_and_lets_gradients_in() -> None:
     """Outside the range and on its border only gradients that push inward pass (descent moves against the gradient)."""
     layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0)))

@@ -71,10 +71,8 @@ class Geometry:
             return cls(kernel, padding=padding, dilation=dilation, upsample=stride, is_transposed=True)
         if conv.padding == "same":
             padding = _same_padding(kernel, dilation)
-        elif conv.padding == "valid":
-            padding = (0, 0, 0, 0)
         else:
-            rows, columns = _pair(conv.padding)
+            rows, columns = (0, 0) if conv.padding == "valid" else _pair(conv.padding)
             padding = (rows, rows, columns, columns)
         return cls(kernel, stride, padding, conv.padding_mode, dilation)
 
