@@ -13,7 +13,7 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.report import export, write_report
-from recast.report.export import check_folder, tidy, write_figures
+from recast.report.export import check_folder, write_figures
 from recast.report.load import read_run
 from recast.report.page import group_parts, run_part
 
@@ -61,26 +61,14 @@ def test_several_runs_have_folders_of_their_own(
     assert len(places) == len(set(places))
 
 
-def test_tables_hold_every_number(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_latex(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "write_chart", lambda path, chart: None)
-    path = make_run()
-    run = read_run(path)
-    rows = [dict(zip(export.COLUMNS, row, strict=True)) for row in tidy([run])]
-    found = {(row["suite"], row["metric"], row["quantity"]): row for row in rows}
-    assert len(found) == len(rows) >= len(run.rows)
-    gap = found["clean", "top1", "recast-finetuned"]
-    assert (gap["value"], gap["low"], gap["high"]) == pytest.approx((-24, -36, -12))
-    assert found["cost", "macs", "recast-parent"]["low"] is None
-    write_figures(tmp_path / "figures", *parts(path))
+    write_figures(tmp_path / "figures", *parts(make_run()))
     text = (tmp_path / "figures" / "tables.tex").read_text(encoding="utf-8")
-    body = re.findall(r"^(.*) \\\\$", text, flags=re.MULTILINE)
+    body = [line for line in re.findall(r"^(.*) \\\\$", text, flags=re.MULTILINE) if r"\multicolumn{7}" not in line]
     assert len(body) > 10
-    for line in body:
-        if not line.startswith(r"\multicolumn{7}"):
-            assert len(re.findall(r"(?<!\\)&", line)) == 6
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {6}
     assert not re.search(r"(?<!\\)[%#_](?!.*interval)", "\n".join(body))
-    assert r"$\varepsilon$~=~1/255" in text
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
 
 
 def test_a_folder_of_others_is_left_alone(make_run: MakeRun, tmp_path: Path) -> None:
@@ -109,12 +97,6 @@ def test_older_figures_are_replaced_whole_or_not_at_all(
     def fail(path: Path, chart: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(export, "write_chart", fail)
-        with pytest.raises(RecastError, match=r"cannot write the figures to .*: No space left"):
-            write_figures(folder, *found)
-    assert (folder / "old").exists()
-
     rename = Path.rename
 
     def refuse(source: Path, target: Path) -> Path:
@@ -122,11 +104,12 @@ def test_older_figures_are_replaced_whole_or_not_at_all(
             raise PermissionError(13, "Permission denied")
         return rename(source, target)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse)
-        with pytest.raises(RecastError, match="Permission denied"):
-            write_figures(folder, *found)
-    assert (folder / "old").exists()
+    for place, name, broken in ((export, "write_chart", fail), (Path, "rename", refuse)):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, broken)
+            with pytest.raises(RecastError, match=r"cannot write the figures to .*: (No space left|Permission denied)"):
+                write_figures(folder, *found)
+        assert (folder / "old").exists()
     write_figures(folder, *found)
     assert not (folder / "old").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "run"]

@@ -138,26 +138,25 @@ def _label(metric: str, suite: str) -> str:
 def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
     """(suite, arm compared with, top-1 of the recast model and the difference by kind and severity of corruption)."""
     tables = []
-    found = [(row, match) for row in run.rows if (match := PER_CORRUPTION.match(row.metric))]
-    for suite in dict.fromkeys(row.suite for row, _ in found):
-        metrics = {(match["kind"], match["severity"]): row.metric for row, match in found if row.suite == suite}
-        severities = sorted({severity for _, severity in metrics}, key=int)
-        against = "finetuned" if any((row.suite, row.model) == (suite, "finetuned") for row, _ in found) else "parent"
-        gaps = {one: run.value("recast", suite, one) - run.value(against, suite, one) for one in metrics.values()}
+    for suite, kinds in run.corruptions.items():
+        metrics = [metric for one in kinds.values() for metric in one.values()]
+        severities = sorted({severity for one in kinds.values() for severity in one}, key=int)
+        against = "finetuned" if any(run.row("finetuned", suite, metric) for metric in metrics) else "parent"
+        gaps = {metric: run.value("recast", suite, metric) - run.value(against, suite, metric) for metric in metrics}
         largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
         rows = []
-        for kind in dict.fromkeys(kind for kind, _ in metrics):
+        for kind in kinds:
             rows.append([Cell(kind.replace("_", " "))])
             for severity in severities:
-                metric = metrics.get((kind, severity), "")
+                metric = kinds[kind].get(severity, "")
                 gap, paired = gaps.get(metric, math.nan), run.difference(against, suite, metric)
                 known = math.isfinite(gap) and gap != 0
                 known = known and (paired is None or leaves_out_zero(paired.low, paired.high, 1))
                 title = f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else ""
-                kind_of = f"b-{('recast' if gap > 0 else against) if known else ''}"
+                by = f"b-{('recast' if gap > 0 else against) if known else ''}"
                 strength = round(55 * abs(gap) / largest) if known else 0
                 value = formats.decimal(run.value("recast", suite, metric))
-                rows[-1].append(Cell(value, (formats.signed(gap),), title, kind_of, strength=strength))
+                rows[-1].append(Cell(value, (formats.signed(gap),), title, by, strength=strength))
         name = suite_title(suite, short=True)
         label, heads = f"Corruption by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
         tables.append((name, against, Table(label, heads, [Group("", rows)], kind="heat")))

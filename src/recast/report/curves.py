@@ -14,7 +14,7 @@ from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy
 from recast.run.files import number
-from recast.run.suites import CATEGORIES, PER_CORRUPTION, of_kind
+from recast.run.suites import CATEGORIES, of_kind
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
@@ -152,18 +152,13 @@ def apart(ticks: Sequence[float]) -> list[float]:
 
 def corruptions(run: Run) -> list[Chart]:
     """Accuracy by severity, a small chart per kind of corruption; severity 0 being the clean images."""
-    kinds: dict[tuple[str, str], Keyed] = {}
-    for row in run.rows:
-        if (match := PER_CORRUPTION.match(row.metric)) and match["kind"] != "mean":
-            points = kinds.setdefault((row.suite, match["kind"]), clean_point(run, row.suite))
-            points[float(match["severity"])] = (row.suite, row.metric)
-    several = len({suite for suite, _ in kinds}) > 1
     charts = []
-    for (suite, kind), points in kinds.items():
-        title = kind.replace("_", " ") + (f" · {suite_title(suite, short=True)}" if several else "")
+    for suite, kind in ((suite, kind) for suite, kinds in run.corruptions.items() for kind in kinds if kind != "mean"):
+        points = {float(severity): (suite, metric) for severity, metric in run.corruptions[suite][kind].items()}
+        where = f" · {suite_title(suite, short=True)}" if len(run.corruptions) > 1 else ""
         charts += arms_chart(
-            run, f"severity_{suite}_{kind}", title, points, "severity",
-            xlabel="severity (0: clean)", whole_x=True, ylim=PERCENT, size=SMALL,
+            run, f"severity_{suite}_{kind}", kind.replace("_", " ") + where, clean_point(run, suite) | points,
+            "severity", xlabel="severity (0: clean)", whole_x=True, ylim=PERCENT, size=SMALL,
         )  # fmt: skip
     return charts
 
@@ -175,9 +170,8 @@ def relative(run: Run) -> list[Chart]:
     """
     charts = []
     for suite in CORRUPTIONS:
-        found = [match for row in run.rows if row.suite == suite and (match := PER_CORRUPTION.match(row.metric))]
-        kinds = list(dict.fromkeys(match["kind"] for match in found if match["kind"] != "mean"))
-        severities = sorted({match["severity"] for match in found}, key=int)
+        kinds = {kind: metrics for kind, metrics in run.corruptions.get(suite, {}).items() if kind != "mean"}
+        severities = sorted({severity for metrics in kinds.values() for severity in metrics}, key=int)
         if not kinds:
             continue
         parts = {name: [f"top1/{name}"] for name in CATEGORIES if run.row("recast", suite, f"top1/{name}")}

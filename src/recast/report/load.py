@@ -36,6 +36,7 @@ from recast.run.records import (
     SimilarityLine,
     Switching,
 )
+from recast.run.suites import PER_CORRUPTION
 from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
@@ -119,6 +120,15 @@ class Run:
     def difference(self, against: str, suite: str, metric: str) -> Difference | None:
         """What recast has more than another arm; None where it was not measured or has no finite interval."""
         return self._differences_by_key.get((against, suite, metric))
+
+    @cached_property
+    def corruptions(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Suite → kind of corruption, "mean" among them → severity → metric of rows.csv."""
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for row in self.rows:
+            if match := PER_CORRUPTION.match(row.metric):
+                found.setdefault(row.suite, {}).setdefault(match["kind"], {})[match["severity"]] = row.metric
+        return found
 
     @cached_property
     def _rows_by_key(self) -> dict[tuple[str, str, str], Row]:
