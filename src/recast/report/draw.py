@@ -87,16 +87,17 @@ def series_chart(
         columns, rows = table
     if keys is None:
         keys = list(dict.fromkeys(Key(one.label, one.role) for one in series if one.label))
-    story = told(told_as or title, series, settings.get("unit", ""), note)
+    story = told(told_as or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
     panel = partial(draw_series, series=series, **settings)
     return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
 
 
-def told(title: str, series: Sequence[Series], unit: str = "", note: str = "") -> str:
+def told(title: str, series: Sequence[Series], unit: str = "", note: str = "", xlabel: str = "epoch") -> str:
     """A chart in words: where its lines begin and end, and its bars; of curves of one kind the first and the last."""
 
     def value(point: Point) -> str:
-        return f"{formats.significant(point.y, 4)}{unit} at {point.place or format(point.x, 'g')}"
+        place = point.place or f"{'epoch ' if xlabel == 'epoch' else ''}{point.x:g}"
+        return f"{formats.significant(point.y, 4)}{unit} at {place}"
 
     named = [one for one in series if one.label and one.points]
     shown = [one for one in named if one.look in ("line", "thick", "bars") or len(one.points) == 1]

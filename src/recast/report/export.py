@@ -179,4 +179,9 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(["" if value != value else value for value in row] for row in rows)
+        writer.writerows([_written(value) for value in row] for row in rows)
+
+
+def _written(value: object) -> object:
+    """As in every CSV file of a run: "true" and "false"; nothing where there is no number."""
+    return str(value).lower() if isinstance(value, bool) else "" if value != value else value
