@@ -28,43 +28,27 @@ Role = str | float
 """What is coloured: an arm, "ink", "muted" or "rule"; or a place in an order, from 0 to 1."""
 
 
-@dataclass(frozen=True)
-class Palette:
-    """What a figure may be coloured with."""
-
-    ink: str
-    muted: str
-    rule: str
-    arms: dict[str, str]
-    depths: tuple[str, ...]
+class Palette(dict[str, str]):
+    """The colours of a figure: of the arms, of ink, muted and rule, and of depth0 to depth8."""
 
     def color(self, role: Role) -> str:
-        if isinstance(role, str):
-            return self.arms.get(role) or str(getattr(self, role))
-        return self.depths[min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)]
+        return self[role if isinstance(role, str) else f"depth{min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)}"]
 
 
-# Place-holders: no two alike, none a colour anybody would choose.
-PAGE = Palette(
-    ink="#010203",
-    muted="#010204",
-    rule="#010205",
-    arms={"parent": "#010206", "finetuned": "#010207", "recast": "#010208"},
-    depths=tuple(f"#0103{index:02x}" for index in range(DEPTHS)),
-)
 # Okabe and Ito's blue and vermilion; the ordered ones are cividis without its lightest end, which paper swallows.
+DEPTH_COLORS = [mpl.colors.to_hex(mpl.colormaps["cividis"](0.88 * place / (DEPTHS - 1))) for place in range(DEPTHS)]
 PAPER = Palette(
     ink="#1d2126",
     muted="#4c535c",
     rule="#d9d7d0",
-    arms={"parent": "#70777f", "finetuned": "#0a6cb0", "recast": "#d55e00"},
-    depths=tuple(mpl.colors.to_hex(mpl.colormaps["cividis"](0.88 * index / (DEPTHS - 1))) for index in range(DEPTHS)),
+    parent="#70777f",
+    finetuned="#0a6cb0",
+    recast="#d55e00",
+    **{f"depth{place}": color for place, color in enumerate(DEPTH_COLORS)},
 )
-VARIABLES = {
-    **{getattr(PAGE, name): f"var(--{name})" for name in ("ink", "muted", "rule")},
-    **{color: f"var(--{arm})" for arm, color in PAGE.arms.items()},
-    **{color: f"var(--depth{index})" for index, color in enumerate(PAGE.depths)},
-}
+# Place-holders for CSS variables: no two alike, none a colour anybody would choose.
+PAGE = Palette({name: f"#0102{place:02x}" for place, name in enumerate(PAPER, start=3)})
+VARIABLES = {color: f"var(--{name})" for name, color in PAGE.items()}
 
 
 class Hit(NamedTuple):
@@ -138,7 +122,7 @@ def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
         figure.subplots_adjust(0.14 / across, 0.2 / down, 1 - 0.06 / across, 1 - 0.12 / down, wspace=0.25, hspace=0.55)
         for axes, chart in zip(grid.flat, charts, strict=False):
             chart.panel(axes, palette)
-            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette.ink)
+            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette["ink"])
         for axes in grid.flat[len(charts) :]:
             axes.remove()
         return figure
@@ -156,24 +140,24 @@ def styled(palette: Palette) -> Iterator[None]:
         "svg.hashsalt": "recast",
         "font.size": 8.5,
         "axes.formatter.useoffset": False,
-        "axes.edgecolor": palette.rule,
+        "axes.edgecolor": palette["rule"],
         "axes.linewidth": 0.8,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.spines.left": False,
-        "axes.labelcolor": palette.muted,
+        "axes.labelcolor": palette["muted"],
         "axes.axisbelow": True,
         "axes.grid": True,
         "axes.grid.axis": "y",
-        "grid.color": palette.rule,
+        "grid.color": palette["rule"],
         "grid.linewidth": 0.7,
-        "xtick.color": palette.rule,
-        "ytick.color": palette.rule,
-        "xtick.labelcolor": palette.muted,
-        "ytick.labelcolor": palette.muted,
+        "xtick.color": palette["rule"],
+        "ytick.color": palette["rule"],
+        "xtick.labelcolor": palette["muted"],
+        "ytick.labelcolor": palette["muted"],
         "ytick.major.size": 0,
         "xtick.major.size": 3,
-        "text.color": palette.ink,
+        "text.color": palette["ink"],
     }
     with mpl.rc_context():
         mpl.rcdefaults()

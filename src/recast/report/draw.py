@@ -133,7 +133,7 @@ def draw_series(
     one. `unit` follows the values that a reader points at.
     """
     for edge in switches:
-        axes.axvline(edge, color=palette.muted, linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
+        axes.axvline(edge, color=palette["muted"], linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
     if math.isfinite(level[0]):
         axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
     bars = [one for one in series if one.look == "bars"]
@@ -183,9 +183,9 @@ def _bars(axes: Axes, bars: Sequence[Series], number: int, palette: Palette, uni
         x = point.x + (number - (len(bars) - 1) / 2) * width
         axes.bar(x, point.y, 0.9 * width, color=palette.color(one.role), linewidth=0)
         if point.interval is not None:
-            axes.vlines(x, *point.interval, color=palette.ink, linewidth=1.1)
+            axes.vlines(x, *point.interval, color=palette["ink"], linewidth=1.1)
         hits += _hit(axes, one, point, point.place, unit, x)
-    axes.axhline(0, color=palette.ink, linewidth=0.9)
+    axes.axhline(0, color=palette["ink"], linewidth=0.9)
     axes.tick_params(axis="x", length=0)
     return hits
 
@@ -202,7 +202,7 @@ def _name_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
         line = {"arrowstyle": "-", "color": palette.color(one.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             one.end, one.points[-1][:2], xytext=(13, place), textcoords=("offset points", "axes fraction"),
-            va="center_baseline", fontsize=7.2, color=palette.muted, annotation_clip=False, arrowprops=line,
+            va="center_baseline", fontsize=7.2, color=palette["muted"], annotation_clip=False, arrowprops=line,
         )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
             borderaxespad=0, handlelength=1.6, columnspacing=1.4,
         )  # fmt: skip
         up += (13 * math.ceil(len(chart.keys) / columns) + 4) / height
-    figure.text(0, up, chart.title, fontsize=9, fontweight="bold", color=PAPER.ink, va="bottom")
+    figure.text(0, up, chart.title, fontsize=9, fontweight="bold", color=PAPER["ink"], va="bottom")
     across = max(width, LETTER * len(chart.title), LETTER * columns_wide)
     return across / 72, (up * height + 14) / 72
 

@@ -245,7 +245,7 @@ def _drawn(attention: Attention, index: int, symbol: str, palette: Palette) -> F
     picture.imshow(attention.images[index])
     picture.set_axis_off()
     for part, layer in zip(parts[1:], layers, strict=True):
-        part.text(0, 0.97, layer.name, fontsize=8, va="center", color=palette.ink)
+        part.text(0, 0.97, layer.name, fontsize=8, va="center", color=palette["ink"])
         grid = part.subplots(down, layer.columns, squeeze=False)
         part.subplots_adjust(0, 0.05, 0.95, 0.92, wspace=0.06, hspace=0.25)
         low, colors = (-layer.limit, SIGNED) if layer.signed else (0, POSITIVE)

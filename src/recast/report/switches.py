@@ -117,7 +117,7 @@ def _timeline(run: Run, switching: Switching) -> Chart:
             draw_series(axes, palette, series, **settings)
             axes.patch.set_visible(False)
             indent = 0 if series else 0.01 - left / (0.84 - left)
-            axes.set_title(title, loc="left", fontsize=8.5, color=palette.ink, x=indent)
+            axes.set_title(title, loc="left", fontsize=8.5, color=palette["ink"], x=indent)
             axes.tick_params(labelbottom=not series)
         draw_bars(grid[-1], rows, switching.epochs, run.epochs, undated, palette)
         grid[-1].set_yticks(range(len(rows)), labels, fontsize=7.4)
@@ -138,12 +138,12 @@ def draw_bars(axes: Axes, rows: Sequence[Bar], epochs: int, trained: int, undate
     for place, (_, date) in enumerate(rows):
         switch = epochs if date is None else min(date - 1, epochs)
         as_attention = (switch, epochs, palette.color("recast"), 0.64)
-        for start, end, color, thick in ((0, switch, palette.muted, 0.16), as_attention):
+        for start, end, color, thick in ((0, switch, palette["muted"], 0.16), as_attention):
             for low, high, alpha in ((start, min(end, trained), 1.0), (max(start, trained), end, 0.35)):
                 if high > low:
                     axes.barh(place, high - low, thick, low, color=color, alpha=alpha, linewidth=0)
         text = undated if date is None else f"epoch {date}"
-        ink = palette.ink if date is not None and date <= trained else palette.muted
+        ink = palette["ink"] if date is not None and date <= trained else palette["muted"]
         beside = axes.get_yaxis_transform()
         axes.text(1.02, place, text, transform=beside, va="center_baseline", fontsize=7.6, color=ink)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -178,7 +178,7 @@ def _probe_chart(switching: Switching) -> Chart:
             axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(min(hopes))))
             axes.yaxis.set_major_formatter(lambda value, _: formats.significant(value))
             axes.minorticks_off()
-            axes.set_title("logarithmic scale", loc="left", fontsize=7.6, color=palette.muted)
+            axes.set_title("logarithmic scale", loc="left", fontsize=7.6, color=palette["muted"])
         return hits
 
     rows = [(probe.epoch, layer, value, probe.delivered) for probe in probes for layer, value in probe.promised.items()]
