@@ -43,22 +43,18 @@ def recast_during_training_(
     The optimiser stays the same object. W_out and the bias take the places of the kernel and the bias in its groups,
     with their state by the same permutation: with the linear gate at its start the next update is the convolution's.
     New parameters join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these
-    groups' present rate; in an optimiser with other groups, the kernel's group or a group beside it with its settings.
-    Where the groups count their steps (LAMB), new parameters have groups of their own, whose count starts at 0. Nothing
-    else is touched: rates, other parameters, a GradScaler.
+    groups' present rate; in an optimiser with other groups, the kernel's group or one beside it with its settings;
+    where groups count their steps (LAMB), a group of their own. Nothing else is touched.
 
     gate_lr: peak rate of the gates. None: 10 × the kernel's for γ and s; the kernel's own for the sigmoid's λ, as in
     T-CNN*, "the same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
     averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel): recast too, with the
     average's own kernels; new parameters start from the model's.
 
-    A model compiled by torch.compile is recast inside and compiled anew at its next call. DistributedDataParallel is
-    bound to the parameters that it was given: pass its `.module`, and wrap that again (`fit` does).
-
-    Raises RecastError as `recast_` does, before any change, and for a wrapped or sharded model, or an optimiser that
-    trains only a part of the layer. Warns where a kernel is computed (weight standardisation, weight norm) and its
-    moments cannot become W_out's: keep_parametrization keeps them. Where W_out has another layout (transposed
-    convolutions, convolutions of pixels), factored moments (Adafactor) start anew.
+    A model compiled by torch.compile is recast inside and compiled anew at its next call. Of DistributedDataParallel
+    pass the `.module`, and wrap that again. Raises RecastError as `recast_` does, before any change, and for a wrapped
+    or sharded model, or an optimiser that trains only a part of the layer. Warns where a kernel is computed and its
+    moments cannot become W_out's. Where W_out has another layout, factored moments (Adafactor) start anew.
     """
     network, copies = _checked(model), [_checked(average) for average in averages]
     optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there

@@ -34,18 +34,13 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
     bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
-    tokens).
+    tokens). Frozen parameters are left out. Groups are named by `KINDS`.
 
-    Gates have a learning rate of their own: `gate_lr`, or 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et
-    al. 2021). Frozen parameters are left out. The model need not hold GPSA layers: a control arm gets the same groups.
-
+    gate_lr: rate of the gates. None: 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al. 2021).
     layer_decay: every rate is multiplied by layer_decay^d, d = the number of layers between a parameter and the head
     (BEiT, Bao et al. 2021, appendix); a layer is what timm's `group_matcher` says, and what a convolution became
-    belongs to the layer that it was in. Groups are named "decay", "no_decay", "gates" and "sigmoid_gates", followed by
-    "/" and the number of the layer (0: the stem) where there is layer decay.
-
+    belongs to the layer that it was in. Names then end in "/" and the number of the layer (0: the stem).
     pool_lr: rate of attention pooling, whose groups are then "pool_decay" and "pool_no_decay". None: as other weights.
-
     plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
     empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
 

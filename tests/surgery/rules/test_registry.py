@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from recast.layers.gpsa import GPSA
 from recast.models.pixel_conv import PixelConv2d
 from recast.run.config import RecastConfig
-from recast.surgery.rules import find_rule, recasts, refusal, registry
+from recast.surgery import rules
+from recast.surgery.rules import find_rule, recasts, refusal
 
 KINDS = (Conv2dSame, nn.Conv2d, nn.ConvTranspose2d, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame)
 
@@ -29,7 +30,7 @@ def test_the_classes_with_a_rule_are_those_that_the_tests_know() -> None:
 
     `PixelConv2d` has no geometry of its own choosing: tests/models/test_pixel_conv.py.
     """
-    assert set(registry._RULES) == {*KINDS, PixelConv2d}
+    assert set(rules._RULES) == {*KINDS, PixelConv2d}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +57,7 @@ def test_subclasses_that_compute_something_else_are_refused(kind: type[nn.Module
 
 def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch, layer_of: Any) -> None:
     """The exact type wins over its bases: a convolution with a forward of its own can be given a rule."""
-    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
 
     @recasts(Scaled)
     def _(conv: Scaled, config: RecastConfig) -> GPSA:

@@ -1,0 +1,271 @@
+"""Which modules can be recast, and how: a rule reads a convolution and returns a layer of attention with its weights.
+
+Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
+which `Geometry`, and which kernel the module uses in eval mode. What makes that kernel (standardisation, weight norm,
+spectral norm) is dropped, or moves along as a parametrisation of W_out: W_out has the kernel's own layout, so whatever
+made the kernel makes all heads of the layer, jointly.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.geometry import Geometry, flip_transpose
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+from recast.tracing.hooks import in_eval
+
+Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
+
+_RULES: dict[type[nn.Module], Rule] = {}
+
+
+def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
+    """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
+
+    The layer is GPSA, or CMHSA for gate="bias". A rule reads the module only, and works on the meta device too: that is
+    where a plan counts what a layer costs. It raises `RecastError` with the reason for a module that it cannot take.
+    """
+
+    def register(rule: Callable[..., RecastLayer]) -> Callable[..., RecastLayer]:
+        _RULES[kind] = rule
+        return rule
+
+    return register
+
+
+def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
+    """The rule for a module: its exact type first, then its bases.
+
+    A base's rule holds only for subclasses that compute what the base computes: one that overrides `forward` (a weight
+    standardised on the fly, padding that depends on the input) needs a rule of its own.
+    """
+    own = type(module)
+    for kind in own.__mro__:
+        if kind in _RULES:
+            same = all(getattr(own, name, None) is getattr(kind, name, None) for name in ("forward", "_conv_forward"))
+            return (kind, _RULES[kind]) if same else None
+    return None
+
+
+def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
+    """The layer that a module becomes. Raises `RecastError` if its rule cannot take it; there must be one."""
+    found = find_rule(module)
+    assert found is not None, refusal(module)
+    return found[1](module, config)
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module is some kind of convolution (a kernel size and a weight), or a layer that was one."""
+    if isinstance(module, nn.modules.conv._ConvNd | RecastLayer) or find_rule(module) is not None:
+        return True
+    # not hasattr(module, "weight"): reading a parametrised weight computes it
+    weighs = "weight" in module._parameters or hasattr(type(module), "weight")
+    return weighs and hasattr(module, "kernel_size")
+
+
+def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
+    """The hook of torch's older `weight_norm` and `spectral_norm`, which computes the weight before every forward."""
+    hooks = (h for h in conv._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm))
+    return next((hook for hook in hooks if hook.name == "weight"), None)
+
+
+def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
+    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
+    makers = getattr(module, "parametrizations", None)
+    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
+    return found if isinstance(found, parametrize.ParametrizationList) else None
+
+
+# --- what cannot be recast --------------------------------------------------------------------------------------------
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why a convolution-like module cannot be recast, or None if a rule takes it.
+
+    A class may say so itself, in an attribute `not_recast`.
+    """
+    kind = type(module).__name__
+    if isinstance(module, RecastLayer):
+        return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript: recast the nn.Module that it was made from, and script that"
+    if ".quantized" in type(module).__module__:
+        return f"{kind} is quantised: recast the float model, and quantise that"
+    if ".qat." in type(module).__module__:
+        return f"{kind} is in training for quantisation: recast the float model, and prepare that"
+    if reason := getattr(module, "not_recast", None):
+        return str(reason)
+    if find_rule(module) is None:
+        return f"no rule for {kind} (rules exist for {', '.join(sorted(known.__name__ for known in _RULES))})"
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
+        return f"{kind} carries hooks, which the new layer would lose"
+    if patched := [name for name in ("forward", "_conv_forward") if name in vars(module)]:
+        return f"{kind} has a {patched[0]} of its own, set on the instance"
+    if any(parameter.is_complex() for parameter in module.parameters()):
+        return f"{kind} has complex weights: attention is real"
+    return None
+
+
+def check_finite(name: str, module: nn.Module) -> None:
+    """Raise `RecastError` if a tensor of `module` has no values (meta device), or holds NaN or infinity."""
+    for tensor_name, tensor in module.state_dict().items():
+        if tensor.is_meta:
+            raise RecastError(
+                f"{name}.{tensor_name} is on the meta device, without values: a model there can be planned; "
+                "to recast it, load its weights first"
+            )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise RecastError(f"{name}.{tensor_name} holds NaN or infinite values: repair or reload the weights first")
+
+
+def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, str]:
+    """Which of the `modules` share a parameter with another one of the model, by name: "weight with head". Recasting
+    such a module would untie them.
+
+    Parameters of what computes a module's weight count as its own.
+    """
+    places: dict[int, list[str]] = {}
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):  # one in several places is listed at each
+        places.setdefault(id(module), []).append(name)
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(name)
+    found: dict[str, str] = {}
+    for name, module in modules.items():
+        inside = tuple(f"{place}." for place in places[id(module)])
+        for own, parameter in module.named_parameters():
+            outside = [n for n in holders[id(parameter)] if "." not in inside and not f"{n}.".startswith(inside)]
+            if outside:
+                found.setdefault(name, f"{own} with {outside[0] or type(model).__name__}")
+    return found
+
+
+# --- the rules: `nn.Conv2d`, `nn.ConvTranspose2d`, timm's convolutions with SAME padding or standardised weights ------
+
+
+class WeightStandardization(nn.Module):
+    """Ŵ = g·(W − mean) / √(var + eps) per output channel (Qiao et al. 2019); g = gain · scale in norm-free networks.
+
+    `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over the kernel.
+    """
+
+    def __init__(self, eps: float, scale: float = 1.0, gain: Tensor | None = None) -> None:
+        super().__init__()
+        self.eps, self.scale = eps, scale
+        self.gain = None if gain is None else nn.Parameter(gain.detach().clone(), gain.requires_grad)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # batch_norm over one image is timm's own way to the same bits
+        g = None if self.gain is None else (self.gain * self.scale).view(-1)
+        rows = weight.reshape(1, weight.shape[0], -1)
+        return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=self.eps).reshape_as(weight)
+
+
+def computes_weight(conv: nn.Module) -> bool:
+    """Whether a convolution computes its kernel from something else in every forward pass."""
+    standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
+    return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
+
+
+@torch.no_grad()
+def effective_weight(conv: nn.Module) -> Tensor:
+    """The weight that `conv` uses in eval mode, computed by its parametrisation or its hook where it has one."""
+    if (hook := weight_hook(conv)) is not None:
+        settings = {"do_power_iteration": False} if isinstance(hook, SpectralNorm) else {}
+        weight: Tensor = hook.compute_weight(conv, **settings)
+        return weight
+    with in_eval(conv):  # spectral norm takes a power-iteration step when read in training mode
+        assert isinstance(conv.weight, Tensor)
+        return conv.weight.detach()
+
+
+def pads_same(conv: nn.Module) -> bool:
+    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
+    return isinstance(conv, Conv2dSame) or bool(getattr(conv, "same_pad", False))
+
+
+def _geometry(conv: nn.Conv2d) -> Geometry:
+    geometry = Geometry.of(conv)
+    return replace(geometry, padding=(0, 0, 0, 0), same=True) if pads_same(conv) else geometry
+
+
+@recasts(nn.Conv2d)
+@recasts(Conv2dSame)
+def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
+    """W_out^h = the kernel's position h, W_val = I, Δ_h = the position's offset (d'Ascoli et al. 2021, Eq. 6)."""
+    return _layer(conv, _geometry(conv), effective_weight(conv), config)
+
+
+@recasts(nn.ConvTranspose2d)
+def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
+    """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
+    if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
+        raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
+    return _layer(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
+
+
+@recasts(StdConv2d)
+@recasts(StdConv2dSame)
+@recasts(ScaledStdConv2d)
+@recasts(ScaledStdConv2dSame)
+def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
+    maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
+    raw = effective_weight(conv)
+    if config.keep_parametrization:
+        return _layer(conv, _geometry(conv), raw, config, maker)
+    with torch.no_grad():
+        return _layer(conv, _geometry(conv), maker(raw), config)
+
+
+def _layer(
+    conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
+    maker: nn.Module | None = None,
+) -> RecastLayer:  # fmt: skip
+    """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
+
+    With `keep_parametrization`, `conv`'s own parametrisations and then `maker` become those of W_out; `weight` is what
+    the last of them starts from.
+    """
+    keep = config.keep_parametrization
+    if keep and weight_hook(conv) is not None:
+        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
+    given = parametrization_of(conv) if keep else None
+    kind = CMHSA if config.gate == "bias" else GPSA
+    layer = kind(
+        conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
+        config=config, device=weight.device, dtype=weight.dtype,
+    )  # fmt: skip
+    made = dict(conv.named_parameters())
+    # a computed weight is a plain tensor here: what it was made from says whether it is trained
+    biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
+    if keep and biases and "bias" not in biases:
+        raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
+    is_source = not (given is None and maker is None) and "weight" in made
+    sources = [made["weight"]] if is_source else [p for name, p in made.items() if name not in biases]
+    # clone keeps channels_last, which copy_ into a new tensor would not
+    layer.weight = nn.Parameter(weight.clone(), any(p.requires_grad for p in sources))
+    if conv.bias is not None and layer.bias is not None:
+        with torch.no_grad():
+            layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
+    layer.train(conv.training)
+    if given is not None:
+        # moved whole: an inverse would give other numbers with the same result, or refuse them
+        parametrize.register_parametrization(layer, "weight", nn.Identity(), unsafe=True)
+        layer.parametrizations["weight"] = copy.deepcopy(given)  # type: ignore[operator, index, assignment]
+    if maker is not None:
+        parametrize.register_parametrization(layer, "weight", maker, unsafe=True)
+    return layer
