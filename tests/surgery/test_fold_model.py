@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import gpsa_layers
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 3])
@@ -56,14 +56,14 @@ def test_the_report_says_what_each_layer_became_and_what_it_changed(child: nn.Mo
     *closed, first, second = report
     assert all(done.convolution and done.closed == 9 for done in closed)
     assert (first.convolution, first.gaussian, first.content, first.closed) == (False, 3, 1, 5)
-    assert (second.gaussian, second.content, second.closed) == (1, 3, 6)
-    assert all(done.change == 0 and done.accuracy == right for done in report)
-    assert all(done.layer_error is not None and done.layer_error < 1e-5 for done in report)
-    assert all(done.output_error is not None and done.output_error < 1e-5 for done in report)
+    assert (second.convolution, second.gaussian, second.content, second.closed) == (False, 1, 3, 6)
+    for done in report:
+        assert (done.change, done.accuracy) == (0, right)
+        assert done.layer_error is not None
+        assert done.output_error is not None
+        assert max(done.layer_error, done.output_error) < 1e-5
     assert error_of(child(X), expected) < 1e-5
-    assert recast.fold_(copy.deepcopy(child)) == [
-        done for done in recast.fold_(copy.deepcopy(child)) if not done.convolution
-    ]
+    assert [done.name for done in recast.fold_(child)] == [first.name, second.name]  # convolutions are left alone
 
 
 @torch.no_grad()
@@ -71,15 +71,11 @@ def test_a_tolerance_and_a_kernel_change_what_they_say(child: nn.Module, error_o
     expected = child(X)
     report = recast.fold_(child, tol=0.02, kernel=5, data=X)
     *_, first, second = report
-    assert first.convolution
-    assert first.kernel == (5, 5)
+    assert (first.convolution, first.kernel, second.convolution) == (True, (5, 5), False)
     assert first.change == pytest.approx(0.01)
-    assert not second.convolution
-    assert second.output_error is not None
     assert second.output_error == pytest.approx(error_of(child(X), expected), rel=1e-3)
-    assert second.output_error > 1e-4
     assert first.layer_error is not None
-    assert first.layer_error > 1e-4
+    assert min(first.layer_error, error_of(child(X), expected)) > 1e-4
     assert second.accuracy is None  # nobody gave labels
 
 
@@ -92,9 +88,8 @@ def test_batch_norms_are_multiplied_in_and_come_back_folded(
     recast.fold_(without, tol=0.02, kernel=kernel)
     report = recast.fold_(child, tol=0.02, kernel=kernel, batch_norm=True, data=X)
     assert all(done.batch_norm for done in report)
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in child.modules()) == sum(
-        isinstance(m, nn.BatchNorm2d) for m in parent.modules()
-    ) - len(report)
+    of_child, of_parent = (sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) for net in (child, parent))
+    assert of_child == of_parent - len(report)
     assert error_of(child(X), without(X)) < 1e-5
     loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
     assert error_of(loaded(X), child(X)) < 1e-6
@@ -138,15 +133,16 @@ def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, e
     assert torch.allclose(loaded(X), child(X), atol=1e-5)
 
 
+BAD: dict[str, dict[str, Any]] = {
+    "0 or more": {"tol": -0.1}, "one of 3, 5, 7": {"kernel": 4},
+    "needs data": {"batch_norm": True}, "no batch": {"data": []},
+}  # fmt: skip
+
+
 def test_bad_requests_change_nothing(child: nn.Module) -> None:
-    before = {name: value.clone() for name, value in child.state_dict().items()}
-    for arguments, message in (
-        ({"tol": -0.1}, "0 or more"),
-        ({"kernel": 4}, "one of 3, 5, 7"),
-        ({"batch_norm": True}, "needs data"),
-        ({"data": []}, "no batch"),
-    ):
+    layers, before = gpsa_layers(child), copy.deepcopy(child.state_dict())
+    for message, arguments in BAD.items():
         with pytest.raises(RecastError, match=message):
-            recast.fold_(child, **arguments)  # type: ignore[arg-type]
-    assert all(isinstance(layer, GPSA) for layer in gpsa_layers(child).values())
+            recast.fold_(child, **arguments)
+    assert gpsa_layers(child) == layers
     assert all(torch.equal(value, before[name]) for name, value in child.state_dict().items())

@@ -33,7 +33,7 @@ def test_gates_are_no_layer_scale() -> None:
 
 def test_running_statistics_become_those_of_the_example() -> None:
     x = torch.randn(8, 3, 6, 6)
-    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3, momentum=0.3)).eval()
+    model = nn.Sequential(nn.BatchNorm2d(3, momentum=0.3)).eval()
     randomize_scales_(model, x)
     torch.testing.assert_close(model[0].running_mean, x.mean((0, 2, 3)))
     torch.testing.assert_close(model[0].running_var, x.var((0, 2, 3)))

@@ -155,7 +155,7 @@ def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
         plan(Model(), X, where=["stem", "last"], budget="tokens=50")
     with pytest.raises(RecastError, match="nothing is within the budget: last has too many tokens: 24"):
         plan(Model(), X, budget="tokens=20")
-    assert [step.name for step in plan(Model(), X, where="all", budget=100).steps] == ["stem", "down", "last", "up"]
+    assert names_of(plan(Model(), X, where="all", budget=100)) == ["stem", "down", "last", "up"]
 
 
 def test_budgets_of_the_whole_model_pick_layers_from_the_end() -> None:
@@ -204,10 +204,9 @@ def test_a_convolution_on_regions_is_in_no_stage() -> None:
             return self.mask(self.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1))
 
     p = plan(Detector(), X)
-    assert [step.name for step in p.steps] == ["backbone"]
+    assert names_of(p) == ["backbone"]
     assert p.left[0].reason == "runs on regions of the image, in no stage"
-    both = plan(Detector(), X, where="all")
-    mask = both.steps[1]
+    _, mask = plan(Detector(), X, where="all").steps
     assert mask.calls == 1
     one = plan(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), torch.zeros(1, 4, 2, 2), where="all")
     assert mask.after.macs == 24 * one.steps[0].after.macs  # of all regions of the image

@@ -109,24 +109,20 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_modes_backends_and_tf32_are_given_back(fail: bool) -> None:
+def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = small().train()
     parent.layer2.eval()
     child = recast_(copy.deepcopy(parent), plan(parent, X))
     child.layer1.eval()
     flags = [module.training for model in (parent, child) for module in model.modules()]
     state = copy.deepcopy((parent.state_dict(), child.state_dict()))
-    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        if fail:
-            with pytest.raises(RuntimeError):
-                verify(parent, child, torch.zeros(1, 4, 8, 8))
-        else:
-            assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
-        assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    if fail:
+        with pytest.raises(RuntimeError):
+            verify(parent, child, torch.zeros(1, 4, 8, 8))
+    else:
+        assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
+    assert torch.backends.cudnn.allow_tf32
     assert [module.training for model in (parent, child) for module in model.modules()] == flags
     assert {layer.backend for layer in gpsa_layers(child).values()} == {"auto"}
     for model, before in zip((parent, child), state, strict=True):
