@@ -69,20 +69,20 @@ def batch(number: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
     return torch.randn(6, 3, 8, 8, generator=generator, dtype=dtype), torch.arange(6) % 4
 
 
-def train(model: nn.Module, optimizer: Optimizer, batches: range, dtype: torch.dtype = torch.float64) -> None:
+def train(model: nn.Module, optimizer: Optimizer, batches: range) -> None:
     model.train()
     for number in batches:
-        images, labels = batch(number, dtype)
+        images, labels = batch(number, next(model.parameters()).dtype)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 
-def twins(name: str, dtype: torch.dtype = torch.float64) -> tuple[Net, Optimizer, Net, Optimizer]:
+def twins(name: str) -> tuple[Net, Optimizer, Net, Optimizer]:
     """The same network after eight steps, twice, each with its own optimiser in the same state."""
-    one = network(dtype)
+    one = network()
     optimizer = OPTIMIZERS[name](one)
-    train(one, optimizer, range(8), dtype)
+    train(one, optimizer, range(8))
     other = copy.deepcopy(one)
     copied = OPTIMIZERS[name](other)
     copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # else both would write to the same moments
@@ -202,10 +202,10 @@ def test_a_compiled_network_is_compiled_once_more() -> None:
     counter = CompileCounter()
     compiled: Any = torch.compile(child, backend=counter)
     optimizer = torch.optim.AdamW(child.parameters(), 1e-2)
-    train(compiled, optimizer, range(3), torch.float32)
+    train(compiled, optimizer, range(3))
     assert counter.frame_count == 1
     assert recast_during_training_(compiled, optimizer, every(child)) is compiled
-    train(compiled, optimizer, range(3, 6), torch.float32)
+    train(compiled, optimizer, range(3, 6))
     assert counter.frame_count == 2
     images, _ = batch(9, torch.float32)
     assert relative(compiled.eval()(images), child.eval()(images)) < 1e-5
