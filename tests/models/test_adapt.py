@@ -41,9 +41,6 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     return save
 
 
-# --- classifiers ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "names"),
     [
@@ -76,9 +73,6 @@ def test_classifiers_are_found(make: Callable[[], nn.Module], names: tuple[str, 
 def test_a_network_that_does_not_say_what_its_classifier_is(model: nn.Module) -> None:
     with pytest.raises(RecastError, match="cannot tell which layer"):
         classifiers(model, 10)
-
-
-# --- another head -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "torchvision:squeezenet1_1", "test_convnext"])
@@ -126,20 +120,24 @@ def test_patchconvnets_weights_load_for_every_class(saved: Callable[..., str], m
     assert fewer.pool.cls_token.shape == (1, 3, 16)
 
 
-@pytest.mark.parametrize("source", ["timm", "torchvision"])
-def test_published_weights_get_a_new_head_too(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Without a network to fetch them from: what would be fetched is made here."""
-    name = "test_resnet" if source == "timm" else "torchvision:squeezenet1_1"
-    published = build(ModelConfig(name))
-    made = timm.create_model if source == "timm" else torchvision.models.get_model
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, published: nn.Module) -> None:
+    """`published` is what would be fetched, without a network to fetch it from."""
+    where = "torchvision.models.get_model" if name.startswith("torchvision:") else "timm.create_model"
+    make = torchvision.models.get_model if name.startswith("torchvision:") else timm.create_model
 
     def fetch(*args: Any, **kwargs: Any) -> nn.Module:
         if kwargs.get("pretrained") or kwargs.get("weights"):
-            assert "num_classes" not in kwargs
+            assert not {"num_classes", "img_size"} & set(kwargs)  # timm would resample, with antialiasing
             return published
-        return made(*args, **kwargs)
+        return make(*args, **kwargs)
 
-    monkeypatch.setattr("timm.create_model" if source == "timm" else "torchvision.models.get_model", fetch)
+    monkeypatch.setattr(where, fetch)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "torchvision:squeezenet1_1"])
+def test_published_weights_get_a_new_head_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    published = build(ModelConfig(name))
+    publish(monkeypatch, name, published)
     child = build(ModelConfig(name, pretrained=True, new_head=True), num_classes=3)
     (head,) = classifiers(child)
     assert child.get_submodule(head).weight.shape[0] == 3
@@ -147,9 +145,6 @@ def test_published_weights_get_a_new_head_too(monkeypatch: pytest.MonkeyPatch, s
     same = [torch.equal(p, own[key]) for key, p in child.named_parameters() if not key.startswith(head)]
     assert len(same) > 10
     assert all(same)
-
-
-# --- another image size -----------------------------------------------------------------------------------------------
 
 
 def table(model: nn.Module) -> Tensor:
@@ -198,17 +193,10 @@ def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_p
 
 
 def test_published_weights_are_built_for_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    published, made = timm.create_model("test_vit"), timm.create_model
-
-    def fetch(*args: Any, **kwargs: Any) -> nn.Module:
-        if kwargs.get("pretrained"):
-            assert "img_size" not in kwargs  # timm would resample, with antialiasing
-            return published
-        return made(*args, **kwargs)
-
-    monkeypatch.setattr("timm.create_model", fetch)
+    published = timm.create_model("test_vit")
+    expected = resampled(timm.create_model("test_vit", img_size=96), published.state_dict())["pos_embed"]
+    publish(monkeypatch, "test_vit", published)
     child = build(ModelConfig("test_vit", pretrained=True, input_size=96))
-    expected = resampled(made("test_vit", img_size=96), published.state_dict())["pos_embed"]
     assert torch.equal(child.pos_embed, expected)
     assert torch.equal(child.head.weight, published.head.weight)
 

@@ -116,15 +116,11 @@ def test_pretrained_weights_have_their_own_classes() -> None:
         build(ModelConfig("torchvision:squeezenet1_1", pretrained=True), num_classes=6)
 
 
-@pytest.mark.parametrize("name", ["digits_resnet", "torchvision:squeezenet1_1"])
-def test_constructor_survives_json(name: str) -> None:
-    config = ModelConfig(name, checkpoint="somewhere.pth", num_classes=6)
+def test_constructor_survives_json() -> None:
+    config = ModelConfig("torchvision:squeezenet1_1", checkpoint="somewhere.pth", num_classes=6)
     described = json.loads(json.dumps(constructor(config)))
-    assert described["kwargs"] == {"num_classes": 6}
-    again, original = build_from(described), build(ModelConfig(name, num_classes=6))
-    assert [(k, v.shape) for k, v in again.state_dict().items()] == [
-        (k, v.shape) for k, v in original.state_dict().items()
-    ]
+    assert described == {"name": "torchvision:squeezenet1_1", "kwargs": {"num_classes": 6}}
+    assert build_from(described).classifier[1].out_channels == 6  # type: ignore[index, union-attr]
     assert constructor(ModelConfig("digits_resnet"), num_classes=4) == {
         "name": "timm:digits_resnet",
         "kwargs": {"num_classes": 4},

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +86,8 @@ def test_foreign_content_is_refused(tmp_path: Path, content: object, message: st
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="does not exist"):
-        read_weights(tmp_path / "none.pth")
     with pytest.raises(RecastError, match="is not a file"):
         read_weights(tmp_path)
-    (tmp_path / "weights.pkl").write_bytes(pickle.dumps({}))
-    with pytest.raises(RecastError, match=r"must end in .safetensors.*got .pkl"):
-        read_weights(tmp_path / "weights.pkl")
     (tmp_path / "page.pth").write_text("<html>404</html>", encoding="utf-8")
     with pytest.raises(RecastError, match=r"truncated or not a file of torch\.save"):
         read_weights(tmp_path / "page.pth")
@@ -106,42 +100,27 @@ def test_torchscript_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "program.pt")
 
 
-def broken(change: str) -> dict[str, torch.Tensor]:
-    weights = {k: v.clone() for k, v in net().state_dict().items()}
-    if change == "missing":
-        del weights["0.weight"], weights["3.bias"]
-    elif change == "unexpected":
-        weights["7.weight"] = torch.ones(1)
-    elif change == "shape":
-        weights["0.weight"] = torch.ones(8, 3, 5, 5)
-    elif change == "classes":
-        weights |= {"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}
-    elif change == "kind":
-        weights["0.weight"] = weights["0.weight"].to(torch.int8)
-    elif change == "nan":
-        weights["3.weight"][2, 1] = torch.nan
-    elif change == "inf":
-        weights["1.running_var"][0] = torch.inf
-    return weights
+SHAPE = r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("missing", r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
-        ("unexpected", r"1 unexpected \(first: 7.weight\)"),
-        ("shape", r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"),
-        ("classes", r"the file has 9 classes: pass num_classes=9"),
-        ("kind", r"1 not floating point \(first: 0.weight is torch.int8\)"),
-        ("nan", r"NaN or infinity in 3.weight"),
-        ("inf", r"NaN or infinity in 1.running_var"),
+        ({"0.weight": None, "3.bias": None}, r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
+        ({"7.weight": torch.ones(1)}, r"1 unexpected \(first: 7.weight\)"),
+        ({"0.weight": torch.ones(8, 3, 5, 5)}, SHAPE),
+        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "the file has 9 classes: pass num_classes=9"),
+        ({"0.weight": torch.ones(8, 3, 3, 3).to(torch.int8)}, r"1 not floating .* \(first: 0.weight is torch.int8\)"),
+        ({"3.weight": torch.full((4, 8), torch.nan)}, "NaN or infinity in 3.weight"),
+        ({"1.running_var": torch.full((8,), torch.inf)}, "NaN or infinity in 1.running_var"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_loaded(change: str, message: str) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(change: dict[str, Any], message: str) -> None:
     model = net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
+    weights = {k: v for k, v in (net().state_dict() | change).items() if v is not None}
     with pytest.raises(RecastError, match=message) as error:
-        load_weights_(model, broken(change), source="f.pth")
+        load_weights_(model, weights, source="f.pth")
     assert "\n" not in str(error.value)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 

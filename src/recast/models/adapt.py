@@ -28,9 +28,6 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     if callable(asked):
         told = asked()
         found = [names.get(id(module), "") for module in (told if isinstance(told, tuple) else (told,))]
-    elif (cfg := getattr(model, "pretrained_cfg", None)) and cfg.get("classifier"):
-        listed = cfg["classifier"]
-        found = [listed] if isinstance(listed, str) else list(listed)
     else:
         parts = [model, *(part for name in AUXILIARY if (part := getattr(model, name, None)) is not None)]
         last = [layer for part in parts if (layer := _last_layer(part)) is not None]
