@@ -45,21 +45,19 @@ def agreement(predictions: Mapping[str, list[int]], model: str, against: str) ->
 
 
 def tabulate_agreement(
-    models: Mapping[str, nn.Module], batches: Batches, classes: Sequence[str], names: Sequence[str] | None = None
+    models: Mapping[str, nn.Module], batches: Batches, classes: Sequence[str], names: Sequence[str]
 ) -> Table:
     """Every image's label and predictions as RUN/analysis/agreement.csv: index, image, label and a column a model.
 
-    classes: names in the order of the logits; names: of the images, in the order of the batches (None: empty cells).
+    classes: names in the order of the logits; names: of the images, in the order of the batches.
     Raises `RecastError` as `predict` does, and for labels, logits or names that do not fit.
     """
     found = predict(models, batches)
     count = len(found["label"])
-    if names is not None and len(names) != count:
+    if len(names) != count:
         raise RecastError(f"a name for each of {count} images is needed, got {len(names)}")
     largest = max(max(values) for values in found.values())
     if largest >= len(classes):
         raise RecastError(f"class {largest} has no name: {len(classes)} were given")
     said = [[classes[one] for one in values] for values in found.values()]
-    images = [None] * count if names is None else names
-    rows = tuple(zip(range(count), images, *said, strict=True))
-    return Table("agreement", ("index", "image", *found), rows)
+    return Table("agreement", ("index", "image", *found), tuple(zip(range(count), names, *said, strict=True)))

@@ -79,12 +79,12 @@ def fourier(
     return _measure({"": model}, images, blocks, mode)[""]
 
 
-def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches, mode: Mode = "true") -> Table:
+def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
     frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
     lines = [
         FourierLine(name, curve.block, curve.index, curve.depth, *point, found.mode, found.n)
-        for name, found in _measure(models, batches(), None, mode).items()
+        for name, found in _measure(models, batches(), None, "true").items()
         for curve in found.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]

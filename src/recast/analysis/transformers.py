@@ -34,7 +34,7 @@ class Grids:
         self.batch: int | None = None
         """Images that the network was given, where it was called as a whole."""
         self._image: tuple[int, int] | None = None
-        self._seen: dict[tuple[int, int], None] = {}
+        self._seen: list[tuple[int, int]] = []
 
     def begin(self, image: Any) -> None:
         """A new pass, over these images."""
@@ -46,9 +46,7 @@ class Grids:
     def see(self, output: Any) -> None:
         """Remember a map (B, C, h, w); anything else is none, and so is one of each window or patch."""
         if isinstance(output, Tensor) and output.dim() == 4 and self.batch in (None, output.shape[0]):
-            size = (output.shape[2], output.shape[3])
-            self._seen.pop(size, None)  # the latest comes last
-            self._seen[size] = None
+            self._seen.append((output.shape[2], output.shape[3]))
 
     def of(self, batch: int, tokens: int, max_prefix: int = MAX_PREFIX) -> tuple[int, int] | None:
         """Rows and columns of the latest map that has as many pixels as there are tokens, or up to `max_prefix` fewer:

@@ -36,8 +36,7 @@ def score_top(batch: Batch) -> Iterator[Score]:
 
 def score_part(batch: Batch) -> Iterator[Score]:
     """top1/PART: top1/gaussian_noise/1 and so on."""
-    for name in batch.models:
-        yield Score(name, f"top1/{batch.source.part}", batch.is_correct(name))
+    return batch.top1(f"top1/{batch.source.part}")
 
 
 def score_clean(batch: Batch) -> Iterator[Score]:
@@ -145,6 +144,4 @@ def score_frequency(batch: Batch) -> Iterator[Score]:
     """top-1 as low@F and high@F, F of `RADII`: on images with only the frequencies up to, or above, F·π."""
     for band in get_args(Band):
         for radius in RADII:
-            filtered = keep_frequencies(batch.images, band, radius)
-            for name in batch.models:
-                yield Score(name, f"{band}@{radius:g}", batch.is_correct(name, filtered))
+            yield from batch.top1(f"{band}@{radius:g}", keep_frequencies(batch.images, band, radius))

@@ -110,9 +110,7 @@ def score_basic(batch: Batch) -> Iterator[Score]:
     """top1/KIND/SEVERITY."""
     for kind in CORRUPTIONS:
         for severity in SEVERITIES:
-            corrupted = corrupt(batch.images, kind, severity, batch.first)
-            for name in batch.models:
-                yield Score(name, f"top1/{kind}/{severity}", batch.is_correct(name, corrupted))
+            yield from batch.top1(f"top1/{kind}/{severity}", corrupt(batch.images, kind, severity, batch.first))
 
 
 def mean_over_corruptions(scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

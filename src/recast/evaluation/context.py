@@ -151,20 +151,26 @@ class Batch:
 
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:
         """(B, classes that count) of the images as they are, or of these in their place."""
-        if images is not None and images is not self.images:
-            return self._counted(self.context.logits(name, images))
-        if name not in self._logits:
-            self._logits[name] = self._counted(self.context.logits(name, self.images))
-        return self._logits[name]
-
-    def _counted(self, logits: Tensor) -> Tensor:
-        return logits if self.source.columns is None else logits[:, self.source.columns]
+        is_own = images is None or images is self.images
+        if is_own and name in self._logits:
+            return self._logits[name]
+        logits = self.context.logits(name, self.images if images is None else images)
+        if self.source.columns is not None:
+            logits = logits[:, self.source.columns]
+        if is_own:
+            self._logits[name] = logits
+        return logits
 
     def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
         """(B,) float: 1 where the label, or one of the source's answers, is among the k largest logits."""
         answers = self.source.answers
         right = self.labels if answers is None else answers[self.indices].to(self.labels.device)
         return is_correct(self.logits(name, images), right, k)
+
+    def top1(self, metric: str, images: Tensor | None = None) -> Iterator[Score]:
+        """Which of the images, or of these in their place, each model has right."""
+        for name in self.models:
+            yield Score(name, metric, self.is_correct(name, images))
 
     def gradient(self, name: str) -> Tensor:
         """∇ₓ of the cross-entropy at the images as they are, (B, C, H, W)."""

@@ -34,13 +34,13 @@ def count_macs(model: nn.Module, image: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
+def time_models(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[float]]:
     """Seconds a batch takes, several times for each model.
 
     The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
     """
     first = [_time(model, images) for model in models.values()]
-    repeats = min(20, max(3, int(seconds / max(first))))
+    repeats = min(20, max(3, int(SECONDS / max(first))))
     rounds = [[_time(model, images) for model in models.values()] for _ in range(repeats)]
     return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
 
