@@ -42,12 +42,6 @@ def test_predictions_and_who_wins() -> None:
     assert (itself.same, itself.both_right, itself.won, itself.lost, itself.p_value) == (5, 2, (), (), 1.0)
 
 
-@pytest.mark.parametrize(("won", "lost", "p"), [(0, 0, 1), (1, 0, 1), (0, 5, 2 / 32), (3, 9, 598 / 4096), (8, 8, 1)])
-def test_mcnemar_is_the_binomial_test(won: int, lost: int, p: float) -> None:
-    one = Agreement(won + lost, 0, 0, 0, tuple(range(won)), tuple(range(lost)))
-    assert one.p_value == pytest.approx(p, rel=1e-6)
-
-
 def test_the_table(tmp_path: Path) -> None:
     table = tabulate_agreement({"parent": Says(0), "recast": Says(1)}, batches, ["ant", "b,ee", "cat"], list("vwxyz"))
     path = write_table(tmp_path / "analysis", table)

@@ -78,12 +78,10 @@ def open_run(folder: str | Path) -> Run:
     data = load_data(recipe.data, recipe.augment)
     classes = len(data.classes)
     remedy = f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
-    if recipe.model.num_classes not in (None, classes):
-        raise RecastError(
-            f"{folder} was trained on {recipe.model.num_classes} classes, {data.name} has {classes}: {remedy}"
-        )
-    known = read_names(folder / "classes.json") if (folder / "classes.json").is_file() else data.classes
-    for number, (then, now) in enumerate(zip(known, data.classes, strict=False)):
+    known = read_names(folder / "classes.json")
+    if len(known) != classes:
+        raise RecastError(f"{folder} was trained on {len(known)} classes, {data.name} has {classes}: {remedy}")
+    for number, (then, now) in enumerate(zip(known, data.classes, strict=True)):
         if then != now:  # the logits are in the order of the run
             raise RecastError(
                 f"class {number} was {then!r} when {folder} was trained, now it is {now!r}: other classes, or in "
