@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from recast.data import Data
 from recast.data.datasets import ImageTensors
@@ -33,38 +31,34 @@ def save(image: Image.Image, path: Path, **options: object) -> Path:
     return path
 
 
-def with_transparency(image: Image.Image) -> Image.Image:
-    palette = image.convert("P")
+def with_transparency() -> Image.Image:
+    palette = photo().convert("P")
     palette.info["transparency"] = 0
     return palette
 
 
-KINDS: dict[str, Callable[[], tuple[Image.Image, str]]] = {
-    "grey": lambda: (photo().convert("L"), "png"),
-    "grey and alpha": lambda: (photo().convert("LA"), "png"),
-    "bilevel": lambda: (photo().convert("1"), "png"),
-    "16 bit": lambda: (Image.fromarray(np.asarray(photo().convert("L")).astype(np.uint16) * 257), "png"),
-    "float": lambda: (Image.fromarray(np.asarray(photo().convert("L")).astype(np.float32)), "tiff"),
-    "CMYK": lambda: (photo().convert("CMYK"), "jpg"),
-    "RGBA": lambda: (photo().convert("RGBA"), "png"),
-    "palette": lambda: (photo().convert("P"), "gif"),
-    "palette with transparency": lambda: (with_transparency(photo()), "png"),
-    "one pixel": lambda: (photo(1, 1), "png"),
-    "a line": lambda: (photo(2, 9000), "png"),
-    "a column": lambda: (photo(9000, 1), "png"),
-    "webp": lambda: (photo(), "webp"),
+GREY = np.asarray(photo().convert("L"))
+KINDS = {  # the modes that validation knows too are in tests/data
+    "grey and alpha.png": photo().convert("LA"),
+    "16 bit.png": Image.fromarray(GREY.astype(np.uint16) * 257),
+    "float.tiff": Image.fromarray(GREY.astype(np.float32)),
+    "palette with transparency.png": with_transparency(),
+    "palette.gif": photo().convert("P"),
+    "CMYK.jpg": photo().convert("CMYK"),
+    "one pixel.png": photo(1, 1),
+    "a line.webp": photo(2, 9000),
+    "a column.png": photo(9000, 1),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("size", [SIZE, (12, 20)])
-def test_every_kind_of_image_is_read(kind: str, size: tuple[int, int], tmp_path: Path) -> None:
-    image, ending = KINDS[kind]()
-    found = read_image(save(image, tmp_path / f"x.{ending}"), size)
+def test_every_kind_of_image_is_read(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    found = read_image(save(KINDS[name], tmp_path / name), size)
     assert found.pixels.shape == (3, *size)
     assert found.pixels.dtype == torch.float32
     assert 0 <= found.pixels.min() <= found.pixels.max() <= 1
-    if kind not in ("one pixel", "a line", "a column"):  # brighter towards the bottom right, whatever the mode
+    if min(KINDS[name].size) == 40:  # brighter towards the bottom right, whatever the mode
         assert found.pixels[..., -3:, -3:].mean() > found.pixels[..., :3, :3].mean() + 0.2
 
 
@@ -85,11 +79,10 @@ def test_a_rectangle_is_the_largest_of_its_shape_in_the_middle(tmp_path: Path) -
 
 
 def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
-    upright = photo(40, 40)
     exif = Image.Exif()
     exif[274] = 6  # the camera was turned: shown after a quarter turn clockwise
-    turned = save(upright.transpose(Image.Transpose.ROTATE_90), tmp_path / "turned.png", exif=exif)
-    found, plain = read_image(turned, SIZE), read_image(save(upright, tmp_path / "plain.png"), SIZE)
+    turned = save(photo().transpose(Image.Transpose.ROTATE_90), tmp_path / "turned.png", exif=exif)
+    found, plain = read_image(turned, SIZE), read_image(save(photo(), tmp_path / "plain.png"), SIZE)
     assert torch.allclose(found.pixels, plain.pixels, atol=1 / 255)
     assert "EXIF" in found.notes[0]
     assert not any("EXIF" in note for note in plain.notes)
@@ -97,18 +90,11 @@ def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_one_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = io.BytesIO()
-    photo(200, 200).save(buffer, "JPEG")
-    (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:1200])
-    (tmp_path / "text.png").write_text("no image", encoding="utf-8")
     (tmp_path / "empty.png").touch()
     big = save(photo(60, 60), tmp_path / "big.png")
-    for name, message in (("cut.jpg", "truncated"), ("text.png", "known format"), ("empty.png", "known format")):
-        with pytest.raises(RecastError, match=rf"cannot read image .*{name}.*{message}") as raised:
+    for name, message in (("empty.png", r"cannot read image .*empty\.png.*known format"), ("none.png", "no such image")):
+        with pytest.raises(RecastError, match=message):
             read_image(tmp_path / name, SIZE)
-        assert "\n" not in str(raised.value)
-    with pytest.raises(RecastError, match="no such image"):
-        read_image(tmp_path / "none.png", SIZE)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(RecastError, match=r"big\.png.*exceeds limit"):
         read_image(big, SIZE)
@@ -120,15 +106,9 @@ def test_folders_and_labels(tmp_path: Path) -> None:
     for name in ("val/cat/b.png", "val/dog/a.jpg", "val/dog/.hidden.png", "val/readme.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         photo().save(tmp_path / name) if name.endswith(("png", "jpg")) else (tmp_path / name).touch()
-    found = find_inputs([tmp_path / "val"])
+    found = [path for path in find_inputs([tmp_path / "val"]) if isinstance(path, Path)]
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["val/cat/b.png", "val/dog/a.jpg"]
-    assert [read_image(path, SIZE, {"cat": "cat", "dog": "hound"}).label for path in found] == ["cat", "hound"]
-    assert read_image(found[0], SIZE, {"dog": "dog"}).label is None
-    (tmp_path / "none").mkdir()
-    with pytest.raises(RecastError, match="no images in folder"):
-        find_inputs([tmp_path / "none"])
-    with pytest.raises(RecastError, match=r"no such image or folder: .*gone"):
-        find_inputs([tmp_path / "gone"])
+    assert [read_image(path, SIZE, {"dog": "hound"}).label for path in found] == [None, "hound"]
 
 
 def test_files_that_are_no_images_are_left_out_by_name(tmp_path: Path) -> None:
@@ -169,8 +149,7 @@ def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
     data = small_data()
     shown, _ = read_inputs(some_of_validation(data), SIZE, 16, data=data)
     assert [(one.name, one.label) for one in shown] == [("val:0", "c"), ("val:2", "a"), ("val:3", "b")]
-    wanted: Tensor = data.val.batch([3])[0][0]
-    assert torch.equal(shown[2].pixels, wanted)
+    assert torch.equal(shown[2].pixels, data.val.batch([3])[0][0])
     save(photo(), tmp_path / "a.png")
     save(photo(), tmp_path / "b.png")
     words = ["val:1", tmp_path, "val:2"]
