@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from html.parser import HTMLParser
+from html import unescape
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -297,37 +297,18 @@ def settled_text(text: str) -> str:
     return re.sub(r"\b\d+(\.\d+)? s\b", "{seconds} s", text)
 
 
-class _Text(HTMLParser):
-    """The visible text of a page, an element a line; rows of a table stay on one."""
-
-    HIDDEN, INLINE = ("style", "script", "svg"), ("b", "i", "em", "strong", "code", "small", "sub", "sup", "a", "span")
-    CELLS = ("td", "th", "s", "br")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = 0
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.hidden += tag in self.HIDDEN
-        self.text += " " if tag == "br" else "" if tag in (*self.INLINE, *self.CELLS) else "\n"
-        if tag == "figure":
-            self.text += "figure: "
-
-    def handle_endtag(self, tag: str) -> None:
-        self.hidden -= tag in self.HIDDEN
-        self.text += " | " if tag in ("td", "th") else "" if tag in (*self.INLINE, *self.CELLS) else "\n"
-
-    def handle_data(self, data: str) -> None:
-        if not self.hidden:
-            self.text += re.sub(r"\s+", " ", data)
+INLINE = r"b|i|em|strong|code|small|sub|sup|a|span|td|th|s"
 
 
 def page_text(html: str) -> str:
-    """The visible text of an HTML page."""
-    parser = _Text()
-    parser.feed(html)
-    lines = (" ".join(line.split()) for line in parser.text.splitlines())
+    """The visible text of an HTML page, an element a line; rows of a table stay on one."""
+    html = re.sub(r"<(style|script|svg)\b.*?</\1>", "\n", html, flags=re.DOTALL)
+    for found, text in (
+        (r"\s+", " "), (r"<br\b[^>]*>", " "), (r"</t[dh]>", " | "), (rf"</?({INLINE})\b[^>]*>", ""),
+        (r"<figure\b[^>]*>", "\nfigure: "), (r"<[^>]*>", "\n"),
+    ):  # fmt: skip
+        html = re.sub(found, text, html)
+    lines = (" ".join(line.split()) for line in unescape(html).splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
 

@@ -139,12 +139,8 @@ def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> s
         percent = base(metric) in METRICS and METRICS[base(metric)].unit == "%"
         cells = [_number(of.get(arm), percent) for arm in ARMS]
         for other in ("parent", "finetuned"):
-            both = "recast" in of and other in of
-            difference = _difference(of["recast"], of[other], percent) if both else ""
             margin = margins.get((suite, metric, other))
-            cells.append(
-                f"{difference} ± {margin:.2f}" if difference and percent and margin is not None else difference
-            )
+            cells.append(_difference(of.get("recast"), of.get(other), percent, margin))
         table.add_row(f"{suite} {metric}{UNITS.get(metric, '')}", *cells)
     return render(table)
 
@@ -157,7 +153,9 @@ def _number(value: float | None, percent: bool) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _difference(value: float, other: float, percent: bool) -> str:
+def _difference(value: float | None, other: float | None, percent: bool, margin: float | None) -> str:
+    if value is None or other is None:
+        return ""
     if percent:
-        return f"{value - other:+.2f}"
+        return f"{value - other:+.2f}" + ("" if margin is None else f" ± {margin:.2f}")
     return f"× {value / other:.3g}" if other else ""

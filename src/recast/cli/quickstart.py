@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     again = shlex.join(["recast", "quickstart", "--resume", *named])
     _check_folder(out, options.resume, again)
     try:
-        return _run(out, options.seed, options.resume, options.json)
+        return _run(out, options)
     except KeyboardInterrupt:
         kept = (out / "parent" / "recipe.yaml").is_file()
         raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
@@ -73,11 +73,11 @@ def _check_folder(out: Path, resume: bool, again: str) -> None:
         raise RecastError(f"run folder {out} exists: {hint}delete it, or choose another one with --out")
 
 
-def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
+def _run(out: Path, options: QuickstartOptions) -> int:
     started = time.time()
 
     def say(text: Any) -> None:
-        print(text, file=sys.stderr if as_json else None, flush=True)
+        print(text, file=sys.stderr if options.json else None, flush=True)
 
     say("── 1/5  a parent: a small ResNet learns the digits")
     from recast.evaluation.run_folder import evaluate_run
@@ -86,12 +86,11 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     from recast.run.recipe import load_recipe
     from recast.training.run import train
 
-    if resume:
-        seed = load_recipe(out / "parent" / "recipe.yaml").seed
+    seed = load_recipe(out / "parent" / "recipe.yaml").seed if options.resume else options.seed
     recipe = replace(make_recipe("digits"), seed=seed)
     optim = OptimConfig(lr=2e-3, min_lr=1e-5)
     alone = replace(recipe, where=["none"], optim=optim, epochs=6, control=False)
-    train(alone, out / "parent", resume=resume, command="recast quickstart")
+    train(alone, out / "parent", resume=options.resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
     recipe = replace(recipe, model=replace(recipe.model, checkpoint=str(weights)))
@@ -103,7 +102,7 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     report = write_report([out]).resolve()
     seconds = time.time() - started
     say(f"{seconds:.0f} s in all. The report: {report}")
-    if as_json:
+    if options.json:
         found = [asdict(row) for row in results.rows]
         print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": found})
     return 0
