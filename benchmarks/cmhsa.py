@@ -44,7 +44,7 @@ from recast.run.config import DataConfig, ModelConfig, RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
-from recast.surgery.rules import find_rule
+from recast.surgery.rules import convert
 
 RESULT = Path(__file__).parents[1] / "results" / "cmhsa.csv"
 TRAINING = RESULT.with_name("cmhsa_training.csv")
@@ -93,10 +93,8 @@ def rows_of(mixer: str, kernel: int, patch: int) -> Iterator[dict[str, Any]]:
         expected_kernel = conv.weight
     x = torch.randn(1, conv.in_channels, side, side, dtype=torch.float64)
     expected = conv(x)
-    found = find_rule(conv)
-    assert found is not None
     for bias_init in BIASES:
-        layer = found[1](conv, RecastConfig(gate="bias", bias_init=float(bias_init)))
+        layer = convert(conv, RecastConfig(gate="bias", bias_init=float(bias_init)))
         assert isinstance(layer, CMHSA)
         layer.set_size_(side, side)
         reach = layer.geometry.anchor[0]

@@ -229,7 +229,7 @@ def test_pooled_first_or_recast_first_is_the_same_network(pool: PoolConfig, stri
     recast_(first, planned, steps=[planned.steps[1].name])
     recast_(first, planned, steps=[planned.steps[0].name])
     recast_(second, plan(second, X.double(), config))
-    attention_pool_(second, config=pool)
+    recast_(second, plan(second, X.double(), where="none", pool=pool))
     x = torch.randn(4, 3, 16, 16).double()
     for model in (first, second):
         assert (applied_plan(model).pool, len(applied_plan(model).steps)) == (pool, 2)
