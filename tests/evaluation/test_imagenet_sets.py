@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,8 +117,7 @@ def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: 
 def test_images_are_prepared_as_the_datas_own(sets: Path, digits: Data) -> None:
     val = ImageFiles(torch.zeros(1, dtype=torch.long), 8, ["a.png"], crop_pct=0.5)
     (source,) = sources_of_set(context(replace(named(digits), val=val), sets), "imagenet-a")
-    assert source.images.batch([0])[0].shape == (1, 3, 8, 8)
-    assert source.images.crop_pct == 0.5  # type: ignore[attr-defined]
+    assert (source.images.batch([0])[0].shape, source.images.crop_pct) == ((1, 3, 8, 8), 0.5)
 
 
 def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
@@ -152,11 +152,10 @@ def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Da
     wnids = sorted(imagenet_wnids("imagenet_a"))
     root = make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
     prepared = context(named(digits), tmp_path)
-    with pytest.raises(NotMeasured) as raised:
+    told = rf"without the class folders {', '.join(wnids[:5])} \.\.\. \(7 in all\) .*none of its classes: extra"
+    with pytest.raises(NotMeasured, match=told):
         sources_of_set(prepared, "imagenet-a")
-    assert f"without the class folders {', '.join(wnids[:5])} ... (7 in all)" in str(raised.value)
-    assert "none of its classes: extra" in str(raised.value)
-    (root / "extra").rename(tmp_path / "extra")
+    shutil.rmtree(root / "extra")
     make_set(root, {wnid: 0 for wnid in wnids[:7]})
     for image in (root / wnids[3]).iterdir():
         image.unlink()
@@ -264,16 +263,11 @@ def test_the_images_are_those_of_their_folder(corrupted: Path, three: Data) -> N
 
 def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data) -> None:
     root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
-    for folder in (root / "snow").iterdir():
-        folder.rename(tmp_path / f"snow{folder.name}")
-    for severity in ("2", "4"):
-        (root / "fog" / severity).rename(tmp_path / f"fog{severity}")
-    (root / "pixelate" / "5" / WNIDS[2]).rename(tmp_path / "class")
-    with pytest.raises(NotMeasured) as raised:
+    for gone in ("snow", "fog/2", "fog/4", f"pixelate/5/{WNIDS[2]}"):
+        shutil.rmtree(root / gone)
+    told = rf"missing: snow; fog \(severity 2, 4\); pixelate/5 \(classes {WNIDS[2]}\)\. .*digital\.tar"
+    with pytest.raises(NotMeasured, match=told):
         sources_imagenet_c(context(three, tmp_path))
-    assert f"missing: snow; fog (severity 2, 4); pixelate/5 (classes {WNIDS[2]})" in str(raised.value)
-    assert "digital.tar" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_bad_images(tmp_path: Path, three: Data) -> None:

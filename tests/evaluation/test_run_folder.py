@@ -99,12 +99,9 @@ def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
-    [
-        ("evaluation.json", '{"suites": {"cle', "truncated or not JSON"),
-        ("evaluation.json", "{}", "lacks suites"),
-        ("classes.json", "{}", "must be a JSON list of names"),
-    ],
-)
+    [("evaluation.json", '{"suites": {"cle', "truncated or"), ("evaluation.json", "{}", "lacks suites"),
+     ("classes.json", "{}", "must be a JSON list of names")],
+)  # fmt: skip
 def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name: str, text: str, message: str) -> None:
     (copied / name).write_text(text, encoding="utf-8")
     with pytest.raises(RecastError, match=rf"{name}.*{message}"):

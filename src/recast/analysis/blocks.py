@@ -104,12 +104,9 @@ def _expand(module: object, name: str) -> list[str]:
 
 def _composed(module: nn.Module, names: list[str]) -> list[str]:
     """Of these modules those that are made of others; all of them where none is (a plain chain of layers)."""
-
-    def is_block(name: str) -> bool:
-        block = module.get_submodule(name)
-        return any(block.children()) and not isinstance(block, ConvNormActivation)
-
-    return [name for name in names if is_block(name)] or names
+    blocks = [(name, module.get_submodule(name)) for name in names]
+    composed = [name for name, block in blocks if any(block.children()) and not isinstance(block, ConvNormActivation)]
+    return composed or names
 
 
 class BlockSequence:

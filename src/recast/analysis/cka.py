@@ -92,21 +92,20 @@ def _similarities(
             between[a, b] = between.get((a, b), 0) + grams[a] @ grams[b].T
     if not n:
         raise RecastError(f"CKA needs batches of at least {MIN_IMAGES} images, of hundreds better: got none")
-    found = []
-    for a, b in pairs:
-        norm = (within[a][:, None] * within[b][None]).sqrt()
-        values = torch.where(norm > 0, between[a, b] / norm, torch.nan)
-        found.append(Similarity(names[a], names[b], values, n))
-    return found
+    norms = {(a, b): (within[a][:, None] * within[b][None]).sqrt() for a, b in pairs}
+    return [
+        Similarity(names[a], names[b], torch.where(norm > 0, between[a, b] / norm, torch.nan), n)
+        for (a, b), norm in norms.items()
+    ]
 
 
 def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
     """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
     found: dict[str, Tensor] = {}
-    sequence.run(images, lambda at, x: found.update({at: centred_gram(x)}))
+    sequence.run(images, lambda at, x: found.update({at: centred_gram(x).flatten()}))
     if not found:
         raise RecastError(f"none of the layers of model {name!r} ran, or none gave a tensor")
-    return tuple(found), torch.stack([gram.flatten() for gram in found.values()])
+    return tuple(found), torch.stack(list(found.values()))
 
 
 def centred_gram(x: Tensor) -> Tensor:
