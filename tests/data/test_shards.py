@@ -187,7 +187,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):
         load_data(config)
     make_shards(tmp_path, {"validation": [2]})
-    change_info(tmp_path, "num_classes", "other")
+    change_info(tmp_path, '"num_classes": 5', '"num_classes": "5"')
     with pytest.raises(RecastError, match=r"how many classes .*classes\.txt"):
         load_data(config)
     monkeypatch.setitem(sys.modules, "webdataset", None)

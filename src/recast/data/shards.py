@@ -185,7 +185,7 @@ def _info(root: Path) -> Mapping[str, Any]:
     try:
         info: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for split in info["splits"].values():
-            split["num_samples"], split["filenames"]
+            split["num_samples"], split["filenames"]  # both must be there
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RecastError(f"cannot make sense of {path}: {expected}") from None
     return info
@@ -195,8 +195,9 @@ def _classes(root: Path, info: Mapping[str, Any]) -> list[str]:
     path = root / "classes.txt"
     if path.is_file():
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if info.get("class_names"):
-        return list(map(str, info["class_names"]))
-    if info.get("num_classes"):
-        return list(map(str, range(info["num_classes"])))
+    names, count = info.get("class_names"), info.get("num_classes")
+    if isinstance(names, list) and names:
+        return list(map(str, names))
+    if isinstance(count, int) and count > 0:
+        return list(map(str, range(count)))
     raise RecastError(f"how many classes have the shards in {root}? Write their names into classes.txt, one a line")
