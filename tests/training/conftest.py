@@ -1,15 +1,21 @@
-"""A hand that presses Ctrl-C."""
+"""A hand that presses Ctrl-C, and whether a training that it stopped goes on bit for bit."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from small import assert_same, without_clocks
+from torch import nn
 
 from recast.training import loop
+from recast.training.distributed import Interrupted
+from recast.training.metrics import read_metrics
 
 
 @pytest.fixture
@@ -38,3 +44,25 @@ def after() -> Callable[[str, int, Callable[[], object]], AbstractContextManager
 def ctrl_c(after: Callable[..., AbstractContextManager[None]]) -> Callable[[str, int], AbstractContextManager[None]]:
     """`with ctrl_c("update", 4):` presses Ctrl-C during the fourth update."""
     return lambda where, calls: after(where, calls, lambda: signal.raise_signal(signal.SIGINT))
+
+
+@pytest.fixture
+def goes_on(ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path: Path) -> Callable[..., nn.Module]:
+    """`goes_on(train, make, where, calls)`: stopped there and resumed, `train(folder, make(), ...)` gives the rows and
+    the weights, bit for bit, of one that was not stopped: the folders `run` and `straight`. Returns the network."""
+
+    def check(train: Any, make: Callable[[], nn.Module], where: str, calls: int, /, **fields: Any) -> nn.Module:
+        straight, again = make(), make()
+        expected = train(tmp_path / "straight", straight, **fields)
+        with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
+            train(tmp_path / "run", make(), **fields)
+        assert stopped.value.saved
+        assert not (tmp_path / "run" / "weights.safetensors").exists()
+        torch.rand(7)  # a generator's state does not matter
+        rows = train(tmp_path / "run", again, resume=True, **fields)
+        assert_same(straight, again)
+        assert without_clocks(rows) == without_clocks(expected)
+        assert read_metrics(tmp_path / "run" / "metrics.jsonl") == rows
+        return straight
+
+    return check

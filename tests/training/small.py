@@ -73,12 +73,16 @@ def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
 
 def small_fit(
     folder: Path, model: nn.Module | None = None, recipe: Recipe | None = None, *, data: Data | None = None,
-    plan: Plan | None = None, resume: bool = False, parent: nn.Module | None = None, **fields: Any,
+    plan: Plan | None = None, resume: bool = False, losses: list[float] | None = None, **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`fit` in silence: the small child on the small data with the small recipe, where nothing else is said."""
-    model, data = model or small_child(), data or small_data()
-    recipe = recipe or small_recipe(**fields)
-    return fit(model, data, recipe, folder, progress=False, plan=plan, resume=resume, parent=parent)
+    """`fit` in silence: the small child on the small data with the small recipe, where nothing else is said.
+
+    The loss of every update is added to `losses`."""
+    heard = [] if losses is None else losses
+    return fit(
+        model or small_child(), data or small_data(), recipe or small_recipe(**fields), folder, progress=False,
+        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: heard.append(loss),
+    )  # fmt: skip
 
 
 def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -55,18 +55,8 @@ def position(folder: Path) -> tuple[int, int]:
         ("lamb", "update", 8),
     ],
 )
-def test_resumed_equals_uninterrupted(ctrl_c: CtrlC, tmp_path: Path, settings: str, where: str, calls: int) -> None:
-    fields, straight = SETTINGS[settings], small_child()
-    expected = small_fit(tmp_path / "straight", straight, **fields)
-    with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
-        small_fit(tmp_path / "run", **fields)
-    assert stopped.value.saved
-    assert not (tmp_path / "run" / "weights.safetensors").exists()
-    torch.rand(7)
-    rows = small_fit(tmp_path / "run", again := small_child(), resume=True, **fields)
-    assert_same(straight, again)
-    assert without_clocks(rows) == without_clocks(expected)
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == rows
+def test_resumed_equals_uninterrupted(goes_on: Callable[..., Any], settings: str, where: str, calls: int) -> None:
+    goes_on(small_fit, small_child, where, calls, **SETTINGS[settings])
 
 
 def test_interrupted_twice_in_one_epoch(ctrl_c: CtrlC, tmp_path: Path) -> None:

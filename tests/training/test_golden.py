@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import small_child, small_data, small_recipe
+from small import small_child, small_fit
 
 from recast.run.config import AugmentConfig, RegularizationConfig
-from recast.training.loop import fit
 
 FILE = Path(__file__).with_name("golden_losses.json")
 
@@ -36,10 +35,7 @@ def losses(name: str) -> list[float]:
     found: list[float] = []
     child = small_child(gate="sigmoid" if name == "sigmoid" else "linear")
     with tempfile.TemporaryDirectory() as folder:
-        rows = fit(
-            child, small_data(), small_recipe(**RUNS[name]), folder, progress=False,
-            on_step=lambda _epoch, _step, loss: found.append(loss),
-        )  # fmt: skip
+        rows = small_fit(Path(folder), child, losses=found, **RUNS[name])
     return found + [row["val_loss"] for row in rows]
 
 

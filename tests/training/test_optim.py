@@ -14,7 +14,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
-from recast.run.config import OptimConfig, RecastConfig
+from recast.run.config import OptimConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.training.optim import (
@@ -23,7 +23,6 @@ from recast.training.optim import (
     close_averaged_gates_,
     learning_rates,
     make_optimizer,
-    peak_lr,
     set_learning_rate,
     shrink_gates_,
 )
@@ -76,14 +75,8 @@ def test_schedule_without_prefix_has_the_published_values_and_is_timms() -> None
 
 def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
     config = OptimConfig(lr=5e-4, base_batch=512, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=1)
-    assert [peak_lr(config, size) for size in (1024, 128)] == [pytest.approx(1e-3), pytest.approx(1.25e-4)]
-    assert peak_lr(OptimConfig(lr=5e-4), 1024) == 5e-4
     schedule = WarmupCosine(config, 3, 4, 1024)
-    assert 1e-3 * schedule.factor(0) == pytest.approx(1e-6)
-    assert 1e-3 * schedule.factor(11) == pytest.approx(1e-5)
-
-
-def test_gates_follow_the_scaled_rate_unless_they_have_their_own() -> None:
+    assert [1e-3 * schedule.factor(step) for step in (0, 11)] == pytest.approx([1e-6, 1e-5])
     scaled = {"lr": 1e-3, "base_batch": 4}
     assert rates(small_child(), **scaled) == (pytest.approx(2e-3), pytest.approx(2e-2))
     assert rates(small_child(), gate_lr=0.5, **scaled) == (pytest.approx(2e-3), 0.5)
@@ -180,13 +173,10 @@ def test_what_timm_says_of_its_optimisers_is_so() -> None:
 
 
 def test_an_optimiser_that_cannot_be_had_is_one_line() -> None:
-    with pytest.raises(RecastError, match="optimiser sgd cannot be used here") as error:
+    with pytest.raises(RecastError, match=r"^optimiser sgd cannot be used here.*$"):
         make_optimizer(small_parent(), OptimConfig(opt="sgd", momentum=0.0), 8)  # timm's sgd is Nesterov's
-    assert "\n" not in str(error.value)
     with pytest.raises(RecastError, match="nothing to train"):
         make_optimizer(small_parent().requires_grad_(False), OptimConfig(), 8)
-    with pytest.raises(RecastError, match="gate_l1"):
-        check_trainable(small_recipe({"gate_l1": 0.1}, recast=RecastConfig(gate="sigmoid")))
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------

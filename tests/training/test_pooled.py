@@ -21,7 +21,6 @@ from recast.layers.gpsa import gpsa_layers
 from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
 from recast.surgery.plan import applied_plan
 from recast.surgery.pooling.swap import attention_pool_
-from recast.training.distributed import Interrupted
 from recast.training.metrics import read_metrics
 from recast.training.optim import learning_rates, make_optimizer
 from recast.training.regularization import prepare_, train_mode
@@ -80,12 +79,8 @@ def test_pooling_has_a_rate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"optim": {"pool_lr": 3e-2}}, FROZEN], ids=["everything", "frozen"])
-def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], tmp_path: Path, ctrl_c: CtrlC) -> None:
-    small_fit(tmp_path / "whole", whole := pooled(), **fields)
-    with ctrl_c("update", 7), pytest.raises(Interrupted):
-        small_fit(tmp_path / "parts", pooled(), **fields)
-    small_fit(tmp_path / "parts", parts := pooled(), resume=True, **fields)
-    assert_same(whole, parts)
+def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], goes_on: Callable[..., nn.Module]) -> None:
+    whole = goes_on(small_fit, pooled, "update", 7, **fields)
     query = next(iter(attention_pools(whole).values())).attn.q.weight
     assert bool(query.any()), "the query has learnt"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,20 +22,10 @@ from recast.run.config import Recipe, RegularizationConfig
 from recast.surgery.scales import layer_scales
 from recast.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
 
-
-def vit(**kwargs: Any) -> VisionTransformer:
-    return VisionTransformer(
-        img_size=32, patch_size=16, embed_dim=8, depth=3, num_heads=2, num_classes=3, **{"init_values": 1e-3, **kwargs}
-    )
-
-
-def cait() -> Cait:
-    return Cait(img_size=32, patch_size=16, embed_dim=8, depth=3, depth_token_only=2, num_heads=2, num_classes=3)
-
-
-def resmlp() -> MlpMixer:
-    return MlpMixer(img_size=32, patch_size=16, embed_dim=8, num_blocks=3, mlp_ratio=2, num_classes=3,
-                    block_layer=ResBlock)  # fmt: skip
+SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "num_classes": 3}
+vit = partial(VisionTransformer, **SMALL, depth=3, num_heads=2, init_values=1e-3)
+cait = partial(Cait, **SMALL, depth=3, depth_token_only=2, num_heads=2)
+resmlp = partial(MlpMixer, **SMALL, num_blocks=3, mlp_ratio=2, block_layer=ResBlock)
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -188,20 +179,16 @@ def test_frozen_statistics_stay_while_the_rest_trains() -> None:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def test_prepare_does_what_the_recipe_says() -> None:
-    model = timm.create_model("test_convnext", num_classes=3)
-    wanted = RegularizationConfig(drop_path=0.2, drop_path_mode="uniform", layer_scale=0.25)
-    prepare_(model, Recipe(regularization=wanted, channels_last=True, grad_checkpointing=True))
-    assert probabilities(model) == [0.2] * 9
-    assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
-    assert model.stages[0].grad_checkpointing
-    assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_prepare_leaves_alone_what_the_recipe_leaves_open() -> None:
+def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open() -> None:
     model = timm.create_model("test_convnext", num_classes=3, drop_path_rate=0.1)
     state, before = copy.deepcopy(model.state_dict()), probabilities(model)
     prepare_(model, Recipe())
     assert probabilities(model) == before
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert not model.stages[0].grad_checkpointing
+    wanted = RegularizationConfig(drop_path=0.2, drop_path_mode="uniform", layer_scale=0.25)
+    prepare_(model, Recipe(regularization=wanted, channels_last=True, grad_checkpointing=True))
+    assert probabilities(model) == [0.2] * 9
+    assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
+    assert model.stages[0].grad_checkpointing
+    assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from small import small_child, small_data, small_fit, small_parent, small_recipe
+from small import small_child, small_fit, small_parent
 from torch import nn
 
 from recast.run.config import RegularizationConfig
-from recast.training.loop import fit
 
 FROZEN = RegularizationConfig(freeze_bn=True)
 
@@ -33,16 +32,11 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
 def test_channels_last_is_the_same_network(tmp_path: Path) -> None:
     child = small_child()
     child[3] = nn.Identity()  # type: ignore[operator]  # dropout is drawn in the order in memory
-    models = {False: child, True: copy.deepcopy(child)}
-    losses: dict[bool, list[float]] = {False: [], True: []}
-    for last, found in losses.items():
-        recipe = small_recipe(channels_last=last)
-        fit(
-            models[last], small_data(), recipe, tmp_path / str(last), progress=False,
-            on_step=lambda _e, _s, loss, found=found: found.append(loss),
-        )  # fmt: skip
-    assert models[True].get_parameter("0.weight").is_contiguous(memory_format=torch.channels_last)
-    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+    losses: list[list[float]] = [[], []]
+    small_fit(tmp_path / "first", copy.deepcopy(child), losses=losses[0])
+    small_fit(tmp_path / "last", child, losses=losses[1], channels_last=True)
+    assert child.get_parameter("0.weight").is_contiguous(memory_format=torch.channels_last)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_recomputed_activations_change_nothing(tmp_path: Path) -> None:

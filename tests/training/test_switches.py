@@ -51,9 +51,8 @@ def scheduled(folder: Path, model: nn.Module | None = None, plan: Plan | None = 
     return small_fit(folder, model or small_parent(), plan=plan or planned(), **fields)
 
 
-def schedule_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "schedule.json").read_text(encoding="utf-8"))
-    return found
+def schedule_of(folder: Path) -> Any:
+    return json.loads((folder / "schedule.json").read_text(encoding="utf-8"))
 
 
 STOPS = {
@@ -69,20 +68,13 @@ CASES += [("adamw", "in the switch"), ("adamw", "after both"), ("lamb", "after b
 
 
 @pytest.mark.parametrize(("settings", "stop"), CASES)
-def test_a_resumed_run_is_the_run(ctrl_c: CtrlC, tmp_path: Path, settings: str, stop: str) -> None:
-    fields, straight, again = SETTINGS[settings], small_parent(), small_parent()
-    expected = scheduled(tmp_path / "straight", straight, **fields)
-    with ctrl_c(*STOPS[stop]), pytest.raises(Interrupted, match="state saved"):
-        scheduled(tmp_path / "run", **fields)
-    torch.rand(7)
-    rows = scheduled(tmp_path / "run", again, resume=True, **fields)
-    assert_same(straight, again)
-    assert without_clocks(rows) == without_clocks(expected)
+def test_a_resumed_run_is_the_run(goes_on: Callable[..., nn.Module], tmp_path: Path, settings: str, stop: str) -> None:
+    straight = goes_on(scheduled, small_parent, *STOPS[stop], **SETTINGS[settings])
     assert schedule_of(tmp_path / "run") == schedule_of(tmp_path / "straight")
     assert any(isinstance(layer, GPSA) for layer in straight.modules())
 
 
-def test_what_happened_is_in_schedule_json(tmp_path: Path) -> None:
+def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_training(tmp_path: Path) -> None:
     rows = scheduled(tmp_path)
     found = schedule_of(tmp_path)
     assert (found["name"], found["layers"], found["dates"]) == ("progressive", ["0", "4"], {"0": 3, "4": 2})
@@ -93,11 +85,7 @@ def test_what_happened_is_in_schedule_json(tmp_path: Path) -> None:
         assert after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-6), "the linear gate starts exactly"
         assert after["val_top1"] == before["val_top1"]
     assert [sorted(row["layers"]) for row in rows] == [[], [], ["4"], ["0", "4"]]
-
-
-def test_until_the_first_switch_it_is_the_plain_training(tmp_path: Path) -> None:
-    rows = scheduled(tmp_path / "a")
-    plain = small_fit(tmp_path / "b", small_parent())
+    plain = small_fit(tmp_path / "plain", small_parent())
     assert without_clocks(rows[:2]) == without_clocks(plain[:2])
     assert rows[2]["train_loss"] != plain[2]["train_loss"]
 

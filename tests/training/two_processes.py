@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small import small_child, small_data, small_parent, small_recipe
+from small import small_child, small_data, small_fit, small_parent, small_plan, small_recipe
 from torch import nn
 
 from recast.run.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
-from recast.surgery.planning import plan
 from recast.training.distributed import Interrupted, is_first, process_group
 from recast.training.loop import fit
 from recast.training.metrics import measure
@@ -37,18 +36,13 @@ def run(
     child = small_child()
     if not dropout:  # it is drawn for every part
         child[3] = nn.Identity()  # type: ignore[operator]
-    rows = fit(
-        child, small_data(ODD), chosen, folder, resume=resume, progress=False,
-        on_step=lambda _epoch, _step, loss: losses.append(loss),
-    )  # fmt: skip
-    return losses, rows
+    return losses, small_fit(folder, child, chosen, data=small_data(ODD), resume=resume, losses=losses)
 
 
 def run_scheduled(folder: Path, chosen: Recipe) -> None:
     """Two convolutions become attention while the network is trained."""
     parent = small_parent()
-    todo = plan(parent, torch.zeros(1, 3, 8, 8), where=["0", "4"])
-    fit(parent, small_data(ODD), chosen, folder, progress=False, plan=todo)
+    small_fit(folder, parent, chosen, data=small_data(ODD), plan=small_plan(parent, "0", "4"))
 
 
 def main(folder: Path) -> None:

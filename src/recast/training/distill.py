@@ -47,24 +47,17 @@ class Teacher:
 
     def __init__(
         self, model: nn.Module, *, student: Normalisation, own: Normalisation | None = None, size: int | None = None,
-        amp: torch.dtype | None = None,
+        amp: torch.dtype | None = None, device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
         own, channels = own or student, len(student[0])
         if len(own[0]) != channels:
             raise RecastError(f"the teacher takes {len(own[0])} channels, the student's images have {channels}")
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = copy.deepcopy(model).eval().requires_grad_(False).to(device)
         self.size, self.amp, self.channels = size, amp, channels
         self._map: tuple[Tensor, Tensor] | None = None
         if [*map(tuple, own)] != [*map(tuple, student)]:
             (m_s, d_s), (m_t, d_t) = ((torch.tensor(v).view(-1, 1, 1) for v in both) for both in (student, own))
-            self._map = d_s / d_t, (m_s - m_t) / d_t
-
-    def to(self, device: torch.device | str) -> Teacher:
-        """Move the teacher; returns itself."""
-        self.model.to(device)
-        if self._map is not None:
-            self._map = self._map[0].to(device), self._map[1].to(device)
-        return self
+            self._map = (d_s / d_t).to(device), ((m_s - m_t) / d_t).to(device)
 
     @torch.no_grad()  # not inference_mode: a loss may keep the logits for its backward pass
     def __call__(self, images: Tensor) -> Tensor:
@@ -106,8 +99,18 @@ def build_teacher(
             own = defaults.mean, defaults.std
         elif name.startswith("torchvision:") and config.teacher_pretrained:
             own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    teacher = Teacher(model, student=student, own=own, size=config.teacher_size, amp=amp).to(device)
-    _check_answers(teacher, name, num_classes, img_size, device)
+    teacher = Teacher(model, student=student, own=own, size=config.teacher_size, amp=amp, device=device)
+    side = teacher.size or img_size
+    try:
+        logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
+    except Exception as error:  # every network has its own way to refuse a size
+        reason = f"the teacher {name} cannot take images of side {side} ({first_line(error)})"
+        raise RecastError(f"{reason}: set distill.teacher_size to its own") from error
+    if logits.shape != (1, num_classes):
+        got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
+        raise RecastError(
+            f"the teacher {name} has {got}, the data have {num_classes} classes: choose one trained on them"
+        )
     return teacher
 
 
@@ -125,18 +128,6 @@ def _named(name: str, config: DistillConfig, num_classes: int) -> nn.Module:
         return build(wanted, num_classes=classes)
     except RecastError as error:
         raise RecastError(f"the teacher {name}: {error}") from None
-
-
-def _check_answers(teacher: Teacher, name: str, classes: int, img_size: int, device: torch.device | str) -> None:
-    side = teacher.size or img_size
-    try:
-        logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
-    except Exception as error:  # every network has its own way to refuse a size
-        reason = f"the teacher {name} cannot take images of side {side} ({first_line(error)})"
-        raise RecastError(f"{reason}: set distill.teacher_size to its own") from error
-    if logits.shape != (1, classes):
-        got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
-        raise RecastError(f"the teacher {name} has {got}, the data have {classes} classes: choose one trained on them")
 
 
 def soft_loss(

@@ -36,7 +36,9 @@ TIMEOUT = timedelta(minutes=30)
 """A process that hears nothing from the others for so long stops: no run hangs for ever on a dead one."""
 
 LOST = re.compile("gloo|NCCL|TCPStore|Connection (closed|reset|refused)|Broken pipe|Timed? ?out|closed by peer")
-"""What torch says when another process is gone: gloo raises plain RuntimeErrors, only their text can tell."""
+"""What torch says when a process is gone. NCCL and the store raise DistError; gloo, also inside of a backward pass,
+raises the RuntimeError that a wrong shape raises too, and a process that is gone cannot be asked: only the text tells.
+Any other error is raised as it is: nothing is hidden, it is only said less plainly."""
 
 
 class ToldByFirst(RecastError):
