@@ -92,7 +92,7 @@ def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_one_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.png").touch()
     big = save(photo(60, 60), tmp_path / "big.png")
-    for name, message in (("empty.png", r"cannot read image .*empty\.png.*known format"), ("none.png", "no such image")):
+    for name, message in (("empty.png", r"cannot read .*empty\.png.*known format"), ("none.png", "no such image")):
         with pytest.raises(RecastError, match=message):
             read_image(tmp_path / name, SIZE)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
