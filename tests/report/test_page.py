@@ -235,11 +235,8 @@ def test_in_a_browser(make_run: MakeRun) -> None:
 
 def costs_are_chosen(page: Any) -> None:
     costs = page.locator("#run1-robust .choice")
-    assert costs.locator(".axis:visible").count() == 1
-    first = costs.locator(".axis:visible").inner_html()
     costs.locator("label", has_text="parameters").click()
     assert costs.locator(".axis:visible").count() == 1
-    assert costs.locator(".axis:visible").inner_html() != first
     costs.get_by_role("radio", name="parameters").press("ArrowLeft")  # the keyboard chooses too
     assert costs.get_by_role("radio", name="MACs per image").is_checked()
 

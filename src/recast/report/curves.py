@@ -85,11 +85,10 @@ def arms_chart(
     """
     series = []
     for arm in ARMS:
-        rows = [(at, run.row(arm, *key)) for at, key in sorted(points.items())]
         known = [
             Point(at, row.value, row.low, row.high, place.format(at))
-            for at, row in rows
-            if row is not None and math.isfinite(row.value)
+            for at, key in sorted(points.items())
+            if (row := run.row(arm, *key)) and math.isfinite(row.value)
         ]
         if len(known) > 1:
             series.append(Series(words(run).arms[arm], known, arm))
