@@ -14,18 +14,17 @@ here, `basic` that of five corruptions at five severities on --num-corrupted of 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import RESULTS, write_table
 
 from recast.data import load_data
 from recast.evaluation import evaluate
@@ -34,7 +33,6 @@ from recast.models.build import build
 from recast.run.config import DataConfig, DistillConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.training.run import train
 
-RESULTS = Path(__file__).parents[1] / "results"
 SIGMOID = RecastConfig(gate="sigmoid")
 PARENT = DistillConfig("parent")
 GATE_RATES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -124,7 +122,7 @@ def collect(options: argparse.Namespace) -> None:
             for metric, value in found.items():
                 rows.append([arm, seed, metric, round(value, 5)])
                 values[arm, metric][seed] = value
-    write_table("arms.csv", ["arm", "seed", "metric", "value"], rows)
+    write_table(RESULTS / "arms.csv", ["arm", "seed", "metric", "value"], rows)
     differences = []
     for one, other in PAIRS:
         for metric in ("clean top1", "basic top1/mean"):
@@ -132,7 +130,7 @@ def collect(options: argparse.Namespace) -> None:
             if len({*a} & {*b}) in T_95:
                 differences.append([one, other, metric, *paired_difference(a, b)])
     write_table(
-        "arms_differences.csv",
+        RESULTS / "arms_differences.csv",
         ["arm", "against", "metric", "seeds", "difference", "low_95", "high_95", "verdict"],
         differences,
     )
@@ -165,7 +163,7 @@ def collect_sweep(options: argparse.Namespace) -> None:
                 ]
             )
     write_table(
-        "gate_rates.csv",
+        RESULTS / "gate_rates.csv",
         ["gate_lr", "val_top1", "val_loss", "train_loss", "content_mean", "content_min", "content_max", "spread_mean"],
         rows,
     )
@@ -184,15 +182,6 @@ def _gates(row: dict[str, Any]) -> dict[str, float]:
         "content max": max(content),
         "spread mean": statistics.fmean(spread),
     }
-
-
-def write_table(name: str, header: list[str], rows: Iterable[list[Any]]) -> None:
-    """A tidy CSV in results/."""
-    with (RESULTS / name).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    print(RESULTS / name)
 
 
 def main() -> None:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import foolbox
 import torch
-from timing import machine, write
+from timing import RESULTS, machine, write
 from torch import Tensor, nn
 from trained import trained
 
@@ -25,7 +24,6 @@ from recast.data import Loader
 from recast.evaluation import evaluate
 from recast.run.config.evaluation import Options
 
-RESULTS = Path(__file__).parents[1] / "results"
 EPS = (0.0, 1.0, 4.0, 8.0)
 
 

@@ -25,11 +25,10 @@ import copy
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from timing import write
+from timing import RESULTS, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,7 +45,7 @@ from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
 from recast.surgery.rules import convert
 
-RESULT = Path(__file__).parents[1] / "results" / "cmhsa.csv"
+RESULT = RESULTS / "cmhsa.csv"
 TRAINING = RESULT.with_name("cmhsa_training.csv")
 BIASES = (5, 10, 20, 30, 40)
 SIDES = {4: 8, 16: 14}

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from timing import by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from recast.layers.functional.streaming import attend
 
-RESULT = Path(__file__).parents[1] / "results" / "content.csv"
+RESULT = RESULTS / "content.csv"
 MAPS = ((14, 512, 8), (28, 256, 4), (56, 128, 1))
 HEADS, POOL, ROUNDS = 9, 7, 7
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import machine, write
+from timing import RESULTS, machine, write
 from trained import CIFAR, trained
 
 from recast.evaluation import evaluate
@@ -31,7 +31,6 @@ from recast.evaluation.context import PixelModel
 from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
 from recast.run.suites import SEVERITIES
 
-RESULTS = Path(__file__).parents[1] / "results"
 SIDES = {32: 40, 224: 6}
 """Side in pixels → images that are timed for each kind and severity."""
 

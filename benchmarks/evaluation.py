@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import by_turns, machine, ratio, write
+from timing import RESULTS, by_turns, machine, ratio, write
 from torch import nn
 from trained import trained
 
 from recast.data import Data, Loader
 from recast.evaluation import evaluate
 
-RESULTS = Path(__file__).parents[1] / "results"
 BATCH, IMAGES = 250, 2000
 
 

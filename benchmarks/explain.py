@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from playwright.sync_api import sync_playwright
-from timing import machine, write
+from timing import RESULTS, machine, write
 from torch import nn
 
 from recast.explain.inputs import Input
@@ -28,7 +28,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-RESULT = Path(__file__).parents[1] / "results" / "explain.csv"
+RESULT = RESULTS / "explain.csv"
 REPEATS = 5
 CLICKS = 20
 NORMALISATION = (0.5,) * 3, (0.25,) * 3

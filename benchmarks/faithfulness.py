@@ -33,7 +33,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ import torch
 from deletion import deletion, insertion
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-from timing import write
+from timing import RESULTS, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
@@ -54,7 +53,6 @@ from recast.models.build import build
 from recast.run.config import DataConfig, ModelConfig, PoolConfig
 from recast.surgery.pooling.swap import attention_pool_
 
-RESULTS = Path(__file__).parents[1] / "results"
 STEPS = 8
 SEEDS = (0, 1, 2)
 TRAINING = {"single": (5, 2e-3), "per_class": (2, 5e-3)}

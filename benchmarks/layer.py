@@ -22,12 +22,11 @@ import csv
 import math
 import statistics
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import torch
 from naive import NaiveGPSA, map_bytes
-from timing import by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,7 +35,7 @@ from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.tracing.cost import saved_sizes
 
-RESULT = Path(__file__).parents[1] / "results" / "layer.csv"
+RESULT = RESULTS / "layer.csv"
 MAPS = {
     (7, 512): 32, (14, 512): 8, (14, 256): 8, (28, 256): 4, (28, 128): 4, (56, 128): 1, (56, 64): 2, (112, 64): 1,
 }  # fmt: skip

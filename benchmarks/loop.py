@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import os
 import platform
 import statistics
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from timing import RESULTS, write_table
 from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
@@ -33,7 +33,7 @@ from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
 from recast.training.loop import fit
 
-RESULT = Path(__file__).parents[1] / "results" / "loop.csv"
+RESULT = RESULTS / "loop.csv"
 BATCH = 128
 AUGMENTS = {"none": AugmentConfig(crop="none", flip=False), "crop and flip": AugmentConfig()}
 
@@ -97,23 +97,8 @@ def main() -> None:
                 ]
             )
             print(*rows[-1], sep="  ", flush=True)
-    with RESULT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [
-                "network",
-                "augment",
-                "threads",
-                "bare_images_s",
-                "fit_images_s",
-                "ratio",
-                "ratio_min",
-                "ratio_max",
-                "machine",
-            ]
-        )
-        writer.writerows(rows)
-    print(RESULT)
+    rates = ("bare_images_s", "fit_images_s", "ratio", "ratio_min", "ratio_max")
+    write_table(RESULT, ["network", "augment", "threads", *rates, "machine"], rows)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ import argparse
 import copy
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from timing import by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,7 +30,7 @@ import recast
 from recast.layers.gpsa import gpsa_layers
 from recast.tracing.cost import saved_sizes
 
-RESULT = Path(__file__).parents[1] / "results" / "model.csv"
+RESULT = RESULTS / "model.csv"
 FAMILIES = {"resnetrs50": (224, 8, 4), "resnetrs152": (320, 2, 2)}
 """Parent: image size, images of an inference pass, images of a training step."""
 OTHERS = {"convit_small": 224, "botnet50ts_256": 256, "resnet50": 224}

@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
-from timing import by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, machine, ratio, spread, write
 from timm.layers import set_fused_attn
 from torch import Tensor, nn
 
@@ -44,7 +44,6 @@ from recast.evaluation.cost import count_macs, peak_memory
 
 assert recast.models  # registers patchconvnet_*
 
-RESULTS = Path(__file__).parents[1] / "results"
 SIDES = (224, 288, 320, 384, 512)
 # GMAC at SIDES, counted on the published code
 PUBLISHED_GMAC: dict[str, tuple[float, ...]] = {

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arms import T_95, write_table
+from arms import T_95
+from timing import RESULTS, write_table
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
@@ -98,7 +99,7 @@ def collect(options: argparse.Namespace) -> None:
                 continue
             top1[arm, seed] = found["val_top1"]
             rows.append([arm, seed, found["val_top1"], round(found["val_loss"], 4), round(found["train_loss"], 4)])
-    write_table("pooling.csv", ["arm", "seed", "val_top1", "val_loss", "train_loss"], rows)
+    write_table(RESULTS / "pooling.csv", ["arm", "seed", "val_top1", "val_loss", "train_loss"], rows)
     differences: list[list[Any]] = []
     for one, other in PAIRS:
         found = [top1[one, s] - top1[other, s] for s in options.seeds if (one, s) in top1 and (other, s) in top1]
@@ -108,7 +109,7 @@ def collect(options: argparse.Namespace) -> None:
         half = T_95[len(found)] * std / math.sqrt(len(found))
         differences.append([one, other, *(round(v, 3) for v in (mean, std, mean - half, mean + half)), len(found)])
     header = ["arm", "against", "top1_mean", "top1_std", "low", "high", "seeds"]
-    write_table("pooling_differences.csv", header, differences)
+    write_table(RESULTS / "pooling_differences.csv", header, differences)
 
 
 @torch.no_grad()
@@ -127,7 +128,7 @@ def start(options: argparse.Namespace) -> None:
             moved = float((logits - expected).abs().max() / expected.abs().max())
             same = 100 * float((logits.argmax(1) == expected.argmax(1)).double().mean())
             rows.append([begin, kind, f"{moved:.2g}", round(_top1(logits, labels), 2), round(same, 2)])
-    write_table("pooling_start.csv", ["start", "pool", "relative_change", "top1", "same_predictions"], rows)
+    write_table(RESULTS / "pooling_start.csv", ["start", "pool", "relative_change", "top1", "same_predictions"], rows)
 
 
 def _top1(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -9,7 +9,6 @@ the same numbers in another order: what it differs by is rounding, which trainin
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from timing import RESULTS, write_table
 
 from recast.data import load_data
 from recast.models.build import build
@@ -27,7 +27,7 @@ from recast.surgery.planning import plan
 from recast.training.loop import fit
 
 DTYPES = ("float32", "float64")
-RESULT = Path(__file__).parents[1] / "results" / "processes.csv"
+RESULT = RESULTS / "processes.csv"
 
 
 def run(folder: Path, dtype: str, parts: int) -> None:
@@ -78,11 +78,11 @@ def main() -> None:
             steps = enumerate(zip(*(f["losses"] for f in found), strict=True), 1)
             rows += [[dtype, f"loss of update {step}", *values] for step, values in steps]
             rows += [[dtype, f"{name} of 999 images", *(f[name] for f in found)] for name in ("val_loss", "val_top1")]
-    with RESULT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["dtype", "what", "one_of_64", "one_in_two_parts", "two_of_32", "parts_differ", "two_differ"])
-        for dtype, what, one, parts, two in rows:
-            writer.writerow([dtype, what, one, parts, two, abs(parts - one) / one, abs(two - one) / one])
+    write_table(
+        RESULT,
+        ["dtype", "what", "one_of_64", "one_in_two_parts", "two_of_32", "parts_differ", "two_differ"],
+        ([*row, abs(row[3] - row[2]) / row[2], abs(row[4] - row[2]) / row[2]] for row in rows),
+    )
     for dtype in DTYPES:
         largest = max(abs(two - one) / one for name, _, one, _, two in rows if name == dtype)
         print(f"{dtype}: two processes differ from one by {largest:.1e} at most; {RESULT}")

@@ -12,7 +12,6 @@ state. Linux and macOS only (fork).
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
 import shutil
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from timing import RESULTS, write_table
 
 from recast.data import load_data
 from recast.models.build import build
@@ -37,7 +37,7 @@ from recast.training.checkpoint import states
 from recast.training.loop import fit
 from recast.training.metrics import Journal
 
-RESULT = Path(__file__).parents[1] / "results" / "resume.csv"
+RESULT = RESULTS / "resume.csv"
 WAYS = ("between steps", "at a random moment", "while a state is written", "before it is renamed", "after the row")
 EPOCHS, BATCHES = 4, 12
 
@@ -57,7 +57,7 @@ def recipe(workers: int) -> Recipe:
     )
 
 
-def train(folder: Path, workers: int, on_step: Callable[[int, int, float], object] | None = None) -> None:
+def train(folder: Path, workers: int, on_step: Callable[[int, int, float], object]) -> None:
     """The whole run, or what is left of it."""
     torch.set_num_threads(1)
     chosen = recipe(workers)
@@ -73,8 +73,8 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(way: str, chance: random.Random) -> Callable[[int, int, float], object] | None:
-    """Make this process die in that way; returns what `fit` calls after every step."""
+def arm(way: str | None, chance: random.Random) -> Callable[[int, int, float], object]:
+    """Make this process die in that way, or not at all; returns what `fit` calls after every step."""
     if way == "between steps":
         at = chance.randrange(EPOCHS) + 1, chance.randrange(BATCHES) + 1
         return lambda epoch, step, _loss: die() if (epoch, step) >= at else None
@@ -107,7 +107,7 @@ def arm(way: str, chance: random.Random) -> Callable[[int, int, float], object] 
                 die()
 
         Journal.write = written  # type: ignore[method-assign]
-    return None
+    return lambda *_: None
 
 
 def launch(folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
@@ -117,7 +117,7 @@ def launch(folder: Path, workers: int, way: str | None, chance: random.Random, a
         code = 1
         try:
             os.setsid()
-            train(folder, workers, None if way is None else arm(way, chance))
+            train(folder, workers, arm(way, chance))
             code = 0
         finally:
             os._exit(code)
@@ -158,10 +158,7 @@ def main() -> None:
         print(*rows[-1], sep="  ", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch)
-    with RESULT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["run", "killed", "workers", "kills", "states_left", "bitwise_equal"])
-        writer.writerows(rows)
+    write_table(RESULT, ["run", "killed", "workers", "kills", "states_left", "bitwise_equal"], rows)
     same = sum(row[-1] for row in rows)
     print(f"{same} of {len(rows)} bitwise equal, {sum(row[3] for row in rows)} kills; {RESULT}")
     raise SystemExit(same != len(rows))

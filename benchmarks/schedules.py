@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arms import paired_difference, write_table
+from arms import paired_difference
+from timing import RESULTS, write_table
 
 from recast.data import load_data
 from recast.evaluation import evaluate
@@ -52,7 +53,6 @@ from recast.run.config import (
 )
 from recast.training.run import train
 
-RESULTS = Path(__file__).parents[1] / "results"
 CMHSA, CMHSA_20 = RecastConfig(gate="bias", bias_init=10.0), RecastConfig(gate="bias")
 PAPER = RecastConfig(gate="sigmoid")
 CONV = "conv"
@@ -149,14 +149,14 @@ def collect(options: argparse.Namespace) -> None:
                 attention = sum(date <= row["epoch"] for date in dates.values())
                 loss = None if row["train_loss"] is None else round(row["train_loss"], 4)
                 curves.append([arm, seed, row["epoch"], attention, loss, round(row["val_loss"], 4), row["val_top1"]])
-    write_table("schedules.csv", ["arm", "seed", "metric", "value"], rows)
+    write_table(RESULTS / "schedules.csv", ["arm", "seed", "metric", "value"], rows)
     write_table(
-        "schedules_curves.csv",
+        RESULTS / "schedules_curves.csv",
         ["arm", "seed", "epoch", "attention_layers", "train_loss", "val_loss_500", "val_top1_500"],
         curves,
     )
     write_table(
-        "schedules_differences.csv",
+        RESULTS / "schedules_differences.csv",
         ["arm", "against", "metric", "seeds", "difference", "low_95", "high_95", "verdict"],
         differences(values),
     )

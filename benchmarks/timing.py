@@ -7,11 +7,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def machine() -> str:
@@ -49,8 +51,15 @@ def spread(seconds: list[float]) -> float:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """A tidy CSV of rows with the same keys."""
+    header = list(rows[0])
+    write_table(path, header, ([row.get(name, "") for name in header] for row in rows))
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A tidy CSV."""
     path.parent.mkdir(exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
         writer.writerows(rows)
+    print(path)
