@@ -153,7 +153,7 @@ def test_timm_finds_the_maps(method: str, name: str) -> None:
     [
         ({"num_heads": 5}, "12 channels cannot be shared out among num_heads=5"),
         ({"num_classes": 0}, "num_classes of at least 1, got 0"),
-        ({"start": "avrage"}, "start must be paper or average, got 'avrage'. Did you mean average"),
+        ({"start": "avrage"}, "start must be average or paper, got 'avrage'. Did you mean average"),
         ({"start": "average", "cls_in_keys": True}, "no token among the keys"),
     ],
 )

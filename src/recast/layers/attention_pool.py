@@ -7,14 +7,14 @@ section 3.1. The start that equals average pooling is ours.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolStart
-
-STARTS = ("paper", "average")
 
 INIT_STD = 0.02
 
@@ -97,8 +97,8 @@ class AttentionPool(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        if start not in STARTS:
-            raise RecastError(f"start must be {' or '.join(STARTS)}, got {start!r}.{suggest(start, STARTS)}")
+        if start not in (starts := get_args(PoolStart)):
+            raise RecastError(f"start must be {' or '.join(starts)}, got {start!r}.{suggest(start, starts)}")
         averages = start == "average"
         if averages and cls_in_keys:
             raise RecastError(

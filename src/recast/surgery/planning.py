@@ -95,7 +95,8 @@ def plan(
     # a layer that the budget left is a convolution still, and must fit to the denser map
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in kept]
     left = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
-    note = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.note})" if seen.real else ""
+    failed = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.failure})"
+    note = failed if seen.failure else ""
     return Plan(
         type(model).__name__, config, tuple(steps), left, tuple(edits), before, after, note, pool, pool_cost, place
     )

@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -36,17 +36,16 @@ class Call:
     num_arguments: int = 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Observation:
-    """What a pass saw: the calls of every watched layer in the order of their first use, and the totals of the pass."""
+    """What a pass saw: the calls of every watched layer in the order of their first use, and its costs per image."""
 
-    calls: dict[str, list[Call]] = field(default_factory=dict)
-    batch: int = 1
-    macs: int = 0
-    activation_bytes: int = 0
-    real: bool = False
-    """True where fake tensors failed and one real pass in eval mode was made instead."""
-    note: str = ""
+    calls: dict[str, list[Call]]
+    batch: int
+    macs: int
+    activation_bytes: int
+    failure: str = ""
+    """Why fake tensors failed, where one real pass in eval mode was made instead."""
 
 
 def run_example(model: nn.Module, example: Example) -> Any:
@@ -103,26 +102,23 @@ def observe(
     mode is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the
     model.
     """
-    seen = Observation(batch=batch_of(example))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    batch, mode = batch_of(example), FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with torch.inference_mode(False):
             # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
             subject = copy_with(model, mode.from_tensor)
         with torch.inference_mode(False), mode:
             fakes = tree_map_only(Tensor, mode.from_tensor, example)
-            _run(subject, fakes, names, seen, edit)
-        return seen
+            return _run(subject, fakes, batch, names, edit)
     except Exception as error:  # whatever a model does that fake tensors cannot follow
         reason = error
-    seen = Observation(batch=batch_of(example), real=True, note=f"{type(reason).__name__}: {first_line(reason)}")
     try:
         with _all_trained(model):
-            _run(copy_with(model, Tensor.clone) if edit else model, example, names, seen, edit)
+            seen = _run(copy_with(model, Tensor.clone) if edit else model, example, batch, names, edit)
     except Exception as error:
         shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
         raise RecastError(f"{type(model).__name__} cannot run on the example {shapes}: {first_line(error)}") from error
-    return seen
+    return replace(seen, failure=f"{type(reason).__name__}: {first_line(reason)}")
 
 
 @contextmanager
@@ -139,13 +135,14 @@ def _all_trained(model: nn.Module) -> Iterator[None]:
 
 
 def _run(
-    model: nn.Module, example: Example, names: set[str], seen: Observation, edit: Callable[[nn.Module], None] | None
-) -> None:
+    model: nn.Module, example: Example, batch: int, names: set[str], edit: Callable[[nn.Module], None] | None
+) -> Observation:
     if edit:
         edit(model)
+    calls: dict[str, list[Call]] = {}
 
     def note(name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        seen.calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
+        calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
 
     # gradients on, whatever the caller's mode: what they keep is counted
     with (
@@ -157,5 +154,4 @@ def _run(
     ):
         # a clone: a slice of a data set would count the storage of all of it
         run_example(model, tree_map_only(Tensor, Tensor.clone, example))
-    seen.macs = flops.get_total_flops() // 2 // seen.batch
-    seen.activation_bytes = sum(sizes) // seen.batch
+    return Observation(calls, batch, flops.get_total_flops() // 2 // batch, sum(sizes) // batch)
