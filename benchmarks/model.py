@@ -1,14 +1,14 @@
 """Whole models: T-CNNs against the same network without attention, and beside other attention networks, by turns.
 
     python benchmarks/model.py                     # writes results/model.csv (about 25 minutes on 2 cores)
-    python benchmarks/model.py --only resnetrs50   # one family, prints only
+    python benchmarks/model.py --only resnetrs50   # one family, its rows in model.csv are replaced
 
 Columns: family, arm, img_size, batch, pass (inference, or a training step: forward, backward and SGD), median_ms,
 spread, images_per_s, relative_speed (time of the network without attention over this one's, median of ratios within a
 round), mac_bound (its multiply-accumulates over this one's), share_of_bound, saved_mib (kept for backward).
 
 "no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it; the other arms of a family
-have GPSA in their three last 3×3 convolutions: N of 9 heads open (content and Gaussian; the other maps and W_val folded
+have GPSA in their three last 3×3 convolutions (but for "stride kept", the network as it is published): N of 9 heads open (content and Gaussian; the other maps and W_val folded
 away), positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`).
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -136,7 +137,7 @@ def measure(
 def main() -> None:
     """All families and the other networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="one family; nothing is written")
+    parser.add_argument("--only", help="one family")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -145,7 +146,7 @@ def main() -> None:
         if arguments.only in (None, name):
             arms = family(name, size)
             rows += measure(name, arms, size, batch, False, arguments.rounds)
-            trained = {arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional")}
+            trained = {arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional", "stride kept")}
             rows += measure(name, copy.deepcopy(trained), size, train_batch, True, arguments.rounds)
             del arms, trained
     if arguments.only is None:
@@ -159,7 +160,10 @@ def main() -> None:
             rows += measure("beside others", at_224, size, train_batch if training else batch, training, 5)
             at_256 = {arm: model for arm, model in arms.items() if arm != "convit_small"}
             rows += measure("beside others at 256", at_256, 256, train_batch if training else batch, training, 5)
-        write(RESULT, rows)
+    else:  # the other rows stay
+        with RESULT.open(encoding="utf-8", newline="") as file:
+            rows += [row for row in csv.DictReader(file) if row["family"] != arguments.only]
+    write(RESULT, rows)
 
 
 if __name__ == "__main__":
