@@ -7,9 +7,10 @@ Columns: family, arm, img_size, batch, pass (inference, or a training step: forw
 spread, images_per_s, relative_speed (time of the network without attention over this one's, median of ratios within a
 round), mac_bound (its multiply-accumulates over this one's), share_of_bound, saved_mib (kept for backward).
 
-"no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it; the other arms of a family
-have GPSA in their three last 3×3 convolutions (but for "stride kept", the network as it is published): N of 9 heads open (content and Gaussian; the other maps and W_val folded
-away), positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`).
+"no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it, and "stride kept" the
+network as it is published; the other arms of a family have GPSA in their three last 3×3 convolutions: N of 9 heads open
+(content and Gaussian; the other maps and W_val folded away), positional (Gaussians alone, folded), all open (as it is
+trained), folded (all heads closed, `fold_`).
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def main() -> None:
         if arguments.only in (None, name):
             arms = family(name, size)
             rows += measure(name, arms, size, batch, False, arguments.rounds)
-            trained = {arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional", "stride kept")}
+            trained = {
+                arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional", "stride kept")
+            }
             rows += measure(name, copy.deepcopy(trained), size, train_batch, True, arguments.rounds)
             del arms, trained
     if arguments.only is None:
