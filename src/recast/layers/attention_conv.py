@@ -72,18 +72,28 @@ class AttentionConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random.
-
-        Queries and keys must not both start at zero: neither would ever get a gradient.
-        """
+        """A convolution's usual random kernel, W_val = I; queries and keys as `config.query_key` says."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.value is not None:
             eye = torch.eye(self.in_channels // self.groups, device=self.value.device, dtype=self.value.dtype)
             self.value.copy_(eye.repeat(self.groups, 1))
-        nn.init.trunc_normal_(self.query, std=QUERY_STD)
-        nn.init.zeros_(self.key)
+        self._reset_queries_and_keys()
+
+    def _reset_queries_and_keys(self) -> None:
+        """W_qry random and W_key = 0, both random, or both the same random orthonormal rows for every head.
+
+        They must not both be zero: neither would ever get a gradient. Orthonormal rows are scaled for features of
+        variance 1: logits QKᵀ/√D then have the standard deviation `logit_std`.
+        """
+        if self.config.query_key in ("zero", "random"):
+            nn.init.trunc_normal_(self.query, std=QUERY_STD)
+            nn.init.trunc_normal_(self.key, std=QUERY_STD) if self.config.query_key == "random" else nn.init.zeros_(self.key)
+            return
+        for rows in self.query.split(self.head_dim):
+            nn.init.orthogonal_(rows, gain=self.config.logit_std**0.5)
+        self.key.copy_(self.query)
 
     # a convolution's own words, for networks that read them (to pad their input, say)
 

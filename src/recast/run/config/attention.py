@@ -13,6 +13,7 @@ Gate = Literal["linear", "sigmoid", "bias"]
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
 Content = Literal["softmax", "linear"]
 StrideMode = Literal["keep", "remove", "dilate"]
+QueryKey = Literal["zero", "random", "similar", "images"]
 PoolKind = Literal["none", "single", "per_class"]
 PoolStart = Literal["average", "paper"]
 Order = Literal["last_first", "first_first", "learned"]
@@ -40,6 +41,12 @@ class RecastConfig(Checked):
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     head_dim: Count | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
+    query_key: QueryKey = "zero"
+    """Queries and keys at the start, all of them exact. zero: W_key = 0, content maps are uniform. random: both random
+    (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves. images: the same
+    on the principal components of what the layer sees (`recast.wake_`)."""
+    logit_std: Positive = 1.5
+    """similar and images: standard deviation of a query's logits over its keys at the start."""
     content: Content = "softmax"
     """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
     keep_parametrization: bool = False

@@ -1,0 +1,188 @@
+"""One training run of a study: what it is, as plain data, and how it is carried out."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from images import Augment, Labelled, balanced
+from measure import Data, measure, right
+from safetensors.torch import save_model
+from timm.data import Mixup
+from torch import nn
+from torchvision.transforms.v2.functional import normalize
+
+import recast
+from recast.analysis.wakefulness import wakefulness
+from recast.models.build import build
+from recast.run.config import ModelConfig, OptimConfig, RecastConfig
+from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
+from recast.surgery.wake import wake_
+
+NORMALISATION = {
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Mean and standard deviation that the weights know, by what they were trained on."""
+WAKING_IMAGES = 512
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: parent, images, arm and rates. Its name is its folder."""
+
+    study: str
+    arm: str
+    seed: int
+    parent: str
+    """Weights in $RECAST_DATA/weights."""
+    trained_on: str
+    data: str
+    num_train: int
+    updates: int
+    lr: float = 1e-3
+    batch_size: int = 64
+    gate_lr: float = 1e-2
+    qk_lr: float | None = None
+    weight_decay: float = 0.05
+    where: str | None = None
+    """What is recast; None: nothing, the fine-tuned arm."""
+    gate: str = "linear"
+    query_key: str = "zero"
+    logit_std: float = 1.5
+    augment: str = "basic"
+    tuning: bool = False
+    """Judged on the 10 % that are held out, not on the test images."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """STUDY/ARM-SEED, and the rates where they are being chosen."""
+        rates = f"-lr{self.lr:g}-gates{self.gate_lr:g}-qk{self.qk_lr}" if self.tuning else ""
+        return f"{self.study}/{self.arm.replace(' ', '_')}-{self.seed}{rates}"
+
+
+def parent_of(job: Job, root: Path, classes: int) -> nn.Module:
+    """The trained parent; with other classes its head is new, drawn by the seed: the same in all arms of a seed."""
+    own = {"cifar10": 10, "cifar100": 100}[job.trained_on]
+    depth = "56" if "resnet56" in job.parent else "20"
+    config = ModelConfig(f"cifar_resnet{depth}", str(root / "weights" / job.parent), new_head=own != classes)
+    torch.manual_seed(job.seed)
+    return build(config, num_classes=classes)
+
+
+def recast_arm(model: nn.Module, job: Job, train: Labelled, device: torch.device) -> nn.Module:
+    """The arm's network, from the parent that it takes over."""
+    if job.where is None:
+        return model
+    mean, std = NORMALISATION[job.trained_on]
+    example = torch.zeros(1, 3, 32, 32, device=device)
+    torch.manual_seed(job.seed)
+    recast.recast_(model, recast.plan(model, example, RecastConfig(gate=job.gate), where=job.where))
+    if job.query_key == "data":
+        chosen = balanced(train.labels.cpu(), WAKING_IMAGES, job.seed).to(train.pixels.device)
+        batches = (normalize(train.pixels[at].float() / 255, list(mean), list(std)) for at in chosen.split(128))
+        wake_(model, batches, job.logit_std, job.seed)
+    elif job.query_key in ("random", "similar"):
+        from recast.layers.cmhsa import recast_layers
+
+        for layer in recast_layers(model).values():
+            start_queries_and_keys_(layer, job.query_key, job.logit_std)
+    return model
+
+
+def start_queries_and_keys_(layer: Any, kind: str, std: float) -> None:
+    """As the layers' own reset."""
+    with torch.no_grad():
+        if kind == "random":
+            nn.init.trunc_normal_(layer.key, std=0.02)
+            return
+        rows = [nn.init.orthogonal_(torch.empty(layer.head_dim, layer.in_channels)) for _ in range(layer.num_heads)]
+        for weight in (layer.query, layer.key):
+            weight.copy_(torch.cat(rows) * std**0.5)
+
+
+def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) -> dict[str, Any]:
+    """Train in place; returns the losses' course and the seconds."""
+    mean, std = (list(values) for values in NORMALISATION[job.trained_on])
+    optim = OptimConfig(lr=job.lr, gate_lr=job.gate_lr, weight_decay=job.weight_decay)
+    optimizer = make_optimizer(model, optim, job.batch_size)
+    split_queries_and_keys_(optimizer, model, job.qk_lr)
+    schedule = WarmupCosine(job.updates, round(0.05 * job.updates), 1e-3, 1e-3)
+    augment, generator = Augment(job.augment), torch.Generator().manual_seed(job.seed)
+    torch.manual_seed(job.seed)
+    classes = int(images.labels.max()) + 1
+    mixup = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=classes) if job.augment == "deit" else None
+    loss_of = nn.CrossEntropyLoss()
+    model.train()
+    order, at, losses, started = torch.empty(0, dtype=torch.long), 0, [], time.perf_counter()
+    for update in range(job.updates):
+        if at + job.batch_size > len(order):
+            order, at = torch.randperm(len(images), generator=generator), 0
+        chosen = order[at : at + job.batch_size].to(images.pixels.device)
+        at += job.batch_size
+        pixels, targets = augment(images.pixels[chosen], generator), images.labels[chosen]
+        if mixup is not None:
+            pixels, targets = mixup(pixels, targets)
+        set_learning_rate(optimizer, schedule.factor(update))
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(normalize(pixels, mean, std))
+        loss = loss_of(logits.float(), targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    course = torch.stack(losses).float().cpu()
+    tail = max(1, job.updates // 20)
+    return {"train_loss": float(course[-tail:].mean()), "seconds": time.perf_counter() - started}
+
+
+def split_queries_and_keys_(optimizer: Any, model: nn.Module, rate: float | None) -> None:
+    """Give queries and keys a rate of their own."""
+    if rate is None:
+        return
+    own = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in ("query", "key")}
+    for group in list(optimizer.param_groups):
+        mine = [p for p in group["params"] if id(p) in own]
+        if mine:
+            group["params"] = [p for p in group["params"] if id(p) not in own]
+            rest = {k: v for k, v in group.items() if k != "params"}
+            optimizer.add_param_group({**rest, "name": "queries_keys", "params": mine, "lr": rate, "peak_lr": rate})
+
+
+def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Path:
+    """Carry a job out, or leave it alone where its result lies already."""
+    folder = out / job.folder
+    if (folder / "result.json").is_file():
+        return folder
+    classes = int(data.test.labels.max()) + 1
+    images = data.train.take(balanced(data.train.labels.cpu(), job.num_train, job.seed).to(device))
+    model = parent_of(job, root, classes).to(device)
+    model = recast_arm(model, job, images, device)
+    probe = normalize(images.pixels[:32].float() / 255, *(list(v) for v in NORMALISATION[job.trained_on]))
+    record: dict[str, Any] = {"job": asdict(job), "wakefulness_before": wakefulness(model, probe)}
+    record |= train(job, model, images, device)
+    record["wakefulness"] = wakefulness(model, probe)
+    mean, std = NORMALISATION[job.trained_on]
+    if job.tuning:
+        model.eval()
+        scored = right(lambda pixels: model(normalize(pixels, list(mean), list(std))), data.held_out)
+        record["held_out_top1"] = 100 * float(scored.float().mean())
+    else:
+        started = time.perf_counter()
+        found = measure(model, mean, std, data.test, data.few, data.corrupted)
+        record["scores"] = {name: round(100 * float(values.mean()), 3) for name, values in found.items()}
+        record["evaluation_seconds"] = time.perf_counter() - started
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / "right.npz", **found)
+        save_model(model, str(folder / "weights.safetensors"))
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "result.part"
+    temporary.write_text(json.dumps(record))
+    temporary.replace(folder / "result.json")
+    return folder

@@ -1,0 +1,110 @@
+"""What a trained arm does on test images: right or wrong for every image, clean, corrupted and attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from images import Labelled, balanced
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
+
+from recast.errors import RecastError
+from recast.evaluation.attacks import pgd
+from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
+from recast.data.seeding import mix_seed
+
+NOISE = 0.05
+"""σ of the Gaussian noise, for pixels in [0, 1]."""
+SEVERITIES = (1, 3, 5)
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a study, on its device."""
+
+    train: Labelled
+    held_out: Labelled
+    test: Labelled
+    few: Labelled
+    corrupted: dict[str, Labelled]
+
+
+def right(model: Callable[[Tensor], Tensor], images: Labelled) -> Tensor:
+    """Whether each image is put into its class, (N,) uint8 on the CPU."""
+    with torch.no_grad():
+        said = [model(part.float() / 255).argmax(1) for part in images.pixels.split(BATCH)]
+    return (torch.cat(said) == images.labels).to(torch.uint8).cpu()
+
+
+def noisy(images: Labelled, seed: int = 0) -> Labelled:
+    """The images with Gaussian noise of σ = NOISE, the same for all models."""
+    noise = torch.randn(images.pixels.shape, generator=torch.Generator().manual_seed(seed))
+    pixels = images.pixels.cpu().float() + 255 * NOISE * noise
+    return Labelled(pixels.round().clamp(0, 255).to(torch.uint8).to(images.pixels.device), images.labels)
+
+
+def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
+    """The 15 corruptions of ImageNet-C at severities 1, 3 and 5, made once; {} where imagecorruptions is missing."""
+    found: dict[str, Labelled] = {}
+    plain = images.pixels.permute(0, 2, 3, 1).cpu().numpy()
+    for kind in KINDS:
+        for severity in SEVERITIES:
+            file = cache / f"{kind}-{severity}-{len(images)}.npy"
+            if not file.is_file():
+                cache.mkdir(parents=True, exist_ok=True)
+                try:
+                    changed = np.stack(
+                        [corrupt_bytes(image, kind, severity, mix_seed("evidence", kind, i)) for i, image in enumerate(plain)]
+                    )
+                except RecastError:
+                    return {}
+                temporary = file.with_suffix(".part.npy")
+                np.save(temporary, changed)
+                temporary.replace(file)
+            pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
+            found[f"{kind}/{severity}"] = Labelled(pixels.to(images.pixels.device), images.labels)
+    return found
+
+
+def attacked(model: Callable[[Tensor], Tensor], images: Labelled, eps: float, steps: int) -> Tensor:
+    """Whether each image is still put into its class after FGSM (one step) or PGD of ε in 1/255."""
+    answers = []
+    for pixels, labels in zip(images.pixels.split(BATCH), images.labels.split(BATCH), strict=True):
+        step = eps if steps == 1 else None
+        found = pgd(model, pixels.float() / 255, labels, eps, steps=steps, step_size=step)  # type: ignore[arg-type]
+        with torch.no_grad():
+            answers.append(model(found).argmax(1) == labels)
+    return torch.cat(answers).to(torch.uint8).cpu()
+
+
+def measure(
+    network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], test: Labelled, few: Labelled,
+    sets: dict[str, Labelled],
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Rightness of every image by metric: `clean` and `noise` on `test`; attacks and corruptions on `few` of them."""
+    network.eval()
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+
+    def model(pixels: Tensor) -> Tensor:
+        logits: Tensor = network(normalize(pixels, list(mean), list(std)))
+        return logits
+
+    found = {"clean": right(model, test), "noise": right(model, noisy(test))}
+    for eps in (1, 2):
+        found[f"fgsm@{eps}"] = attacked(model, few, eps, 1)
+    found["pgd@1"] = attacked(model, few, 1, 5)
+    if sets:
+        kinds = torch.stack([right(model, images) for images in sets.values()])
+        found["corruptions"] = kinds.float().mean(0)  # the share of an image's corruptions that are survived
+    return {name: values.numpy() for name, values in found.items()}
+
+
+def few_of(test: Labelled, count: int) -> Labelled:
+    """A class-balanced part of the test images, the same for all."""
+    return test.take(balanced(test.labels.cpu(), count, 0).to(test.pixels.device))

@@ -1,0 +1,95 @@
+"""Whether attention is at work: how far every head's content map is from a uniform one, and what it adds to the output.
+
+A content map that is uniform gives every query the global mean, whatever its gate says: such a head sleeps, and a run
+whose heads sleep says nothing about attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.analysis.blocks import Images, device_of, each_batch
+from recast.analysis.queries import content_of
+from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
+from recast.layers.functional import expand_heads
+from recast.layers.functional.maps import real_keys
+from recast.layers.functional.operands import block_diagonal
+from recast.tracing.hooks import hooked, in_eval
+
+AWAKE = 0.01
+"""Share of a layer's output, beyond the global mean's, from which on a head counts as awake."""
+MAX_QUERIES = 32
+
+Wakefulness = dict[str, list[float]]
+"""A number per head: `entropy`, `distance`, `content_share` and `attention_share`, see `wakefulness`."""
+
+
+@torch.no_grad()
+def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) -> dict[str, Wakefulness]:
+    """For every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
+
+        entropy          −Σ_k C_qk ln C_qk / ln M      of the content map C over the M pixels: 1 where it is uniform
+        distance         ½ Σ_k |C_qk − 1/M|            total variation from the uniform map, 0 to 1
+        content_share    ‖γ C X W_val W_out^h‖ / ‖y − b‖          what content makes of the layer's output
+        attention_share  ‖γ (C − 1/M) X W_val W_out^h‖ / ‖y − b‖  what a global mean would not have made
+
+    ‖·‖ is the root of the mean square over images, queries and channels. C-MHSA has one softmax of content and bias:
+    both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. Pruned content maps have 0 everywhere and entropy 1.
+    """
+    sums = {name: torch.zeros(4, layer.num_heads, dtype=torch.float64) for name, layer in recast_layers(model).items()}
+    outputs = dict.fromkeys(sums, 0.0)
+    counts = dict.fromkeys(sums, 0)
+
+    def see(name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        assert isinstance(layer, RecastLayer)
+        found, norm = _of_batch(layer, inputs[0], output, queries)
+        sums[name] += found
+        outputs[name] += norm
+        counts[name] += len(output)
+
+    with in_eval(model), hooked(recast_layers(model).items(), after=see):
+        for batch in each_batch(images):
+            model(batch.to(device_of(model)))
+    return {name: _means(total / counts[name], outputs[name] / counts[name]) for name, total in sums.items() if counts[name]}
+
+
+def _means(sums: Tensor, output: float) -> Wakefulness:
+    shares = (sums[2:] / max(output, 1e-30)).sqrt()
+    values = torch.cat([sums[:2], shares]).tolist()
+    return dict(zip(("entropy", "distance", "content_share", "attention_share"), values, strict=True))
+
+
+def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
+    """Sums over the images of entropy, distance and squared contributions per head, (4, H), and of squared outputs."""
+    geometry, (height, width) = layer.geometry, x.shape[-2:]
+    made = output.flatten(2).transpose(1, 2)
+    at = torch.arange(0, made.shape[1], math.ceil(made.shape[1] / queries), device=x.device)
+    visible = real_keys(geometry, height, width, x.device) | bool(layer.config.attend_padding)
+    uniform = visible / visible.sum()
+    if isinstance(layer, CMHSA):
+        maps = layer.maps(x)
+        content, gamma = maps.content[:, :, at], torch.ones(layer.num_heads, device=x.device)
+        added = [maps.mix[:, :, at] - maps.position[:, :, at]] * 2
+    else:
+        content, gamma = content_of(layer, x)(at), expand_heads(layer.weights()).gates.content
+        added = [content, content - uniform]
+    pixels = content[..., visible]
+    pixels = pixels / pixels.sum(-1, keepdim=True)  # C-MHSA sees padding, too
+    tokens = geometry.pad(x).flatten(2).transpose(1, 2)
+    parts = [_squares(layer, tokens, gamma[:, None, None] * maps) for maps in added]
+    entropy = torch.special.entr(pixels).sum(-1).mean(-1) / math.log(pixels.shape[-1])
+    distance = (pixels - 1 / pixels.shape[-1]).abs().sum(-1).mean(-1) / 2
+    found = torch.stack([values.sum(0) for values in (entropy, distance, *parts)]).double().cpu()
+    return found, float((made[:, at] if layer.bias is None else made[:, at] - layer.bias).square().mean((1, 2)).sum())
+
+
+def _squares(layer: RecastLayer, tokens: Tensor, maps: Tensor) -> Tensor:
+    """Mean square over queries and output channels of A_h X W_val W_out^h: tokens (B, M, C), maps (B, H, n, M) → (B, H)."""
+    values = tokens if layer.value is None else tokens @ block_diagonal(layer.value, layer.groups).T
+    kernels = layer.weight.flatten(2).unbind(-1)
+    parts = [maps[:, h] @ values @ block_diagonal(W_out, layer.groups).T for h, W_out in enumerate(kernels)]
+    return torch.stack([part.square().mean((1, 2)) for part in parts], 1)

@@ -1,0 +1,170 @@
+"""A start from which content attention can learn: queries and keys taken from what a layer sees.
+
+With a gate at 0 the layer is exactly its convolution whatever its queries and keys are, so their start is free. With
+W_key = 0 every content map is uniform, and all that a gate can learn first is whether a global mean helps; this start
+gives every head a map that depends on the image.
+
+    W_qry^h = W_key^h = c · R_h U        U (K, C): leading principal components of the layer's input, in the complement
+                                         of its mean; R_h (D, K): a rotation of its own for every head
+
+The mean is projected out because queries and keys have no bias: the constant W μ would pull every query to the same
+keys. c is such that the logits of a query over its keys have the standard deviation `logit_std`, in the mean over
+queries and images. (W_qry W_keyᵀ is then close to a multiple of the identity on the features' subspace, the mimetic
+start of Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers.cmhsa import RecastLayer, recast_layers
+from recast.layers.functional.maps import query_tokens
+from recast.tracing.hooks import hooked, in_eval
+
+LOGIT_STD = 1.5
+VARIANCE = 0.99
+"""Share of the variance that the principal components in use hold."""
+SAMPLE = 16
+"""Images of a layer's input that are kept to measure the logits on."""
+MAX_QUERIES = 128
+TINY = 1e-12
+
+
+class _Moments:
+    """Mean and covariance of a layer's tokens, and a few of its inputs."""
+
+    def __init__(self) -> None:
+        self.count, self.sum, self.products = 0, torch.zeros(()), torch.zeros(())
+        self.sample: list[Tensor] = []
+
+    def add(self, x: Tensor) -> None:
+        tokens = x.flatten(2).transpose(1, 2).flatten(0, 1).double()
+        self.count += len(tokens)
+        self.sum = self.sum + tokens.sum(0).cpu()
+        self.products = self.products + (tokens.T @ tokens).cpu()
+        missing = SAMPLE - sum(len(kept) for kept in self.sample)
+        if missing > 0:
+            self.sample.append(x[:missing])
+
+    def components(self, least: int) -> Tensor:
+        """Leading principal components (K, C) orthogonal to the mean, at least `least` where there are so many."""
+        mean = self.sum / self.count
+        covariance = self.products / self.count - mean.outer(mean)
+        if (length := mean.norm()) > 0:
+            away = torch.eye(len(mean), dtype=mean.dtype) - mean.outer(mean) / length**2
+            covariance = away @ covariance @ away
+        variances, vectors = torch.linalg.eigh(covariance)
+        variances, vectors = variances.flip(0).clamp_min(0), vectors.flip(1)
+        used = int((variances.cumsum(0) < VARIANCE * variances.sum()).sum()) + 1
+        return vectors[:, : max(used, min(least, len(mean) - 1), 1)].T
+
+
+@dataclass(frozen=True)
+class Woken:
+    """What waking did to the content maps of a layer: their entropy over its maximum, in the mean over the heads."""
+
+    layer: str
+    entropy_before: float
+    entropy_after: float
+
+    def __str__(self) -> str:
+        return f"{self.layer}: entropy of the content maps {self.entropy_before:.3f} → {self.entropy_after:.3f}"
+
+
+@torch.no_grad()
+def wake_(
+    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = LOGIT_STD, seed: int = 0
+) -> list[Woken]:
+    """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
+
+    The same images and seed give the same start. Nothing else changes: a layer whose gates are 0 stays exactly its
+    convolution, forward and backward to everything but its gates. C-MHSA is not: content shares the softmax with position there, and
+    what leaks from a head's pixel grows with e to the difference of two logits, a hundredfold and more.
+
+    Returns what became of every layer's content maps, in the order of the network. Raises `RecastError` for a model
+    without recast layers and for no images.
+    """
+    layers = recast_layers(model)
+    if not layers:
+        raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
+    seen = {name: _Moments() for name in layers}
+    with in_eval(model), hooked(layers.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
+        for batch in [batches] if isinstance(batches, Tensor) else batches:
+            model(batch)
+    generator = torch.Generator().manual_seed(seed)
+    woken = []
+    for name, layer in layers.items():
+        if not seen[name].count:
+            raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
+        inputs = torch.cat(seen[name].sample)
+        before = content_entropy(layer, inputs)
+        _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)
+        woken.append(Woken(name, before, content_entropy(layer, inputs)))
+    return woken
+
+
+def _set_queries_and_keys(
+    layer: RecastLayer, components: Tensor, x: Tensor, logit_std: float, generator: torch.Generator
+) -> None:
+    """W_qry = W_key = c · R_h U for every head that has a content map."""
+    depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
+    rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
+    for weight in (layer.query, layer.key):
+        weight.copy_(rows)
+    if layer.config.content == "linear":  # softmax over a head's width for queries, over the tokens for keys
+        queries, keys = _projections(layer, x)
+        found = (layer.query, queries.var(-1, correction=0)), (layer.key, keys.var(-2, correction=0))
+        for weight, variance in found:
+            _scale_heads_(weight, logit_std / _deviation(variance))
+        return
+    scale = (logit_std / _deviation(_logits(layer, x).var(-1, correction=0))).sqrt()
+    for weight in (layer.query, layer.key):
+        _scale_heads_(weight, scale)
+
+
+def _deviation(variance: Tensor) -> Tensor:
+    """Standard deviation of every head, (H,), from variances (B, H, ·); infinite where nothing varies: W becomes 0."""
+    mean = variance.mean((0, 2))
+    return mean.sqrt().masked_fill(mean < TINY, float("inf"))
+
+
+def rotation(dim: int, rows: int, generator: torch.Generator) -> Tensor:
+    """The first `rows` rows of a random orthogonal matrix of `dim`; where that has fewer, rows of zeros below."""
+    full = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator))[0]
+    return torch.cat([full[:rows], full.new_zeros(max(0, rows - dim), dim)])
+
+
+def _scale_heads_(weight: nn.Parameter, scale: Tensor) -> None:
+    weight.copy_((weight.unflatten(0, (len(scale), -1)) * scale.to(weight)[:, None, None]).flatten(0, 1))
+
+
+def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries of some output pixels (B, H, n, D), and keys of all pixels (B, H, M, D), in fp32."""
+    tokens = query_tokens(x, layer.geometry).flatten(2).transpose(1, 2)
+    tokens = tokens[:, :: math.ceil(tokens.shape[1] / MAX_QUERIES)]
+    pixels = x.flatten(2).transpose(1, 2)
+    q, k = ((t @ weight.T).float() for t, weight in ((tokens, layer.query), (pixels, layer.key)))
+    return tuple(t.unflatten(-1, (-1, layer.head_dim)).transpose(1, 2) for t in (q, k))  # type: ignore[return-value]
+
+
+def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
+    """Logits of content alone of some queries over the image's pixels, (B, H, n, M)."""
+    q, k = _projections(layer, x)
+    return q @ k.transpose(-1, -2) / layer.head_dim**0.5
+
+
+@torch.no_grad()
+def content_entropy(layer: RecastLayer, x: Tensor) -> float:
+    """Entropy of the content maps over its maximum ln M: 1 for a uniform map, 0 for one pixel; mean over all heads."""
+    if layer.config.content == "linear":
+        q, k = _projections(layer, x)
+        maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
+    else:
+        maps = _logits(layer, x).softmax(-1)
+    return float(torch.special.entr(maps).sum(-1).mean()) / math.log(maps.shape[-1])

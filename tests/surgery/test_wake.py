@@ -1,0 +1,131 @@
+"""`wake_`: exact all the same, from the images alone, and content maps that depend on the image."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast.errors import RecastError
+from recast.layers.cmhsa import recast_layers
+from recast.run.config import RecastConfig
+from recast.surgery.wake import _logits, content_entropy, wake_
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"padding": 1},
+    "strided": {"padding": 1, "stride": 2},
+    "dilated": {"padding": 2, "dilation": 2},
+    "unpadded": {},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "grouped": {"padding": 1, "groups": 4},
+    "depthwise": {"padding": 1, "groups": 16},
+}
+
+
+def images(seed: int = 0) -> Tensor:
+    """Smooth random images: the channels of a white noise would have no structure to find."""
+    noise = torch.randn(24, 3, 5, 7, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.interpolate(noise, (14, 18), mode="bilinear") + 0.5
+
+
+def network(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, **options), nn.ReLU()).eval()
+
+
+def recast_network(parent: nn.Module, **config: Any) -> nn.Module:
+    child = copy.deepcopy(parent)
+    return recast.recast_(child, recast.plan(child, images()[:1], RecastConfig(**config), where="all"))
+
+
+@pytest.mark.parametrize("content", ["softmax", "linear"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_a_woken_network_computes_what_it_did_bit_for_bit(kind: str, content: str) -> None:
+    parent = network(**CONVOLUTIONS[kind])
+    child = recast_network(parent, content=content, head_dim=4)
+    (woken,) = wake_(child, images())
+    assert woken.entropy_before == pytest.approx(1, abs=1e-6)
+    assert 0.3 < woken.entropy_after < 0.97
+    with torch.no_grad():
+        assert torch.equal(child(images(1)), parent(images(1)))
+
+
+def test_a_transposed_convolution_wakes_exactly() -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 8, 3, stride=2, padding=1)).eval()
+    small = images()[..., :9, :7]
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, small[:1], where="all"))
+    (woken,) = wake_(child, small)
+    assert woken.entropy_after < 0.97
+    with torch.no_grad():
+        assert torch.equal(child(small), parent(small))
+
+
+def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projected_out() -> None:
+    child = recast_network(network(padding=1))
+    wake_(child, images(), logit_std=1.5)
+    (layer,) = recast_layers(child).values()
+    seen = child[1](child[0](images()))  # type: ignore[index]
+    deviation = _logits(layer, seen[:16]).var(-1).mean((0, 2)).sqrt()
+    torch.testing.assert_close(deviation, torch.full_like(deviation, 1.5), rtol=1e-4, atol=0)
+    mean = seen.mean((0, 2, 3))
+    assert (layer.query @ mean).norm() < 1e-4 * layer.query.norm() * mean.norm()
+    assert torch.equal(layer.query, layer.key)
+    first, second = layer.query.unflatten(0, (layer.num_heads, -1))[:2]
+    assert not torch.allclose(first, second, atol=1e-2)
+
+
+def test_the_start_follows_from_images_and_seed() -> None:
+    once, again, other = (recast_network(network(padding=1)) for _ in range(3))
+    wake_(once, images())
+    wake_(again, iter(images().split(8)))
+    wake_(other, images(), seed=1)
+    keys = [next(iter(recast_layers(child).values())).key for child in (once, again, other)]
+    torch.testing.assert_close(keys[0], keys[1], rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(keys[0], keys[2], atol=1e-2)
+
+
+@pytest.mark.parametrize("query_key", ["random", "similar", "images"])
+def test_every_start_of_the_configuration_is_exact(query_key: str) -> None:
+    parent = network(padding=1)
+    child = recast_network(parent, query_key=query_key)
+    (layer,) = recast_layers(child).values()
+    assert content_entropy(layer, child[:2](images())) < 1  # type: ignore[index]
+    with torch.no_grad():
+        assert torch.equal(child(images(1)), parent(images(1)))
+
+
+def test_woken_keys_learn_from_the_first_gate_on() -> None:
+    """With a gate barely open, woken queries get a gradient; with W_key = 0 they get none."""
+    gradients = {}
+    for woken in (False, True):
+        child = recast_network(network(padding=1), gamma_init=0.1)
+        if woken:
+            wake_(child, images())
+        child(images(1)).square().sum().backward()
+        (layer,) = recast_layers(child).values()
+        assert layer.query.grad is not None
+        gradients[woken] = float(layer.query.grad.norm())
+    assert gradients[False] == 0 < gradients[True]
+
+
+def test_cmhsa_leaks_more_when_it_wakes() -> None:
+    """Position and content share a softmax there: a start with logits is no longer the convolution to 1e-3."""
+    parent = network(padding=1)
+    child = recast_network(parent, gate="bias", bias_init=12.0)
+    with torch.no_grad():
+        expected = parent(images(1))
+        before = (child(images(1)) - expected).norm() / expected.norm()
+        wake_(child, images())
+        after = (child(images(1)) - expected).norm() / expected.norm()
+    assert before < 1e-3 < after
+
+
+def test_what_cannot_be_woken_is_refused() -> None:
+    with pytest.raises(RecastError, match="no layer that was recast"):
+        wake_(network(), images())
+    with pytest.raises(RecastError, match="no image"):
+        wake_(recast_network(network(padding=1)), [])
