@@ -69,7 +69,7 @@ def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projecte
     wake_(child, images(), logit_std=1.5)
     (layer,) = recast_layers(child).values()
     seen = child[1](child[0](images()))  # type: ignore[index]
-    deviation = _logits(layer, seen[:16]).var(-1).mean((0, 2)).sqrt()
+    deviation = _logits(layer, seen[:16]).var(-1, correction=0).mean((0, 2)).sqrt()
     torch.testing.assert_close(deviation, torch.full_like(deviation, 1.5), rtol=1e-4, atol=0)
     mean = seen.mean((0, 2, 3))
     assert (layer.query @ mean).norm() < 1e-4 * layer.query.norm() * mean.norm()
@@ -113,7 +113,7 @@ def test_woken_keys_learn_from_the_first_gate_on() -> None:
 
 
 def test_cmhsa_leaks_more_when_it_wakes() -> None:
-    """Position and content share a softmax there: a start with logits is no longer the convolution to 1e-3."""
+    """Position and content share a softmax there: a start with logits is no longer the convolution."""
     parent = network(padding=1)
     child = recast_network(parent, gate="bias", bias_init=12.0)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_cmhsa_leaks_more_when_it_wakes() -> None:
         before = (child(images(1)) - expected).norm() / expected.norm()
         wake_(child, images())
         after = (child(images(1)) - expected).norm() / expected.norm()
-    assert before < 1e-3 < after
+    assert before < 2e-3 < 1e-2 < after
 
 
 def test_what_cannot_be_woken_is_refused() -> None:

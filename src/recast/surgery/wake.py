@@ -121,17 +121,17 @@ def _set_queries_and_keys(
         queries, keys = _projections(layer, x)
         found = (layer.query, queries.var(-1, correction=0)), (layer.key, keys.var(-2, correction=0))
         for weight, variance in found:
-            _scale_heads_(weight, logit_std / _deviation(variance))
+            _scale_heads_(weight, logit_std / _deviation(variance, logit_std))
         return
-    scale = (logit_std / _deviation(_logits(layer, x).var(-1, correction=0))).sqrt()
+    scale = (logit_std / _deviation(_logits(layer, x).var(-1, correction=0), logit_std)).sqrt()
     for weight in (layer.query, layer.key):
         _scale_heads_(weight, scale)
 
 
-def _deviation(variance: Tensor) -> Tensor:
-    """Standard deviation of every head, (H,), from variances (B, H, ·); infinite where nothing varies: W becomes 0."""
+def _deviation(variance: Tensor, where_none: float) -> Tensor:
+    """Standard deviation of every head, (H,), from variances (B, H, ·)."""
     mean = variance.mean((0, 2))
-    return mean.sqrt().masked_fill(mean < TINY, float("inf"))
+    return mean.sqrt().masked_fill(mean < TINY, where_none)
 
 
 def rotation(dim: int, rows: int, generator: torch.Generator) -> Tensor:
