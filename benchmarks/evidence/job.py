@@ -84,7 +84,7 @@ def recast_arm(model: nn.Module, job: Job, train: Labelled, device: torch.device
     example = torch.zeros(1, 3, 32, 32, device=device)
     torch.manual_seed(job.seed)
     recast.recast_(model, recast.plan(model, example, RecastConfig(gate=job.gate), where=job.where))
-    if job.query_key == "data":
+    if job.query_key == "images":
         chosen = balanced(train.labels.cpu(), WAKING_IMAGES, job.seed).to(train.pixels.device)
         batches = (normalize(train.pixels[at].float() / 255, list(mean), list(std)) for at in chosen.split(128))
         wake_(model, batches, job.logit_std, job.seed)

@@ -1,0 +1,104 @@
+"""From finished runs to tidy tables: scores, paired differences with their intervals, and what could have been seen.
+
+A difference of two arms is d_si for seed s and test image i, paired: both arms of a seed start from the same weights,
+see the same images in the same order and are judged on the same test images. Its mean d has two sources of chance,
+
+    SE² = s²_seeds / S + s²_images / N          s²_seeds: variance over seeds of the means over images
+                                                s²_images: variance over images of the means over seeds
+
+(the second holds part of the first: the interval errs on the wide side). The interval is d ± t·SE, t of Student's
+distribution with the degrees of freedom of Welch and Satterthwaite. `detectable` is the smallest true difference that
+this study would have told from 0 with a probability of 80 %: (t_0.975 + t_0.8)·SE.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from recast.analysis.wakefulness import AWAKE
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+    """Difference in points of scores (S, N) in 0 to 1, its 95 % interval and the smallest detectable one."""
+    paired = 100 * (ours.astype(np.float64) - theirs)
+    seeds, images = paired.shape
+    from_images = paired.mean(0).var(ddof=1) / images
+    from_seeds = paired.mean(1).var(ddof=1) / seeds if seeds > 1 else np.inf
+    error = from_images + from_seeds
+    freedom = error**2 / (from_images**2 / (images - 1) + (from_seeds**2 / (seeds - 1) if seeds > 1 else np.inf)) if seeds > 1 else 1
+    reach = float(student.ppf(0.975, freedom)) * error**0.5
+    mean = float(paired.mean())
+    return {
+        "difference": mean, "low_95": mean - reach, "high_95": mean + reach,
+        "detectable": reach + float(student.ppf(0.8, freedom)) * error**0.5,
+    }  # fmt: skip
+
+
+def heads_awake(result: dict[str, Any]) -> tuple[int, int]:
+    """Heads that make more than AWAKE of their layer's output beyond the global mean, and all heads."""
+    shares = [share for layer in result["wakefulness"].values() for share in layer["attention_share"]]
+    return sum(share >= AWAKE for share in shares), len(shares)
+
+
+def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
+    """Arm → seed → folder of the final runs of a study."""
+    found: dict[str, dict[int, Path]] = defaultdict(dict)
+    for file in sorted((out / study).glob("*/result.json")):
+        job = json.loads(file.read_text())["job"]
+        if not job["tuning"]:
+            found[job["arm"]][job["seed"]] = file.parent
+    return found
+
+
+def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of evidence.csv and evidence_differences.csv."""
+    arms = finished(out, study)
+    rows, differences = [], []
+    right: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
+    for arm, seeds in arms.items():
+        for seed, folder in sorted(seeds.items()):
+            result = json.loads((folder / "result.json").read_text())
+            right[arm][seed] = dict(np.load(folder / "right.npz"))
+            awake, heads = heads_awake(result)
+            job = result["job"]
+            common = {
+                "study": study, "arm": arm, "seed": seed, "updates": job["updates"], "lr": job["lr"],
+                "gate_lr": job["gate_lr"], "qk_lr": job["qk_lr"], "seconds": round(result["seconds"]),
+                "heads_awake": awake, "heads": heads, "train_loss": round(result["train_loss"], 4),
+            }  # fmt: skip
+            rows += [{**common, "metric": m, "value": round(100 * float(v.mean()), 3)} for m, v in right[arm][seed].items()]
+    for arm in arms:
+        if arm == control or control not in arms:
+            continue
+        shared = sorted(arms[arm].keys() & arms[control].keys())
+        awake = [heads_awake(json.loads((arms[arm][seed] / "result.json").read_text())) for seed in shared]
+        asleep = all(heads and 2 * count < heads for count, heads in awake) and bool(awake)
+        for metric in right[arm][shared[0]] if shared else ():
+            ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))
+            found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
+            low, high = found["low_95"], found["high_95"]
+            verdict = "higher" if low > 0 else "lower" if high < 0 else "not confirmed"
+            row = {"study": study, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
+            differences.append({**row, "verdict": verdict, "attention": "asleep" if asleep else "awake" if awake[0][1] else ""})
+    return rows, differences
+
+
+def write(name: str, rows: Iterable[dict[str, Any]]) -> Path:
+    """A tidy CSV in results/."""
+    rows = list(rows)
+    path = RESULTS / name
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
