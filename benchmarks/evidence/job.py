@@ -110,10 +110,13 @@ def start_queries_and_keys_(layer: Any, kind: str, std: float) -> None:
 def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) -> dict[str, Any]:
     """Train in place; returns the losses' course and the seconds."""
     mean, std = (list(values) for values in NORMALISATION[job.trained_on])
-    optim = OptimConfig(lr=job.lr, gate_lr=job.gate_lr, weight_decay=job.weight_decay)
+    optim = OptimConfig(
+        lr=job.lr, gate_lr=job.gate_lr, weight_decay=job.weight_decay,
+        warmup_epochs=0.05, warmup_lr=1e-3 * job.lr, min_lr=1e-3 * job.lr,
+    )  # fmt: skip
     optimizer = make_optimizer(model, optim, job.batch_size)
     split_queries_and_keys_(optimizer, model, job.qk_lr)
-    schedule = WarmupCosine(job.updates, round(0.05 * job.updates), 1e-3, 1e-3)
+    schedule = WarmupCosine(optim, 1, job.updates, job.batch_size)
     augment, generator = Augment(job.augment), torch.Generator().manual_seed(job.seed)
     torch.manual_seed(job.seed)
     classes = int(images.labels.max()) + 1

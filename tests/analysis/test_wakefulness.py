@@ -24,6 +24,7 @@ def network(groups: int = 1, **config: float | str) -> nn.Module:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
+@torch.no_grad()
 def test_the_numbers_are_those_of_the_maps_written_out(groups: int) -> None:
     model = network(groups, gamma_init=0.3)
     wake_(model, IMAGES)
