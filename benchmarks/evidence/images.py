@@ -89,7 +89,7 @@ class Augment:
         self.erase = v2.RandomErasing(0.25, value=0) if strength == "deit" else None
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """uint8 (B, 3, H, W) → float in [0, 1]; what is random follows from `generator`, and torch's for RandAugment."""
+        """uint8 (B, 3, H, W) → float in [0, 1]. Chance follows from `generator`; RandAugment's from torch's own."""
         pixels = crop_and_flip(pixels, generator)
         if self.rand is not None:
             pixels = torch.cat([self.rand(group) for group in pixels.chunk(GROUPS)])

@@ -21,8 +21,8 @@ import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.models.build import build
 from recast.run.config import ModelConfig, OptimConfig, RecastConfig
-from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
 from recast.surgery.wake import wake_
+from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
 
 NORMALISATION = {
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from images import Labelled, balanced
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
+from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 from recast.evaluation.attacks import pgd
 from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
-from recast.data.seeding import mix_seed
 
 NOISE = 0.05
 """σ of the Gaussian noise, for pixels in [0, 1]."""
@@ -58,9 +59,8 @@ def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
             if not file.is_file():
                 cache.mkdir(parents=True, exist_ok=True)
                 try:
-                    changed = np.stack(
-                        [corrupt_bytes(image, kind, severity, mix_seed("evidence", kind, i)) for i, image in enumerate(plain)]
-                    )
+                    make = partial(corrupt_bytes, kind=kind, severity=severity)
+                    changed = np.stack([make(x, seed=mix_seed("evidence", kind, i)) for i, x in enumerate(plain)])
                 except RecastError:
                     return {}
                 temporary = file.with_suffix(".part.npy")

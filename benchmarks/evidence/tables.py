@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from recast.analysis.wakefulness import AWAKE
+from recast.run.records import AWAKE
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -32,10 +32,12 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     """Difference in points of scores (S, N) in 0 to 1, its 95 % interval and the smallest detectable one."""
     paired = 100 * (ours.astype(np.float64) - theirs)
     seeds, images = paired.shape
+    if seeds < 2:
+        raise ValueError("an interval over seeds needs at least two of them")
     from_images = paired.mean(0).var(ddof=1) / images
-    from_seeds = paired.mean(1).var(ddof=1) / seeds if seeds > 1 else np.inf
+    from_seeds = paired.mean(1).var(ddof=1) / seeds
     error = from_images + from_seeds
-    freedom = error**2 / (from_images**2 / (images - 1) + (from_seeds**2 / (seeds - 1) if seeds > 1 else np.inf)) if seeds > 1 else 1
+    freedom = error**2 / (from_images**2 / (images - 1) + from_seeds**2 / (seeds - 1))
     reach = float(student.ppf(0.975, freedom)) * error**0.5
     mean = float(paired.mean())
     return {
@@ -76,20 +78,24 @@ def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], 
                 "gate_lr": job["gate_lr"], "qk_lr": job["qk_lr"], "seconds": round(result["seconds"]),
                 "heads_awake": awake, "heads": heads, "train_loss": round(result["train_loss"], 4),
             }  # fmt: skip
-            rows += [{**common, "metric": m, "value": round(100 * float(v.mean()), 3)} for m, v in right[arm][seed].items()]
+            means = {metric: round(100 * float(values.mean()), 3) for metric, values in right[arm][seed].items()}
+            rows += [{**common, "metric": metric, "value": value} for metric, value in means.items()]
     for arm in arms:
         if arm == control or control not in arms:
             continue
         shared = sorted(arms[arm].keys() & arms[control].keys())
-        awake = [heads_awake(json.loads((arms[arm][seed] / "result.json").read_text())) for seed in shared]
-        asleep = all(heads and 2 * count < heads for count, heads in awake) and bool(awake)
-        for metric in right[arm][shared[0]] if shared else ():
+        if len(shared) < 2:
+            continue
+        found_heads = [heads_awake(json.loads((arms[arm][seed] / "result.json").read_text())) for seed in shared]
+        attention = ""
+        if found_heads[0][1]:
+            attention = "awake" if all(2 * count >= heads for count, heads in found_heads) else "asleep"
+        for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
-            low, high = found["low_95"], found["high_95"]
-            verdict = "higher" if low > 0 else "lower" if high < 0 else "not confirmed"
+            verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
             row = {"study": study, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
-            differences.append({**row, "verdict": verdict, "attention": "asleep" if asleep else "awake" if awake[0][1] else ""})
+            differences.append({**row, "verdict": verdict, "attention": attention})
     return rows, differences
 
 

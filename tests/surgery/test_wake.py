@@ -125,7 +125,7 @@ def test_cmhsa_leaks_more_when_it_wakes() -> None:
 
 
 def test_what_cannot_be_woken_is_refused() -> None:
-    with pytest.raises(RecastError, match="no layer that was recast"):
+    with pytest.raises(RecastError, match="no such layer"):
         wake_(network(), images())
     with pytest.raises(RecastError, match="no image"):
         wake_(recast_network(network(padding=1)), [])

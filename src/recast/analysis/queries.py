@@ -58,7 +58,10 @@ def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tens
 
 def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
     """The function that gives any queries' maps of a layer for an input; projections and factors are computed once."""
-    return _biased_rows(layer, x) if isinstance(layer, CMHSA) else _gated_rows(layer, x)
+    if isinstance(layer, CMHSA):  # A = softmax(Q Kᵀ / √D + B), as `recast.layers.functional.biased_maps` writes it out
+        logits, bias = logits_and_bias(layer, x)
+        return lambda at: torch.softmax(logits(at) + bias(at), dim=-1)
+    return _gated_rows(layer, x)
 
 
 def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
@@ -87,28 +90,23 @@ def content_of(layer: GPSA, x: Tensor) -> Rows:
     if layer.config.content == "linear":
         shares = torch.softmax(k + bias[:, None], dim=-2).transpose(-1, -2)
         return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
-    return lambda at: _softmax(q[:, :, at], k, bias)
+    scale = q.shape[-1] ** -0.5
+    return lambda at: torch.softmax(q[:, :, at] @ k.transpose(-1, -2) * scale + bias, dim=-1)
 
 
-def _biased_rows(layer: CMHSA, x: Tensor) -> Rows:
-    """A = softmax(Q Kᵀ / √D + B), as `functional.relative_bias.biased_maps` writes it out."""
+def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:
+    """The functions that give any queries' Q Kᵀ / √D, (B, H, n, M), and their bias B, (H, n, M), of a C-MHSA layer."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = layer.weights(height, width)
     q, k = queries(x, w), keys(x, w)
     rows, columns = geometry.padded_size(height, width)
     windows = w.relative_bias.unfold(1, rows, geometry.stride[0]).unfold(2, columns, geometry.stride[1])
     down, right = geometry.output_size(height, width)
-
-    def rows_at(at: Tensor) -> Tensor:
-        # a query's keys are a window of the table, the next query's one stride before it
-        bias = windows[:, down - 1 - at // right, right - 1 - at % right].flatten(2)
-        return _softmax(q[:, :, at], k, bias)
-
-    return rows_at
-
-
-def _softmax(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
+    # a query's keys are a window of the table, the next query's one stride before it
+    return (
+        lambda at: q[:, :, at] @ k.transpose(-1, -2) * q.shape[-1] ** -0.5,
+        lambda at: windows[:, down - 1 - at // right, right - 1 - at % right].flatten(2),
+    )
 
 
 def centre_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Images, device_of, each_batch
-from recast.analysis.queries import content_of
+from recast.analysis.queries import content_of, logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import real_keys
 from recast.layers.functional.operands import block_diagonal
 from recast.tracing.hooks import hooked, in_eval
 
-AWAKE = 0.01
-"""Share of a layer's output, beyond the global mean's, from which on a head counts as awake."""
 MAX_QUERIES = 32
+PART = 8
+TINY = 1e-30
+"""Images whose maps are held at a time."""
 
-Wakefulness = dict[str, list[float]]
-"""A number per head: `entropy`, `distance`, `content_share` and `attention_share`, see `wakefulness`."""
+NAMES = ("entropy", "distance", "content_share", "attention_share")
 
 
 @torch.no_grad()
-def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) -> dict[str, Wakefulness]:
+def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) -> dict[str, dict[str, list[float]]]:
     """For every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
 
         entropy          −Σ_k C_qk ln C_qk / ln M      of the content map C over the M pixels: 1 where it is uniform
@@ -38,29 +38,30 @@ def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) ->
         attention_share  ‖γ (C − 1/M) X W_val W_out^h‖ / ‖y − b‖  what a global mean would not have made
 
     ‖·‖ is the root of the mean square over images, queries and channels. C-MHSA has one softmax of content and bias:
-    both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. Pruned content maps have 0 everywhere and entropy 1.
+    both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. Pruned content maps have the shares 0.
     """
-    sums = {name: torch.zeros(4, layer.num_heads, dtype=torch.float64) for name, layer in recast_layers(model).items()}
-    outputs = dict.fromkeys(sums, 0.0)
-    counts = dict.fromkeys(sums, 0)
+    layers = recast_layers(model)
+    sums = {name: torch.zeros(4, layer.num_heads, dtype=torch.float64) for name, layer in layers.items()}
+    outputs, counts = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0)
 
     def see(name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         assert isinstance(layer, RecastLayer)
-        found, norm = _of_batch(layer, inputs[0], output, queries)
-        sums[name] += found
-        outputs[name] += norm
-        counts[name] += len(output)
+        for x, y in zip(inputs[0].split(PART), output.split(PART), strict=True):
+            found, norm = _of_batch(layer, x, y, queries)
+            sums[name] += found
+            outputs[name] += norm
+            counts[name] += len(y)
 
-    with in_eval(model), hooked(recast_layers(model).items(), after=see):
+    with in_eval(model), hooked(layers.items(), after=see):
         for batch in each_batch(images):
             model(batch.to(device_of(model)))
-    return {name: _means(total / counts[name], outputs[name] / counts[name]) for name, total in sums.items() if counts[name]}
-
-
-def _means(sums: Tensor, output: float) -> Wakefulness:
-    shares = (sums[2:] / max(output, 1e-30)).sqrt()
-    values = torch.cat([sums[:2], shares]).tolist()
-    return dict(zip(("entropy", "distance", "content_share", "attention_share"), values, strict=True))
+    found = {}
+    for name, total in sums.items():
+        if counts[name]:
+            total[2:] = (total[2:] / max(outputs[name], TINY)).sqrt()
+            total[:2] /= counts[name]
+            found[name] = dict(zip(NAMES, total.tolist(), strict=True))
+    return found
 
 
 def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
@@ -71,9 +72,9 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     visible = real_keys(geometry, height, width, x.device) | bool(layer.config.attend_padding)
     uniform = visible / visible.sum()
     if isinstance(layer, CMHSA):
-        maps = layer.maps(x)
-        content, gamma = maps.content[:, :, at], torch.ones(layer.num_heads, device=x.device)
-        added = [maps.mix[:, :, at] - maps.position[:, :, at]] * 2
+        logits, bias = (part(at) for part in logits_and_bias(layer, x))
+        content, gamma = logits.softmax(-1), torch.ones(layer.num_heads, device=x.device)
+        added = [(logits + bias).softmax(-1) - bias.softmax(-1)] * 2
     else:
         content, gamma = content_of(layer, x)(at), expand_heads(layer.weights()).gates.content
         added = [content, content - uniform]
@@ -88,7 +89,7 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
 
 
 def _squares(layer: RecastLayer, tokens: Tensor, maps: Tensor) -> Tensor:
-    """Mean square over queries and output channels of A_h X W_val W_out^h: tokens (B, M, C), maps (B, H, n, M) → (B, H)."""
+    """Mean square over queries and outputs of A_h X W_val W_out^h: tokens (B, M, C), maps (B, H, n, M) → (B, H)."""
     values = tokens if layer.value is None else tokens @ block_diagonal(layer.value, layer.groups).T
     kernels = layer.weight.flatten(2).unbind(-1)
     parts = [maps[:, h] @ values @ block_diagonal(W_out, layer.groups).T for h, W_out in enumerate(kernels)]

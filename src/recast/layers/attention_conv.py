@@ -89,7 +89,9 @@ class AttentionConv2d(nn.Module):
         """
         if self.config.query_key in ("zero", "random"):
             nn.init.trunc_normal_(self.query, std=QUERY_STD)
-            nn.init.trunc_normal_(self.key, std=QUERY_STD) if self.config.query_key == "random" else nn.init.zeros_(self.key)
+            nn.init.zeros_(self.key)
+            if self.config.query_key == "random":
+                nn.init.trunc_normal_(self.key, std=QUERY_STD)
             return
         for rows in self.query.split(self.head_dim):
             nn.init.orthogonal_(rows, gain=self.config.logit_std**0.5)

@@ -13,6 +13,7 @@ from recast.report.labels import FROM_START, words
 from recast.report.load import Run
 from recast.run.files import number
 from recast.run.recipe import HOW_IT_RUNS, PATHS, flat
+from recast.run.records import Wakefulness
 from recast.run.statistics import mean_interval
 
 EXACT = 1e-5
@@ -63,9 +64,18 @@ def verdict(run: Run) -> str:
         reached = formats.percent(accuracy(run, "finetuned"))
         return f"Nothing was recast: the network alone, {trained}, reaches {reached}."
     if run.is_scheduled:
-        return f"{_became(run)}; {_end(run, subject='the network ')}."
+        return f"{_became(run)}; {_end(run, subject='the network ')}.{_attention(run)}"
     exact = is_exact(run)
-    return f"{_start(run)}{' and' if exact else ';'} {_end(run, subject='' if exact else 'it ')}."
+    return f"{_start(run)}{' and' if exact else ';'} {_end(run, subject='' if exact else 'it ')}.{_attention(run)}"
+
+
+def _attention(run: Run) -> str:
+    """Whether attention was at work, as a sentence of its own: where it slept, nothing here is evidence about it."""
+    found = Wakefulness.of(run.metrics[-1].layers) if run.epochs else None
+    if found is None:
+        return ""
+    text = str(found)
+    return f" {text[0].upper()}{text[1:]}{': no evidence about attention' if found.slept else ''}."
 
 
 def _start(run: Run) -> str:

@@ -38,7 +38,57 @@ class Epoch:
     """Images that could not be read."""
     bad_val_images: int = 0
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of every GPSA layer: gate, backend, the gates of every head and their spans 1/α."""
+    """Of every recast layer: gate, backend, how awake its heads are (`recast.analysis.wakefulness`), and of GPSA layers
+    the gates of every head and their spans 1/α."""
+
+
+AWAKE = 0.01
+"""Share of a layer's output that a head's content must make, beyond what a global mean would, to count as awake."""
+SLEPT = 0.1
+"""With a smaller share of its heads awake, a network's attention slept."""
+UNIFORM = 0.98
+"""Mean entropy of the content maps, in shares of its maximum, from which on they are called uniform."""
+
+
+@dataclass(frozen=True)
+class Wakefulness:
+    """How much of a network's attention was at work after an epoch."""
+
+    heads: int
+    awake: int
+    """Heads whose content makes at least AWAKE of their layer's output beyond the global mean."""
+    entropy: float
+    """Of the content maps over its maximum, in the mean over the heads."""
+
+    @classmethod
+    def of(cls, layers: Mapping[str, Mapping[str, Any]]) -> Wakefulness | None:
+        """From `Epoch.layers`; None where nothing was measured."""
+        shares = [share for layer in layers.values() for share in layer.get("attention_share", ())]
+        entropies = [entropy for layer in layers.values() for entropy in layer.get("entropy", ())]
+        if not shares:
+            return None
+        return cls(len(shares), sum(share >= AWAKE for share in shares), sum(entropies) / len(entropies))
+
+    @property
+    def slept(self) -> bool:
+        """Whether a run that ended so is no evidence about attention."""
+        return self.awake < SLEPT * self.heads
+
+    def __str__(self) -> str:
+        if not self.slept:
+            return f"attention is awake in {self.awake} of {self.heads} heads"
+        how = f"attention slept: {self.awake} of {self.heads} heads do what a global mean would not"
+        if self.entropy >= UNIFORM:
+            return f"{how}, their maps are uniform (entropy {self.entropy:.3f} of its maximum)"
+        return f"{how}, their gates stayed nearly closed"
+
+    @property
+    def remedy(self) -> str:
+        """What to try where attention slept; else empty."""
+        if not self.slept:
+            return ""
+        uniform = "start with query_key=images, or raise optim.qk_lr"
+        return uniform if self.entropy >= UNIFORM else "raise optim.gate_lr, or train for more updates"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
-from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
+from recast.surgery.parameters import DECAYED, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.surgery.plan import Plan
 
 PEAKS = ("peak_lr", "initial_lr")
@@ -37,6 +37,7 @@ def recast_during_training_(
     *,
     averages: Iterable[nn.Module] = (),
     gate_lr: float | None = None,
+    qk_lr: float | None = None,
 ) -> nn.Module:
     """Recast steps of a plan (all by default) of a network that `optimizer` is training; returns the model.
 
@@ -48,6 +49,7 @@ def recast_during_training_(
 
     gate_lr: peak rate of the gates. None: 10 × the kernel's for γ and s; the kernel's own for the sigmoid's λ, as in
     T-CNN*, "the same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
+    qk_lr: peak rate of queries and keys. None: the kernel's.
     averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel): recast too, with the
     average's own kernels; new parameters start from the model's.
 
@@ -77,14 +79,16 @@ def recast_during_training_(
     recast_(network, plan, steps=names)
     layers = {name: network.get_submodule(name) for name in names}
     carried = {name: carried_parameters(convolutions[name], layer) for name, layer in layers.items()}
+    rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
     known = {id(pair.new) for pairs in carried.values() for pair in pairs}
     for name, layer in layers.items():
         hand_over_(optimizer, carried[name])
         forget_(optimizer, name, convolutions[name], carried[name])
-        kinds = parameter_kinds(layer)
+        kinds = parameter_kinds(layer, qk_lr is not None)
         for own, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in known:
-                _join_(optimizer, f"{name}.{own}", parameter, kinds[id(parameter)], homes[name], gate_lr)
+                kind = kinds[id(parameter)]
+                _join_(optimizer, f"{name}.{own}", parameter, kind, homes[name], rates.get(kind))
     for average in copies:
         recast_(average, plan, steps=names)
         for name, layer in layers.items():
@@ -139,25 +143,23 @@ def _peak(group: dict[str, Any]) -> float:
     return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
 
 
-def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], gate_lr: float | None) -> float:
+def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], own_lr: float | None) -> float:
     """Peak rate of parameters of this kind, beside the kernel's group `home`."""
     rate = _peak(home)
-    if kind not in ("gates", "sigmoid_gates"):
-        return rate
-    if gate_lr is None:
+    if own_lr is None:
         return rate * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
     own, slash, _ = str(home.get("name", "")).partition("/")  # layer decay: a group for every layer
     base = max(_peak(g) for g in optimizer.param_groups if str(g.get("name", own)).partition("/")[0] == own)
-    return gate_lr * (rate / base if slash and base else 1.0)  # the head's rate is the one that is not decayed
+    return own_lr * (rate / base if slash and base else 1.0)  # the head's rate is the one that is not decayed
 
 
 def _join_(
-    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: dict[str, Any], gate_lr: float | None
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: dict[str, Any], own_lr: float | None
 ) -> None:
     """Put a new parameter into the group it belongs to, made from the kernel's where there is none."""
-    peak = _peak_of(kind, optimizer, home, gate_lr)
+    peak = _peak_of(kind, optimizer, home, own_lr)
     _, slash, number = str(home.get("name", "")).partition("/")
-    wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind == "decay" else 0.0
+    wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
     for group in optimizer.param_groups:
         alike = (_peak(group), float(group.get("weight_decay", 0.0))) == (peak, decay)
         fits = group["name"] == wanted if "name" in group else alike

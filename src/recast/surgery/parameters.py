@@ -11,14 +11,15 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import CMHSA
+from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
 from recast.surgery.plan import Plan
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
-KINDS = ("decay", "no_decay", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
+KINDS = ("decay", "no_decay", "queries_keys", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
 """What groups are called, and their order."""
+DECAYED = ("decay", "queries_keys", "pool_decay")
 GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
 """The groups that the gates of a `RecastConfig.gate` are in."""
 
@@ -31,6 +32,7 @@ def param_groups(
     layer_decay: float | None = None,
     plan: Plan | None = None,
     pool_lr: float | None = None,
+    qk_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
     bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
@@ -41,12 +43,13 @@ def param_groups(
     (BEiT, Bao et al. 2021, appendix); a layer is what timm's `group_matcher` says, and what a convolution became
     belongs to the layer that it was in. Names then end in "/" and the number of the layer (0: the stem).
     pool_lr: rate of attention pooling, whose groups are then "pool_decay" and "pool_no_decay". None: as other weights.
+    qk_lr: rate of W_qry and W_key of recast layers, whose group is then "queries_keys". None: as other weights.
     plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
     empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
 
     Raises RecastError where layer decay is asked of a network without `group_matcher`.
     """
-    kinds = parameter_kinds(model)
+    kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
         kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
@@ -58,7 +61,8 @@ def param_groups(
             members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
     if plan is not None:
         for step in plan.steps:
-            for kind in ("decay", "no_decay", *GATES_OF[plan.config.gate]):
+            queries_keys = () if qk_lr is None else ("queries_keys",)
+            for kind in ("decay", "no_decay", *queries_keys, *GATES_OF[plan.config.gate]):
                 members.setdefault((kind, layer_of(step.name, layers, last)), [])
     rates = {
         "decay": lr,
@@ -67,13 +71,14 @@ def param_groups(
         "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
         "pool_decay": pool_lr or 0.0,
         "pool_no_decay": pool_lr or 0.0,
+        "queries_keys": qk_lr or 0.0,
     }
     return [
         {
             "name": kind if layer_decay is None else f"{kind}/{layer}",
             "params": members[kind, layer],
             "lr": rates[kind] * (1.0 if layer_decay is None else layer_decay ** (last - layer)),
-            "weight_decay": weight_decay if kind in ("decay", "pool_decay") else 0.0,
+            "weight_decay": weight_decay if kind in DECAYED else 0.0,
         }
         for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]
@@ -95,12 +100,15 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     return dict(group_parameters(model, matcher(coarse=False), reverse=True))
 
 
-def parameter_kinds(model: nn.Module) -> dict[int, str]:
-    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates."""
+def parameter_kinds(model: nn.Module, queries_apart: bool = False) -> dict[int, str]:
+    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates; W_qry's and W_key's queries_keys
+    where they are apart."""
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
     for name, module in model.named_modules():
         # parameters whose number of axes does not tell their kind
+        if isinstance(module, RecastLayer) and queries_apart:
+            kinds |= {id(p): "queries_keys" for p in (module.query, module.key)}
         if isinstance(module, GPSA):
             kinds |= {id(p): "no_decay" for p in (module.center, module.raw_alpha, module.value) if p is not None}
             if module.config.gate == "linear":

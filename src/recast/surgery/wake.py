@@ -16,8 +16,9 @@ start of Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -73,33 +74,40 @@ class Woken:
     entropy_before: float
     entropy_after: float
 
-    def __str__(self) -> str:
-        return f"{self.layer}: entropy of the content maps {self.entropy_before:.3f} → {self.entropy_after:.3f}"
+
+def told(woken: Sequence[Woken]) -> str:
+    """What waking did, in one line."""
+    before, after = (fmean(getattr(layer, f"entropy_{when}") for layer in woken) for when in ("before", "after"))
+    return (
+        f"queries and keys from the images: entropy of the content maps {before:.3f} → {after:.3f} of its maximum "
+        f"(mean over {len(woken)} layer{'' if len(woken) == 1 else 's'})"
+    )
 
 
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = LOGIT_STD, seed: int = 0
-) -> list[Woken]:
+    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = LOGIT_STD, seed: int = 0,
+    layers: Collection[str] | None = None,
+) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
 
     The same images and seed give the same start. Nothing else changes: a layer whose gates are 0 stays exactly its
-    convolution, forward and backward to everything but its gates. C-MHSA is not: content shares the softmax with position there, and
-    what leaks from a head's pixel grows with e to the difference of two logits, a hundredfold and more.
+    convolution. C-MHSA does not: content shares the softmax with position there, and what leaks from a head's pixel
+    grows with e to the difference of two logits, a hundredfold and more.
 
-    Returns what became of every layer's content maps, in the order of the network. Raises `RecastError` for a model
-    without recast layers and for no images.
+    layers: names of the layers that are woken; None: all. Returns what became of their content maps, in the order of
+    the network. Raises `RecastError` for a model without such layers and for no images.
     """
-    layers = recast_layers(model)
-    if not layers:
-        raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
-    seen = {name: _Moments() for name in layers}
-    with in_eval(model), hooked(layers.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
+    found = {name: layer for name, layer in recast_layers(model).items() if layers is None or name in layers}
+    if not found:
+        raise RecastError(f"{type(model).__name__} has no such layer that was recast: there is no attention to wake")
+    seen = {name: _Moments() for name in found}
+    with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
         for batch in [batches] if isinstance(batches, Tensor) else batches:
             model(batch)
     generator = torch.Generator().manual_seed(seed)
     woken = []
-    for name, layer in layers.items():
+    for name, layer in found.items():
         if not seen[name].count:
             raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
         inputs = torch.cat(seen[name].sample)
@@ -150,7 +158,7 @@ def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
     tokens = tokens[:, :: math.ceil(tokens.shape[1] / MAX_QUERIES)]
     pixels = x.flatten(2).transpose(1, 2)
     q, k = ((t @ weight.T).float() for t, weight in ((tokens, layer.query), (pixels, layer.key)))
-    return tuple(t.unflatten(-1, (-1, layer.head_dim)).transpose(1, 2) for t in (q, k))  # type: ignore[return-value]
+    return tuple(t.unflatten(-1, (-1, layer.head_dim)).transpose(1, 2) for t in (q, k))
 
 
 def _logits(layer: RecastLayer, x: Tensor) -> Tensor:

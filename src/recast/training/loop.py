@@ -31,12 +31,16 @@ from recast.surgery.plan import Plan
 from recast.training import distributed
 from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count, stop_signals
-from recast.training.metrics import Journal, gates_and_spans, measure, read_metrics
+from recast.training.metrics import Journal, heads_of, measure, read_metrics
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer
+from recast.training.prepare import some_images
 from recast.training.regularization import prepare_, train_mode
 from recast.training.step import Update
 from recast.training.switches import Switches
+
+PROBED = 16
+"""Validation images on which attention is looked at after every epoch."""
 
 
 def fit(
@@ -108,6 +112,7 @@ class _Loop:
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
+        self.probe: list[Tensor] | None = None
         self.unread: deque[tuple[int, Tensor]] = deque()
         """Steps that were launched: their number, and their loss and the wishes to stop, summed over the processes."""
 
@@ -198,7 +203,7 @@ class _Loop:
         if due := switches.due(epoch):
             row = on_first(lambda: read_metrics(self.journal.path)[-1])
             before = Measured(row["val_loss"], row["val_top1"])
-            switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe)
+            switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe, self.data)
             # the averaging of gradients is bound to the parameters that there were
             self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
             self.journal.say(f"note: epoch {epoch}: {', '.join(due)} → attention")
@@ -217,6 +222,12 @@ class _Loop:
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
+
+    def _probe(self) -> list[Tensor]:
+        """The few validation images on which attention is looked at after every epoch, always the same."""
+        if self.probe is None and recast_layers(self.state.evaluated):
+            self.probe = list(some_images(self.data.val, PROBED, self.recipe, self.data, self.device))
+        return self.probe or []
 
     def _finished(self, lag: int = 0) -> list[tuple[int, float, bool]]:
         """Steps launched but for the last `lag`: number, mean loss, whether some process was asked to stop. With a lag
@@ -262,7 +273,7 @@ class _Loop:
             data_wait=position.wait if trained else None,
             bad_images=len(distributed.union_over_processes(position.bad_images)),
             bad_val_images=len(distributed.union_over_processes(left_out)),
-            layers=gates_and_spans(state.evaluated),
+            layers=heads_of(state.evaluated, self._probe()),
         )
         self.journal.write(row)
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:

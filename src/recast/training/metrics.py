@@ -17,18 +17,20 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
+from recast.analysis.wakefulness import wakefulness
 from recast.data import Data, Loader
 from recast.errors import RecastError
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import recast_layers
+from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
 from recast.run.config import Recipe
 from recast.run.files import write_text
 from recast.run.recipe import recipe_to_dict
-from recast.run.records import Epoch
+from recast.run.records import Epoch, Wakefulness
 from recast.training.checkpoint import Position
 from recast.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 
@@ -82,17 +84,17 @@ def measure(
 
 
 @torch.no_grad()
-def gates_and_spans(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Per GPSA layer: its gate, which code runs, the gates of every head (`GPSA.gates`) and the spans 1/α."""
-    return {
-        name: {
-            "gate": layer.config.gate,
-            "backend": layer.chosen_backend(),
-            **{gate: values.tolist() for gate, values in layer.gates().items()},
-            "span": layer.spans().tolist(),
-        }
-        for name, layer in gpsa_layers(model).items()
-    }
+def heads_of(model: nn.Module, images: list[Tensor]) -> dict[str, dict[str, Any]]:
+    """Per recast layer: its gate, which code runs, and of every head how awake it is on the images, its gates
+    (`GPSA.gates`) and its span 1/α; C-MHSA has neither gates nor spans."""
+    awake = wakefulness(model, images) if recast_layers(model) else {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, layer in recast_layers(model).items():
+        found[name] = {"gate": layer.config.gate, "backend": layer.chosen_backend(), **awake.get(name, {})}
+        if isinstance(layer, GPSA):
+            gates = {gate: values.tolist() for gate, values in layer.gates().items()}
+            found[name] |= {**gates, "span": layer.spans().tolist()}
+    return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -173,6 +175,9 @@ class Journal:
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
         self.say(text)
+        attention = Wakefulness.of(row.layers)
+        if attention is not None and row.epoch == self.recipe.epochs > 0:
+            self.say(f"note: {attention}" + (f": {attention.remedy}" if attention.slept else ""))
         if row.bad_images or row.bad_val_images:
             self.say(
                 f"note: {row.bad_images} training images could not be read, others took their places; "

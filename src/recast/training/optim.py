@@ -11,8 +11,9 @@ Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value a
 here the rate moves at every update. timm's schedulers start and end every group at the same absolute rate, which would
 lose the gates' ratio to the base rate; and this one has no state.
 
-With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, pool_lr, warmup_lr and
-min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled rate, pooling without a pool_lr has it.
+With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, qk_lr, pool_lr, warmup_lr
+and min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled rate, pooling without a pool_lr has
+it, and so have queries and keys without a qk_lr.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from recast.layers.gpsa import gpsa_layers
 from recast.run.config import OptimConfig, Recipe, check_recipe
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
 
-RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
+RATES = {
+    "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
+}  # fmt: skip
 """Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
 
 
@@ -89,7 +92,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
     options.
     """
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
-    groups = param_groups(model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr)
+    groups = param_groups(
+        model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr, qk_lr=config.qk_lr
+    )
     if not groups:
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:
@@ -134,7 +139,7 @@ def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
     for group in optimizer.param_groups:
         of = RATES.get(str(group["name"]).partition("/")[0], "weights")
         rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
-    return next(rates[of] for of in ("weights", "pool", "gates") if of in rates), rates.get("gates")
+    return next(rates[of] for of in ("weights", "pool", "keys", "gates") if of in rates), rates.get("gates")
 
 
 @torch.no_grad()

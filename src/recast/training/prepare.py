@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data, Loader, load_data
+from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
@@ -26,6 +28,9 @@ PARENT = "parent"
 
 PARENT_WEIGHTS = "parent.safetensors"
 """In the run folder: the weights of a parent that nothing else holds."""
+
+WAKING_IMAGES = 512
+"""Training images that queries and keys are taken from with query_key=images."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,16 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
     recipe = replace(recipe, model=config, data=replace(recipe.data, mean=data.mean, std=data.std))
     return Prepared(recipe, data, parent, planned, keeps_parent)
+
+
+def some_images(
+    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
+) -> Iterator[torch.Tensor]:
+    """`count` images of a part in the order of the recipe's seed, normalised, in batches; `whole`: uncut ones."""
+    size, missing = min(recipe.data.batch_size, 128), count
+    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
+        images = images if whole else images[:missing]
+        yield normalize(images.to(device), list(data.mean), list(data.std))
+        missing -= len(images)
+        if missing <= 0:
+            return

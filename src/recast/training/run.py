@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torchvision.transforms.v2.functional import normalize
+from torch import nn
 
-from recast.data import Loader
-from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
 from recast.device import surroundings
 from recast.errors import RecastError
 from recast.io import save
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import write_json, write_text
@@ -37,6 +35,7 @@ from recast.surgery.plan import Plan, applied_plan, plan_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import verify
+from recast.surgery.wake import told, wake_
 from recast.training.checkpoint import states
 from recast.training.distributed import (
     Interrupted,
@@ -48,7 +47,15 @@ from recast.training.distributed import (
     process_group,
 )
 from recast.training.loop import fit
-from recast.training.prepare import PARENT_WEIGHTS, Prepared, prepare, recipe_of_run, refuse_used
+from recast.training.prepare import (
+    PARENT_WEIGHTS,
+    WAKING_IMAGES,
+    Prepared,
+    prepare,
+    recipe_of_run,
+    refuse_used,
+    some_images,
+)
 
 VERIFIED = 500
 """How many validation images parent and child are compared on before training."""
@@ -196,6 +203,7 @@ class _Run:
         the convolution on their dates, with the plan's pooling alone. A resumed run has its own plan, and the network
         has its shape only (`fit` loads the weights)."""
         recipe, file = self.recipe, self.out / "plan.json"
+        images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
         later = recipe.schedule.name != "before"
         if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
             planned = Plan.from_json(file.read_text(encoding="utf-8"), str(file))
@@ -206,15 +214,19 @@ class _Run:
             self.parent.to(self.device)
             with seeded(mix_seed("recast", recipe.seed)):
                 child = recast_(copy.deepcopy(self.parent), planned)
+            if recipe.recast.query_key == "images" and recast_layers(child):
+                batches = images(self.data.train.plain(), WAKING_IMAGES)
+                woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)
+                on_first(lambda: self.say(told(woken)))
             schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
             on_first(lambda: self._announce(planned, child, schedule))
             if later:
                 child = copy.deepcopy(self.parent)
             else:
                 if recipe.calibrate:
-                    calibrate_(child, self.parent, self._images(self.data.train.plain(), recipe.calibrate))
+                    calibrate_(child, self.parent, images(self.data.train.plain(), recipe.calibrate))
                 if recipe.recalibrate_bn:
-                    recalibrate_batch_norm_(child, self._images(self.data.train.plain(), recipe.recalibrate_bn))
+                    recalibrate_batch_norm_(child, images(self.data.train.plain(), recipe.recalibrate_bn))
                 planned = applied_plan(child)
             on_first(lambda: write_text(file, planned.to_json()))
         if later and planned.pool is not None:
@@ -224,7 +236,7 @@ class _Run:
 
     def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
         """Compare parent and child on the first VERIFIED validation images; keep what is found, and say it."""
-        batches = self._images(self.data.val, VERIFIED, whole=True)
+        batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         found = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / "verify.json", found.to_dict())
         if schedule is None:
@@ -232,17 +244,6 @@ class _Run:
         else:
             how = f"recast as it is now, it would differ on {found.images} validation images by: {found}"
             self.say(f"{planned}\n{how}\n{schedule}\n")
-
-    def _images(self, part: LabelledImages, count: int, whole: bool = False) -> Iterator[Tensor]:
-        """`count` images of a part in the order of the recipe's seed, normalised, in batches; `whole`: uncut ones."""
-        config, data = self.recipe.data, self.data
-        size, missing = min(config.batch_size, 128), count
-        for images, _ in Loader(part, size, shuffle_seed=self.recipe.seed, bad_image=config.bad_image):
-            images = images if whole else images[:missing]
-            yield normalize(images.to(self.device), list(data.mean), list(data.std))
-            missing -= len(images)
-            if missing <= 0:
-                return
 
 
 def as_it_ended(planned: Plan, child: nn.Module) -> Plan:

@@ -44,7 +44,9 @@ from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan, plan_of, set_plan_
+from recast.surgery.wake import wake_
 from recast.tracing.hooks import in_eval
+from recast.training.prepare import WAKING_IMAGES, some_images
 
 PART = 64
 """Images of one pass: content maps of every head are held for the gradient."""
@@ -81,15 +83,25 @@ class Switches:
 
     def take_(
         self, epoch: int, before: Measured, model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
-        recipe: Recipe,
+        recipe: Recipe, data: Data,
     ) -> None:  # fmt: skip
-        """Swap what is due before `epoch`; what is random in the new layers follows from (seed, epoch)."""
+        """Swap what is due before `epoch`; what is random in the new layers follows from (seed, epoch). With
+        query_key=images queries and keys are taken from what the layers see now."""
         layers = self.due(epoch)
         averages = [] if ema is None else [ema.module]
         with seeded_on(next(model.parameters()).device, mix_seed("switch", recipe.seed, epoch)):
             recast_during_training_(
-                model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr
+                model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr,
+                qk_lr=recipe.optim.qk_lr,
             )  # fmt: skip
+        if recipe.recast.query_key == "images" and layers:
+            images = some_images(data.train.plain(), WAKING_IMAGES, recipe, data, next(model.parameters()).device)
+            wake_(model, images, recipe.recast.logit_std, recipe.seed, layers)
+            for average in averages:  # of what has had one value only
+                for name in layers:
+                    for own in ("query", "key"):
+                        theirs, ours = (getattr(network.get_submodule(name), own) for network in (average, model))
+                        theirs.detach().copy_(ours.detach())
         self.record.switches.append(Switch(epoch, layers, before))
 
     def replay_(self, saved: dict[str, Any], model: nn.Module, ema: ModelEmaV3 | None) -> None:

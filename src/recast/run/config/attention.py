@@ -42,9 +42,9 @@ class RecastConfig(Checked):
     head_dim: Count | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
     query_key: QueryKey = "zero"
-    """Queries and keys at the start, all of them exact. zero: W_key = 0, content maps are uniform. random: both random
-    (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves. images: the same
-    on the principal components of what the layer sees (`recast.wake_`)."""
+    """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
+    both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
+    images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
     logit_std: Positive = 1.5
     """similar and images: standard deviation of a query's logits over its keys at the start."""
     content: Content = "softmax"

@@ -21,6 +21,8 @@ class OptimConfig(Checked, prefix="optim."):
     gate_lr: NotNegative | None = None
     """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
     the weights for λ where a schedule recasts during training (T-CNN*)."""
+    qk_lr: NotNegative | None = None
+    """Peak learning rate of recast layers' queries and keys, as it is (never scaled). None: that of the weights."""
     pool_lr: NotNegative | None = None
     """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
     weight_decay: NotNegative = 0.05
