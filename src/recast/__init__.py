@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from recast.surgery.pooling.swap import attention_pool_ as attention_pool_
     from recast.surgery.verify import trace as trace
     from recast.surgery.verify import verify as verify
+    from recast.surgery.wake import wake_ as wake_
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ _HOME = {
     "save": "io",
     "trace": "surgery.verify",
     "verify": "surgery.verify",
+    "wake_": "surgery.wake",
 }
 """Public name → the module that it comes from."""
 

@@ -142,15 +142,16 @@ def test_only_what_was_swapped_is_touched() -> None:
     assert [(group["lr"], group["weight_decay"]) for group in carried.param_groups][: len(rates)] == rates
 
 
-def test_new_parameters_join_the_groups_that_a_fresh_optimiser_would_have() -> None:
+@pytest.mark.parametrize("qk_lr", [None, 0.5])
+def test_new_parameters_join_the_groups_that_a_fresh_optimiser_would_have(qk_lr: float | None) -> None:
     _, _, child, carried = twins("adamw")
     todo = every(child)
-    recast_during_training_(child, carried, todo, ["strided"])
-    recast_during_training_(child, carried, todo, ["stem", "up"])
+    recast_during_training_(child, carried, todo, ["strided"], qk_lr=qk_lr)
+    recast_during_training_(child, carried, todo, ["stem", "up"], qk_lr=qk_lr)
     names = {id(p): name for name, p in child.named_parameters()}
     found, fresh = (
         {g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups}
-        for groups in (carried.param_groups, param_groups(child, 1e-2))
+        for groups in (carried.param_groups, param_groups(child, 1e-2, qk_lr=qk_lr))
     )
     assert found == fresh
     assert sum(len(g["params"]) for g in carried.param_groups) == len(list(child.parameters()))

@@ -78,6 +78,16 @@ def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
     assert own[id(model.layer2[0].conv2.gamma)]["lr"] < own[id(model.layer4[0].conv2.gamma)]["lr"]
 
 
+def test_queries_and_keys_have_a_rate_of_their_own_and_decay() -> None:
+    model = timm.create_model("test_resnet", num_classes=3)
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["layer4.0.conv2"]))
+    layer = model.get_submodule("layer4.0.conv2")
+    (own,) = (group for group in param_groups(model, qk_lr=0.5, weight_decay=0.1) if group["name"] == "queries_keys")
+    assert {id(p) for p in own["params"]} == {id(layer.query), id(layer.key)}
+    assert (own["lr"], own["weight_decay"]) == (0.5, 0.1)
+    assert all(group["name"] != "queries_keys" for group in param_groups(model))
+
+
 def test_without_layers_there_is_no_layer_decay() -> None:
     with pytest.raises(RecastError, match="Sequential does not: leave layer_decay out"):
         param_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)

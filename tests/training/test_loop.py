@@ -40,7 +40,10 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
     assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
     assert rows[0]["train_loss"] is rows[0]["lr"] is rows[0]["gate_lr"] is None
     assert rows[0]["layers"]["4"]["gamma"] == [0.0] * 9
-    assert rows[3]["layers"]["4"].keys() == {"gate", "backend", "gamma", "s", "span"}
+    assert rows[3]["layers"]["4"].keys() == {
+        "gate", "backend", "gamma", "s", "span", "entropy", "distance", "content_share", "attention_share"
+    }  # fmt: skip
+    assert rows[0]["layers"]["4"]["attention_share"] == [0.0] * 9
     assert any(rows[3]["layers"]["4"]["gamma"])
     assert rows[3]["val_loss"] < rows[0]["val_loss"]
     assert (rows[3]["lr"], rows[3]["gate_lr"]) == (pytest.approx(1e-6), pytest.approx(1e-5))
@@ -182,8 +185,9 @@ def test_progress_is_a_line_per_epoch_on_stderr(tmp_path: Path, capsys: pytest.C
     fit(small_child(), small_data(), small_recipe({"warmup_epochs": 2.0}, epochs=2), tmp_path / "shown", name="arm")
     shown = capsys.readouterr()
     assert shown.out == ""
-    note, *lines = shown.err.splitlines()
+    note, *lines, told = shown.err.splitlines()
     assert "the warm-up takes 10 of 10 updates" in note
+    assert "attention slept: 0 of 9 heads" in told
     assert [line.split()[:3] for line in lines] == [["arm", "epoch", f"{e}/2"] for e in range(3)]
     small_fit(tmp_path / "quiet", epochs=1)
     assert capsys.readouterr() == ("", "")

@@ -37,6 +37,7 @@ from recast.run.config import (
     RegularizationConfig,
 )
 from recast.run.recipe import load_recipe
+from recast.run.records import Wakefulness
 from recast.surgery.plan import applied_plan
 from recast.training import loop
 from recast.training import run as run_module
@@ -121,6 +122,22 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     train(recipe, tmp_path / "again", progress=False)
     for arm in (".", "finetuned"):
         assert_same(run / arm, tmp_path / "again" / arm)
+
+
+def test_queries_and_keys_from_the_images_start_awake_and_exact(run: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    recipe = digits_recipe(
+        epochs=2, control=False, model=trained(run), recast=RecastConfig(query_key="images"), optim=OptimConfig(lr=1e-3)
+    )
+    train(recipe, tmp_path / "woken", progress=False, say=told.append)
+    assert "queries and keys from the images: entropy of the content maps" in told[0]
+    assert json.loads((tmp_path / "woken" / "verify.json").read_text(encoding="utf-8"))["bitwise"]
+    first, *_, last = read_metrics(tmp_path / "woken" / "metrics.jsonl")
+    before, after = (Wakefulness.of(row["layers"]) for row in (first, last))
+    assert before is not None
+    assert after is not None
+    assert before.entropy < 0.95
+    assert before.awake == 0 < max(share for layer in last["layers"].values() for share in layer["attention_share"])
 
 
 def test_a_random_parent_is_kept_in_the_run_and_its_files_have_the_user_s_rights(tmp_path: Path) -> None:

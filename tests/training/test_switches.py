@@ -51,6 +51,13 @@ def scheduled(folder: Path, model: nn.Module | None = None, plan: Plan | None = 
     return small_fit(folder, model or small_parent(), plan=plan or planned(), **fields)
 
 
+SETTINGS["woken"] = {
+    "plan": planned(query_key="images"),
+    "regularization": RegularizationConfig(ema_decay=0.9),
+    "optim": {"qk_lr": 0.1},
+}
+
+
 def schedule_of(folder: Path) -> Any:
     return json.loads((folder / "schedule.json").read_text(encoding="utf-8"))
 
@@ -65,6 +72,7 @@ STOPS = {
 }
 CASES = [("everything", stop) for stop in STOPS]
 CASES += [("adamw", "in the switch"), ("adamw", "after both"), ("lamb", "after both"), ("learned", "after both")]
+CASES += [("woken", "in the switch"), ("woken", "after both")]
 
 
 @pytest.mark.parametrize(("settings", "stop"), CASES)
@@ -88,6 +96,14 @@ def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_traini
     plain = small_fit(tmp_path / "plain", small_parent())
     assert without_clocks(rows[:2]) == without_clocks(plain[:2])
     assert rows[2]["train_loss"] != plain[2]["train_loss"]
+
+
+def test_a_layer_wakes_from_what_it_sees_at_its_date(tmp_path: Path) -> None:
+    rows = scheduled(tmp_path, **SETTINGS["woken"])
+    assert max(rows[2]["layers"]["4"]["entropy"]) < 0.99
+    (first, second) = schedule_of(tmp_path)["switches"]
+    for switch in (first, second):
+        assert switch["after"]["val_loss"] == pytest.approx(switch["before"]["val_loss"], rel=1e-6), "still exact"
 
 
 def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from recast.tracing.hooks import hooked, in_eval
 
 MAX_QUERIES = 32
 PART = 8
+DIGITS = 6
+"""Significant ones, of sums in single precision."""
 TINY = 1e-30
 """Images whose maps are held at a time."""
 
@@ -60,7 +62,8 @@ def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) ->
         if counts[name]:
             total[2:] = (total[2:] / max(outputs[name], TINY)).sqrt()
             total[:2] /= counts[name]
-            found[name] = dict(zip(NAMES, total.tolist(), strict=True))
+            values = [[float(f"{value:.{DIGITS}g}") for value in row] for row in total.tolist()]
+            found[name] = dict(zip(NAMES, values, strict=True))
     return found
 
 

@@ -94,9 +94,9 @@ class Switches:
                 model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr,
                 qk_lr=recipe.optim.qk_lr,
             )  # fmt: skip
-        if recipe.recast.query_key == "images" and layers:
+        if self.plan.config.query_key == "images" and layers:
             images = some_images(data.train.plain(), WAKING_IMAGES, recipe, data, next(model.parameters()).device)
-            wake_(model, images, recipe.recast.logit_std, recipe.seed, layers)
+            wake_(model, images, self.plan.config.logit_std, recipe.seed, layers)
             for average in averages:  # of what has had one value only
                 for name in layers:
                     for own in ("query", "key"):
