@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.nn import functional as F
 
+from recast.data import digits
 from recast.data.augment import resolve
-from recast.data.datasets import Found, ImageFiles, ImageTensors, LabelledImages
+from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
@@ -18,9 +18,6 @@ from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
 from recast.run.config import AugmentConfig, DataConfig
 from recast.run.fields import check_fields
-
-DIGITS = (0.313,) * 3, (0.356,) * 3
-"""Of the 1,297 training images at 32 x 32."""
 
 
 @dataclass(frozen=True)
@@ -119,30 +116,6 @@ def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None
         )
 
 
-def _digits(config: DataConfig) -> Found:
-    """scikit-learn's 1,797 digits, 8 x 8 grey levels 0..16, enlarged (bicubic); 500 stratified ones are held out."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise RecastError('the digits come with scikit-learn: pip install "recast-vision[quickstart]"') from None
-    digits = load_digits()
-    labels = torch.tensor(digits.target, dtype=torch.long)
-    grey = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    is_val = torch.zeros(len(labels), dtype=torch.bool)
-    is_val[choose_balanced(labels, 500, "the validation part")] = True
-
-    def enlarged(which: torch.Tensor, img_size: int) -> ImageTensors:
-        side = int(img_size / (config.crop_pct or 1))
-        pixels = F.interpolate(grey[which], size=(side, side), mode="bicubic").clamp(0, 1)
-        edge = (side - img_size) // 2
-        pixels = pixels[:, :, edge : edge + img_size, edge : edge + img_size]
-        return ImageTensors((pixels * 255).round().to(torch.uint8).repeat(1, 3, 1, 1), labels[which])
-
-    img_size = config.img_size or 32
-    train, val = enlarged(~is_val, img_size), enlarged(is_val, config.test_size or img_size)
-    return Found("digits", train, val, [str(digit) for digit in range(10)], DIGITS, crop="pad", flip=False)
-
-
 def _zip(config: DataConfig) -> Found:
     found = find_archives(config)
     if found is None:
@@ -158,7 +131,7 @@ def _cifar(config: DataConfig) -> Found:
 
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
-    "digits": _digits,
+    **digits.SOURCES,
     "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,
