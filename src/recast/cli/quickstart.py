@@ -25,8 +25,9 @@ EXAMPLES = """  recast quickstart
 """
 
 
-ABOUT = """Train a small ResNet on scikit-learn's 1,797 handwritten digits; recast its last stage without changing
-one prediction; train on beside the parent; measure; write the report. A few minutes on a laptop's CPU,
+ABOUT = """Which of three digits is the odd one out? A small ResNet learns to read one of scikit-learn's handwritten
+digits; its last stage is recast without changing one prediction; the recast network and the ResNet itself are then
+trained on the question in the same way, measured, and compared in the report. A few minutes on a laptop's CPU,
 nothing is downloaded."""
 
 
@@ -79,7 +80,7 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     def say(text: Any) -> None:
         print(text, file=sys.stderr if options.json else None, flush=True)
 
-    say("── 1/5  a parent: a small ResNet learns the digits")
+    say("── 1/5  a parent: a small ResNet learns to read one digit")
     from recast.evaluation.run_folder import evaluate_run
     from recast.recipes import make_recipe
     from recast.report import write_report
@@ -87,15 +88,15 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     from recast.training.run import train
 
     seed = load_recipe(out / "parent" / "recipe.yaml").seed if options.resume else options.seed
-    recipe = replace(make_recipe("digits"), seed=seed)
-    optim = OptimConfig(lr=2e-3, min_lr=1e-5)
-    alone = replace(recipe, where=["none"], optim=optim, epochs=6, control=False)
+    recipe = replace(make_recipe("odd_digit"), seed=seed)
+    one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+    alone = replace(recipe, data=one, where=["none"], optim=optim, epochs=4, control=False)
     train(alone, out / "parent", resume=options.resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
-    say("\n── 2/5  plan, recast, verify; 3/5  train on: the recast network, then the parent the same way")
+    say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
     recipe = replace(recipe, model=replace(recipe.model, checkpoint=str(weights)))
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
-    say("\n── 4/5  evaluate the three arms on the 500 held-out digits")
+    say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
     say(arms_table(results.rows, results.differences))
     say("\n── 5/5  report")

@@ -13,8 +13,9 @@ from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
+from recast.run.records import Difference, Wakefulness
 from recast.run.statistics import Agreement, net_interval
-from recast.run.suites import SUITES
+from recast.run.suites import METRICS, SUITES, base
 
 
 def tiles(run: Run) -> list[dict[str, str]]:
@@ -39,17 +40,50 @@ def tiles(run: Run) -> list[dict[str, str]]:
             images_are = "ImageNet-C" if suite == "imagenet-c" else "corrupted images"
             found.append(_compared(run, f"Top-1 on {images_are}", corrupted))
             break
+    found += _extremes(run)
     if totals := run.plan.get("totals"):
         before, after = (totals[when]["macs"] for when in ("before", "after"))
         how = "as attention" if run.recipe.recast.gate == "bias" else "with every head open"
-        found.append(
-            {
-                "label": f"Compute {how if run.recipe.has_layers else 'with attention pooling'}",
-                "value": formats.share(after, before),
-                "detail": f"{formats.compact(before)} → {formats.compact(after)} MACs per image",
-            }
-        )
+        detail = f"{formats.compact(before)} → {formats.compact(after)} MACs per image"
+        speeds = [run.value(arm, "cost", "images_per_second") for arm in ("parent", "recast")]
+        if all(speed > 0 for speed in speeds):  # not where it was not measured, NaN
+            old, new = (formats.significant(1000 / speed, 3) for speed in speeds)
+            detail += f"; measured {old} → {new}{NBSP}ms"
+        label = f"Compute {how if run.recipe.has_layers else 'with attention pooling'}"
+        found.append({"label": label, "value": formats.share(after, before), "detail": detail})
+    if (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
+        value = f"{attention.awake} of{NBSP}{attention.heads}"
+        detail = "they do what a global mean would not" if not attention.slept else attention.remedy
+        found.append({"label": "Heads whose attention is awake", "value": value, "detail": detail})
     return found
+
+
+def _extremes(run: Run) -> list[dict[str, str]]:
+    """The largest gain and the largest loss against the control arm whose intervals leave out 0, over all suites."""
+    clear = [
+        line
+        for line in run.differences
+        if (line.model, line.against) == ("recast", "finetuned")
+        and METRICS[base(line.metric)].is_accuracy
+        and line.low * line.high > 0
+    ]
+    found = []
+    for what, sign in (("gain", 1), ("loss", -1)):
+        line = max(clear, key=lambda line: sign * line.value, default=None)
+        if line is not None and sign * line.value > 0:
+            label = f"Largest {what} against {words(run).control_short}"
+            where = f"{suite_title(line.suite)}, {metric_label(line)}"
+            detail = f"{where}; 95 % interval {formats.interval(line.low, line.high)}"
+            found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
+    return found
+
+
+def metric_label(line: Difference) -> str:
+    """What was measured, with its setting or part: top-1 at ε = 1/255."""
+    metric, part = METRICS[base(line.metric)].label.lower(), line.metric.partition("/")[2]
+    if setting := line.metric.partition("@")[2]:
+        return f"{metric} at {SUITES[line.suite].setting.format(setting)}"
+    return f"{metric} on {part.replace('_', ' ').replace('/', ' at severity ')}" if part else metric
 
 
 def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
