@@ -36,7 +36,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def test_an_odd_digit_is_the_class_that_stands_there_once(digits: tuple[Tensor, Tensor]) -> None:
     data = load_data(DataConfig("odd_digit"))
-    assert (len(data.train), len(data.val), data.img_size, len(data.classes)) == (6000, 1000, 32, 10)
+    assert (len(data.train), len(data.val), data.img_size, len(data.classes)) == (5000, 1000, 32, 10)
     assert torch.bincount(data.val.labels).tolist() == [100] * 10
     seen: dict[str, set[int]] = {"train": set(), "val": set()}
     for part, labels in (("train", data.train.plain().labels), ("val", data.val.labels)):

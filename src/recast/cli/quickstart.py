@@ -90,7 +90,7 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     seed = load_recipe(out / "parent" / "recipe.yaml").seed if options.resume else options.seed
     recipe = replace(make_recipe("odd_digit"), seed=seed)
     one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
-    alone = replace(recipe, data=one, where=["none"], optim=optim, epochs=4, control=False)
+    alone = replace(recipe, data=one, where=["none"], optim=optim, epochs=3, control=False)
     train(alone, out / "parent", resume=options.resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")

@@ -26,7 +26,7 @@ SIDE, DIGIT = 32, 8
 """Pixels of a canvas and of a digit."""
 APART = 10
 """Digits of a canvas differ by this many pixels or more in rows or in columns."""
-NUM_CANVASES = {"train": 6000, "val": 1000}
+NUM_CANVASES = {"train": 5000, "val": 1000}
 NORM = {
     "digits": ((0.313,) * 3, (0.356,) * 3),  # of the 1,297 training images at 32 x 32
     "canvases": ((0.057,) * 3, (0.202,) * 3),  # of odd_digit's training images
