@@ -14,50 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
-import torch
-from images import read, split
-from job import Job, run
-from measure import Data, corrupted, few_of
+from job import Job
 from studies import STUDIES, Study
 from tables import collect, write
-
-
-@cache
-def images(root: Path, name: str, out: Path, num_few: int, device: str) -> Data:
-    """The images of a study, read once by a process."""
-    train, held_out = split(read(root / name, "train"))
-    test = read(root / name, "test")
-    few = few_of(test, num_few)
-    sets = corrupted(few, out / "corrupted" / name)
-    target = torch.device(device)
-    moved = {kind: part.to(target) for kind, part in sets.items()}
-    return Data(train.to(target), held_out.to(target), test.to(target), few.to(target), moved)
-
-
-def work(job: Job, out: Path, root: Path, num_few: int, device: str) -> str:
-    """One run, in a process of its own."""
-    torch.set_num_threads(1)
-    folder = run(job, out, root, images(root, job.data, out, num_few, device), torch.device(device))
-    result = json.loads((folder / "result.json").read_text())
-    found = result.get("scores", {"held out": result.get("held_out_top1")})
-    return f"{job.folder}: {found}, {result['seconds']:.0f} s"
-
-
-def carry_out(jobs: Iterable[Job], options: argparse.Namespace, root: Path) -> None:
-    """The jobs that are not finished, `--workers` at a time."""
-    waiting = [job for job in jobs if not (options.out / job.folder / "result.json").is_file()]
-    context = get_context("spawn")
-    with ProcessPoolExecutor(min(options.workers, max(1, len(waiting))), mp_context=context) as pool:
-        going = [pool.submit(work, job, options.out, root, options.few, options.device) for job in waiting]
-        for future in going:
-            print(future.result(), flush=True)
+from workers import carry_out, images
 
 
 def chosen(study: Study, arm: str, out: Path) -> Job:
@@ -92,9 +56,12 @@ def main() -> None:
         arms = [arm for arm in study.arms if options.arms is None or arm in options.arms]
         if not options.collect:
             images(root, study.base.data, options.out, options.few, "cpu")  # the corrupted images are made once
-            carry_out((job for arm in arms for job in study.trials(arm)), options, root)
+            go = partial(
+                carry_out, out=options.out, root=root, few=options.few, device=options.device, workers=options.workers
+            )
+            go(job for arm in arms for job in study.trials(arm))
             finals = [study.finals(arm, range(options.seeds), chosen(study, arm, options.out)) for arm in arms]
-            carry_out((job for of_seed in zip(*finals, strict=True) for job in of_seed), options, root)
+            go(job for of_seed in zip(*finals, strict=True) for job in of_seed)
         found = collect(options.out, name, study.control)
         rows += found[0]
         differences += found[1]

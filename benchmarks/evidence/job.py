@@ -21,7 +21,7 @@ import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.models.build import build
 from recast.run.config import ModelConfig, OptimConfig, RecastConfig
-from recast.surgery.wake import wake_
+from recast.run.config.attention import QueryKey
 from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
 
 NORMALISATION = {
@@ -53,7 +53,7 @@ class Job:
     where: str | None = None
     """What is recast; None: nothing, the fine-tuned arm."""
     gate: str = "linear"
-    query_key: str = "zero"
+    query_key: QueryKey = "zero"
     logit_std: float = 1.5
     augment: str = "basic"
     tuning: bool = False
@@ -83,39 +83,23 @@ def recast_arm(model: nn.Module, job: Job, train: Labelled, device: torch.device
     mean, std = NORMALISATION[job.trained_on]
     example = torch.zeros(1, 3, 32, 32, device=device)
     torch.manual_seed(job.seed)
-    recast.recast_(model, recast.plan(model, example, RecastConfig(gate=job.gate), where=job.where))
+    config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std)
+    recast.recast_(model, recast.plan(model, example, config, where=job.where))
     if job.query_key == "images":
         chosen = balanced(train.labels.cpu(), WAKING_IMAGES, job.seed).to(train.pixels.device)
         batches = (normalize(train.pixels[at].float() / 255, list(mean), list(std)) for at in chosen.split(128))
-        wake_(model, batches, job.logit_std, job.seed)
-    elif job.query_key in ("random", "similar"):
-        from recast.layers.cmhsa import recast_layers
-
-        for layer in recast_layers(model).values():
-            start_queries_and_keys_(layer, job.query_key, job.logit_std)
+        recast.wake_(model, batches, job.logit_std, job.seed)
     return model
-
-
-def start_queries_and_keys_(layer: Any, kind: str, std: float) -> None:
-    """As the layers' own reset."""
-    with torch.no_grad():
-        if kind == "random":
-            nn.init.trunc_normal_(layer.key, std=0.02)
-            return
-        rows = [nn.init.orthogonal_(torch.empty(layer.head_dim, layer.in_channels)) for _ in range(layer.num_heads)]
-        for weight in (layer.query, layer.key):
-            weight.copy_(torch.cat(rows) * std**0.5)
 
 
 def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) -> dict[str, Any]:
     """Train in place; returns the losses' course and the seconds."""
     mean, std = (list(values) for values in NORMALISATION[job.trained_on])
     optim = OptimConfig(
-        lr=job.lr, gate_lr=job.gate_lr, weight_decay=job.weight_decay,
+        lr=job.lr, gate_lr=job.gate_lr, qk_lr=job.qk_lr, weight_decay=job.weight_decay,
         warmup_epochs=0.05, warmup_lr=1e-3 * job.lr, min_lr=1e-3 * job.lr,
     )  # fmt: skip
     optimizer = make_optimizer(model, optim, job.batch_size)
-    split_queries_and_keys_(optimizer, model, job.qk_lr)
     schedule = WarmupCosine(optim, 1, job.updates, job.batch_size)
     augment, generator = Augment(job.augment), torch.Generator().manual_seed(job.seed)
     torch.manual_seed(job.seed)
@@ -143,19 +127,6 @@ def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) ->
     course = torch.stack(losses).float().cpu()
     tail = max(1, job.updates // 20)
     return {"train_loss": float(course[-tail:].mean()), "seconds": time.perf_counter() - started}
-
-
-def split_queries_and_keys_(optimizer: Any, model: nn.Module, rate: float | None) -> None:
-    """Give queries and keys a rate of their own."""
-    if rate is None:
-        return
-    own = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in ("query", "key")}
-    for group in list(optimizer.param_groups):
-        mine = [p for p in group["params"] if id(p) in own]
-        if mine:
-            group["params"] = [p for p in group["params"] if id(p) not in own]
-            rest = {k: v for k, v in group.items() if k != "params"}
-            optimizer.add_param_group({**rest, "name": "queries_keys", "params": mine, "lr": rate, "peak_lr": rate})
 
 
 def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Path:
