@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
+from recast.data.seeding import hold_out
+
 HOLD_OUT = 0.1
 PAD = 4
 GROUPS = 8
@@ -41,7 +43,7 @@ class Labelled:
 
 
 def read(folder: Path, part: str) -> Labelled:
-    """`folder/part.zip` of PNG files CLASS/NUMBER.png, in the order of classes.txt; kept as an array beside nothing."""
+    """`folder/part.zip` of PNG files CLASS/NUMBER.png, in the order of classes.txt."""
     classes = {name: label for label, name in enumerate((folder / "classes.txt").read_text().split())}
     with zipfile.ZipFile(folder / f"{part}.zip") as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".png"))
@@ -50,22 +52,10 @@ def read(folder: Path, part: str) -> Labelled:
     return Labelled(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
 
 
-def balanced(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Indices of `count` images, as many of every class as can be, drawn by `seed`."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
-    position = torch.zeros_like(order)  # of an image among those of its class, in the drawn order
-    for label in labels.unique():
-        own = order[labels[order] == label]
-        position[own] = torch.arange(len(own))
-    return torch.argsort(position, stable=True)[:count].sort().values
-
-
-def split(train: Labelled, seed: int = 0) -> tuple[Labelled, Labelled]:
+def split(train: Labelled) -> tuple[Labelled, Labelled]:
     """90 % to train on, 10 % to choose rates on; the same for every run."""
-    held = torch.zeros(len(train), dtype=torch.bool)
-    held[balanced(train.labels, round(HOLD_OUT * len(train)), seed)] = True
-    return train.take(~held), train.take(held)
+    kept, held_out = hold_out(train.labels, HOLD_OUT)
+    return train.take(kept), train.take(held_out)
 
 
 def crop_and_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from images import Augment, Labelled, balanced
+from images import Augment, Labelled
 from measure import Data, measure, right
 from safetensors.torch import save_model
 from timm.data import Mixup
@@ -19,17 +19,18 @@ from torchvision.transforms.v2.functional import normalize
 
 import recast
 from recast.analysis.wakefulness import wakefulness
+from recast.data.seeding import choose_balanced
 from recast.models.build import build
 from recast.run.config import ModelConfig, OptimConfig, RecastConfig
 from recast.run.config.attention import QueryKey
 from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
+from recast.training.prepare import WAKING_IMAGES
 
 NORMALISATION = {
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 """Mean and standard deviation that the weights know, by what they were trained on."""
-WAKING_IMAGES = 512
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ class Job:
     augment: str = "basic"
     tuning: bool = False
     """Judged on the 10 % that are held out, not on the test images."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -71,7 +71,8 @@ def parent_of(job: Job, root: Path, classes: int) -> nn.Module:
     """The trained parent; with other classes its head is new, drawn by the seed: the same in all arms of a seed."""
     own = {"cifar10": 10, "cifar100": 100}[job.trained_on]
     depth = "56" if "resnet56" in job.parent else "20"
-    config = ModelConfig(f"cifar_resnet{depth}", str(root / "weights" / job.parent), new_head=own != classes)
+    shortcut = "_a" if "akamaster" in job.parent else ""
+    config = ModelConfig(f"cifar_resnet{depth}{shortcut}", str(root / "weights" / job.parent), new_head=own != classes)
     torch.manual_seed(job.seed)
     return build(config, num_classes=classes)
 
@@ -86,7 +87,7 @@ def recast_arm(model: nn.Module, job: Job, train: Labelled, device: torch.device
     config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std)
     recast.recast_(model, recast.plan(model, example, config, where=job.where))
     if job.query_key == "images":
-        chosen = balanced(train.labels.cpu(), WAKING_IMAGES, job.seed).to(train.pixels.device)
+        chosen = choose_balanced(train.labels.cpu(), WAKING_IMAGES, "waking images", job.seed).to(train.pixels.device)
         batches = (normalize(train.pixels[at].float() / 255, list(mean), list(std)) for at in chosen.split(128))
         recast.wake_(model, batches, job.logit_std, job.seed)
     return model
@@ -135,7 +136,7 @@ def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Pa
     if (folder / "result.json").is_file():
         return folder
     classes = int(data.test.labels.max()) + 1
-    images = data.train.take(balanced(data.train.labels.cpu(), job.num_train, job.seed).to(device))
+    images = data.train.take(choose_balanced(data.train.labels.cpu(), job.num_train, "num_train", job.seed).to(device))
     model = parent_of(job, root, classes).to(device)
     model = recast_arm(model, job, images, device)
     probe = normalize(images.pixels[:32].float() / 255, *(list(v) for v in NORMALISATION[job.trained_on]))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from images import Labelled, balanced
+from images import Labelled
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data.seeding import mix_seed
+from recast.data.seeding import choose_balanced, mix_seed
 from recast.errors import RecastError
 from recast.evaluation.attacks import pgd
 from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
@@ -107,4 +107,4 @@ def measure(
 
 def few_of(test: Labelled, count: int) -> Labelled:
     """A class-balanced part of the test images, the same for all."""
-    return test.take(balanced(test.labels.cpu(), count, 0).to(test.pixels.device))
+    return test.take(choose_balanced(test.labels.cpu(), count, "few").to(test.pixels.device))

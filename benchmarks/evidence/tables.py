@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from recast.run.records import AWAKE
+from recast.run.records import Wakefulness
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -46,12 +46,6 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     }  # fmt: skip
 
 
-def heads_awake(result: dict[str, Any]) -> tuple[int, int]:
-    """Heads that make more than AWAKE of their layer's output beyond the global mean, and all heads."""
-    shares = [share for layer in result["wakefulness"].values() for share in layer["attention_share"]]
-    return sum(share >= AWAKE for share in shares), len(shares)
-
-
 def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
     """Arm → seed → folder of the final runs of a study."""
     found: dict[str, dict[int, Path]] = defaultdict(dict)
@@ -71,12 +65,14 @@ def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], 
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
             right[arm][seed] = dict(np.load(folder / "right.npz"))
-            awake, heads = heads_awake(result)
+            attention = Wakefulness.of(result["wakefulness"])
             job = result["job"]
             common = {
                 "study": study, "arm": arm, "seed": seed, "updates": job["updates"], "lr": job["lr"],
                 "gate_lr": job["gate_lr"], "qk_lr": job["qk_lr"], "seconds": round(result["seconds"]),
-                "heads_awake": awake, "heads": heads, "train_loss": round(result["train_loss"], 4),
+                "heads_awake": attention.awake if attention else "",
+                "heads": attention.heads if attention else "",
+                "train_loss": round(result["train_loss"], 4),
             }  # fmt: skip
             means = {metric: round(100 * float(values.mean()), 3) for metric, values in right[arm][seed].items()}
             rows += [{**common, "metric": metric, "value": value} for metric, value in means.items()]
@@ -86,16 +82,15 @@ def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], 
         shared = sorted(arms[arm].keys() & arms[control].keys())
         if len(shared) < 2:
             continue
-        found_heads = [heads_awake(json.loads((arms[arm][seed] / "result.json").read_text())) for seed in shared]
-        attention = ""
-        if found_heads[0][1]:
-            attention = "awake" if all(2 * count >= heads for count, heads in found_heads) else "asleep"
+        results = (json.loads((arms[arm][seed] / "result.json").read_text()) for seed in shared)
+        heads = [found for found in (Wakefulness.of(result["wakefulness"]) for result in results) if found]
+        state = "awake" if all(2 * found.awake >= found.heads for found in heads) else "asleep"
         for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
             verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
             row = {"study": study, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
-            differences.append({**row, "verdict": verdict, "attention": attention})
+            differences.append({**row, "verdict": verdict, "attention": state if heads else ""})
     return rows, differences
 
 

@@ -22,10 +22,10 @@ from recast.tracing.hooks import hooked, in_eval
 
 MAX_QUERIES = 32
 PART = 8
+"""Images whose maps are held at a time."""
 DIGITS = 6
 """Significant ones, of sums in single precision."""
 TINY = 1e-30
-"""Images whose maps are held at a time."""
 
 NAMES = ("entropy", "distance", "content_share", "attention_share")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from recast.report import formats
 from recast.report.formats import NBSP
-from recast.report.labels import CORRUPTIONS, suite_title, words
+from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
@@ -64,7 +64,7 @@ def _extremes(run: Run) -> list[dict[str, str]]:
         line
         for line in run.differences
         if (line.model, line.against) == ("recast", "finetuned")
-        and METRICS[base(line.metric)].is_accuracy
+        and is_accuracy(line.metric)
         and line.low * line.high > 0
     ]
     found = []
@@ -72,13 +72,13 @@ def _extremes(run: Run) -> list[dict[str, str]]:
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
             label = f"Largest {what} against {words(run).control_short}"
-            where = f"{suite_title(line.suite)}, {metric_label(line)}"
+            where = f"{suite_title(line.suite)}, {_measured(line)}"
             detail = f"{where}; 95 % interval {formats.interval(line.low, line.high)}"
             found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
     return found
 
 
-def metric_label(line: Difference) -> str:
+def _measured(line: Difference) -> str:
     """What was measured, with its setting or part: top-1 at ε = 1/255."""
     metric, part = METRICS[base(line.metric)].label.lower(), line.metric.partition("/")[2]
     if setting := line.metric.partition("@")[2]:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens
+from recast.run.config import RecastConfig
 from recast.tracing.hooks import hooked, in_eval
 
-LOGIT_STD = 1.5
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""
 SAMPLE = 16
@@ -86,7 +86,7 @@ def told(woken: Sequence[Woken]) -> str:
 
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = LOGIT_STD, seed: int = 0,
+    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = RecastConfig.logit_std, seed: int = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
