@@ -57,6 +57,10 @@ class Job:
     query_key: QueryKey = "zero"
     logit_std: float = 1.5
     augment: str = "basic"
+    longer: int = 1
+    """Times the updates: what the other arm's time would buy."""
+    stride: str = "keep"
+    """remove: the last stage at stride 1, the compute of attention without attention."""
     tuning: bool = False
     """Judged on the 10 % that are held out, not on the test images."""
 
@@ -79,6 +83,10 @@ def parent_of(job: Job, root: Path, classes: int) -> nn.Module:
 
 def recast_arm(model: nn.Module, job: Job, train: Labelled, device: torch.device) -> nn.Module:
     """The arm's network, from the parent that it takes over."""
+    if job.stride == "remove":
+        for name, module in model.named_modules():
+            if name.startswith("layer3") and isinstance(module, nn.Conv2d):
+                module.stride = (1, 1)
     if job.where is None:
         return model
     mean, std = NORMALISATION[job.trained_on]
@@ -101,7 +109,8 @@ def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) ->
         warmup_epochs=0.05, warmup_lr=1e-3 * job.lr, min_lr=1e-3 * job.lr,
     )  # fmt: skip
     optimizer = make_optimizer(model, optim, job.batch_size)
-    schedule = WarmupCosine(optim, 1, job.updates, job.batch_size)
+    updates = job.longer * job.updates
+    schedule = WarmupCosine(optim, 1, updates, job.batch_size)
     augment, generator = Augment(job.augment), torch.Generator().manual_seed(job.seed)
     torch.manual_seed(job.seed)
     classes = int(images.labels.max()) + 1
@@ -109,7 +118,7 @@ def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) ->
     loss_of = nn.CrossEntropyLoss()
     model.train()
     order, at, losses, started = torch.empty(0, dtype=torch.long), 0, [], time.perf_counter()
-    for update in range(job.updates):
+    for update in range(updates):
         if at + job.batch_size > len(order):
             order, at = torch.randperm(len(images), generator=generator), 0
         chosen = order[at : at + job.batch_size].to(images.pixels.device)
@@ -119,15 +128,31 @@ def train(job: Job, model: nn.Module, images: Labelled, device: torch.device) ->
             pixels, targets = mixup(pixels, targets)
         set_learning_rate(optimizer, schedule.factor(update))
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = model(normalize(pixels, mean, std))
+            logits = model(normalize(pixels, mean, std).contiguous(memory_format=torch.channels_last))
         loss = loss_of(logits.float(), targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     course = torch.stack(losses).float().cpu()
-    tail = max(1, job.updates // 20)
+    tail = max(1, updates // 20)
     return {"train_loss": float(course[-tail:].mean()), "seconds": time.perf_counter() - started}
+
+
+def fold_all(model: nn.Module, images: Labelled, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """The convolutions that are left of a trained network without its attention, in place.
+
+    All gates are closed, however far they were open, and BatchNorm's statistics are estimated again.
+    """
+    recast.fold_(model, tol=float("inf"))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean of all batches
+    model.train()
+    with torch.no_grad():
+        for pixels in images.pixels[:2048].split(256):
+            model(normalize(pixels.float() / 255, list(mean), list(std)))
 
 
 def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Path:
@@ -137,7 +162,7 @@ def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Pa
         return folder
     classes = int(data.test.labels.max()) + 1
     images = data.train.take(choose_balanced(data.train.labels.cpu(), job.num_train, "num_train", job.seed).to(device))
-    model = parent_of(job, root, classes).to(device)
+    model = parent_of(job, root, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = recast_arm(model, job, images, device)
     probe = normalize(images.pixels[:32].float() / 255, *(list(v) for v in NORMALISATION[job.trained_on]))
     record: dict[str, Any] = {"job": asdict(job), "wakefulness_before": wakefulness(model, probe)}
@@ -156,6 +181,10 @@ def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Pa
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "right.npz", **found)
         save_model(model, str(folder / "weights.safetensors"))
+        if job.where is not None:
+            fold_all(model, images, mean, std)
+            found = measure(model, mean, std, data.test, data.few, data.corrupted)
+            np.savez_compressed(folder / "folded.npz", **found)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "result.part"
     temporary.write_text(json.dumps(record))

@@ -50,24 +50,27 @@ def noisy(images: Labelled, seed: int = 0) -> Labelled:
 
 
 def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
-    """The 15 corruptions of ImageNet-C at severities 1, 3 and 5, made once; {} where imagecorruptions is missing."""
+    """The 15 corruptions of ImageNet-C, each image at severity 1, 3 or 5 in turn, made once.
+
+    {} where imagecorruptions is missing.
+    """
     found: dict[str, Labelled] = {}
     plain = images.pixels.permute(0, 2, 3, 1).cpu().numpy()
     for kind in KINDS:
-        for severity in SEVERITIES:
-            file = cache / f"{kind}-{severity}-{len(images)}.npy"
-            if not file.is_file():
-                cache.mkdir(parents=True, exist_ok=True)
-                try:
-                    make = partial(corrupt_bytes, kind=kind, severity=severity)
-                    changed = np.stack([make(x, seed=mix_seed("evidence", kind, i)) for i, x in enumerate(plain)])
-                except RecastError:
-                    return {}
-                temporary = file.with_suffix(".part.npy")
-                np.save(temporary, changed)
-                temporary.replace(file)
-            pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
-            found[f"{kind}/{severity}"] = Labelled(pixels.to(images.pixels.device), images.labels)
+        file = cache / f"{kind}-{len(images)}.npy"
+        if not file.is_file():
+            cache.mkdir(parents=True, exist_ok=True)
+            try:
+                make = [partial(corrupt_bytes, kind=kind, severity=severity) for severity in SEVERITIES]
+                seeds = (mix_seed("evidence", kind, i) for i in range(len(plain)))
+                changed = np.stack([make[i % len(make)](x, seed=next(seeds)) for i, x in enumerate(plain)])
+            except RecastError:
+                return {}
+            temporary = file.with_suffix(".part.npy")
+            np.save(temporary, changed)
+            temporary.replace(file)
+        pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
+        found[kind] = Labelled(pixels.to(images.pixels.device), images.labels)
     return found
 
 

@@ -26,6 +26,8 @@ class Study:
     base: Job
     arms: dict[str, dict[str, object]]
     control: str = "fine-tuned"
+    tuned_on: str | None = None
+    """Another study, whose choice of rates is taken over; None: its own."""
 
     def trials(self, arm: str) -> list[Job]:
         """The runs that choose an arm's rates: three for each."""
@@ -36,12 +38,16 @@ class Study:
 
     def finals(self, arm: str, seeds: range, chosen: Job) -> list[Job]:
         """The runs that are compared, with the rates that were chosen."""
-        return [replace(chosen, seed=seed, tuning=False) for seed in seeds]
+        rates = {"lr": chosen.lr, "gate_lr": chosen.gate_lr}
+        job = replace(self.base, arm=arm, **{**self.arms[arm], **rates})  # type: ignore[arg-type]
+        return [replace(job, seed=seed) for seed in seeds]
 
 
 LAST = {"where": "last_stage"}
 STARTS: dict[str, dict[str, object]] = {
     "fine-tuned": {},
+    "fine-tuned, stride removed": {"stride": "remove"},
+    "fine-tuned, three times as long": {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
     "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
     "recast, similar": {**LAST, "query_key": "similar"},
@@ -49,20 +55,23 @@ STARTS: dict[str, dict[str, object]] = {
 }
 
 
+TUNED_ON = "a-cifar100-cifar10-4000"
+
+
 def transfer(parent: str, trained_on: str, data: str, num_train: int, updates: int) -> Study:
     """What a user does: trained weights, new classes, few images."""
     base = Job("", "", 0, parent, trained_on, data, num_train, updates)
     name = f"a-{trained_on}-{data}-{num_train}"
     claim = "recast ≥ fine-tuned on clean images, better under noise, corruptions, FGSM and PGD"
-    return Study(name, claim, replace(base, study=name), STARTS)
+    return Study(name, claim, replace(base, study=name), STARTS, tuned_on=None if name == TUNED_ON else TUNED_ON)
 
 
 STUDIES = {
     study.name: study
     for study in (
-        transfer(C100, "cifar100", "cifar10", 1000, 470),
         transfer(C100, "cifar100", "cifar10", 4000, 930),
-        transfer(C100, "cifar100", "cifar10", 14400, 2250),
-        transfer(C10, "cifar10", "cifar100", 18000, 2800),
+        transfer(C100, "cifar100", "cifar10", 1000, 470),
+        transfer(C100, "cifar100", "cifar10", 14400, 1400),
+        transfer(C10, "cifar10", "cifar100", 18000, 1400),
     )
 }

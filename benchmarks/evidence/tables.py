@@ -25,6 +25,8 @@ from scipy.stats import t as student
 
 from recast.run.records import Wakefulness
 
+FOLDED = ", folded"
+"""The same run without its attention (`job.fold_all`)."""
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -53,6 +55,8 @@ def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
         job = json.loads(file.read_text())["job"]
         if not job["tuning"]:
             found[job["arm"]][job["seed"]] = file.parent
+            if (file.parent / "folded.npz").is_file():
+                found[job["arm"] + FOLDED][job["seed"]] = file.parent
     return found
 
 
@@ -64,11 +68,12 @@ def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], 
     for arm, seeds in arms.items():
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
-            right[arm][seed] = dict(np.load(folder / "right.npz"))
-            attention = Wakefulness.of(result["wakefulness"])
+            is_folded = arm.endswith(FOLDED)
+            right[arm][seed] = dict(np.load(folder / ("folded.npz" if is_folded else "right.npz")))
+            attention = None if is_folded else Wakefulness.of(result["wakefulness"])
             job = result["job"]
             common = {
-                "study": study, "arm": arm, "seed": seed, "updates": job["updates"], "lr": job["lr"],
+                "study": study, "arm": arm, "seed": seed, "updates": job["updates"] * job["longer"], "lr": job["lr"],
                 "gate_lr": job["gate_lr"], "qk_lr": job["qk_lr"], "seconds": round(result["seconds"]),
                 "heads_awake": attention.awake if attention else "",
                 "heads": attention.heads if attention else "",
@@ -84,6 +89,7 @@ def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], 
             continue
         results = (json.loads((arms[arm][seed] / "result.json").read_text()) for seed in shared)
         heads = [found for found in (Wakefulness.of(result["wakefulness"]) for result in results) if found]
+        heads = [] if arm.endswith(FOLDED) else heads
         state = "awake" if all(2 * found.awake >= found.heads for found in heads) else "asleep"
         for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))

@@ -105,9 +105,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.numbers = numbers
     ctx.bias = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else zeros as large as what was kept are written for nothing
 
 
-def _backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 17
     *tensors, kept = ctx.saved_tensors
     dy = dy.contiguous()
     gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
