@@ -48,7 +48,7 @@ def main() -> None:
     root = Path(os.environ["RECAST_DATA"])
     options.device = "cuda" if options.scale == "gpu" else "cpu"
     options.workers = options.workers or (6 if options.scale == "gpu" else os.cpu_count() or 1)
-    # freed memory is kept: a step of attention asks for the same tens of MB again and again, touching them costs a fifth
+    # freed memory is kept: attention asks for the same tens of MB each step, and touching them anew costs a fifth
     os.environ |= {"MALLOC_TRIM_THRESHOLD_": str(2**34), "MALLOC_MMAP_THRESHOLD_": str(2**34)}
     rows, differences = [], []
     studies = STUDIES
