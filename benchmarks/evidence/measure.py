@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from images import Labelled
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import normalize
 
 from recast.data.seeding import choose_balanced, mix_seed
 from recast.errors import RecastError
@@ -85,26 +84,19 @@ def attacked(model: Callable[[Tensor], Tensor], images: Labelled, eps: float, st
     return torch.cat(answers).to(torch.uint8).cpu()
 
 
-def measure(
-    network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], test: Labelled, few: Labelled,
-    sets: dict[str, Labelled],
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """Rightness of every image by metric: `clean` and `noise` on `test`; attacks and corruptions on `few` of them."""
-    network.eval()
-    for parameter in network.parameters():
+def measure(model: nn.Module, data: Data, attacked_too: bool = True) -> dict[str, np.ndarray]:
+    """Rightness of every image by metric: `clean` and `noise` on the test images; attacks and corruptions on a few."""
+    model.eval()
+    for parameter in model.parameters():
         parameter.requires_grad_(False)
-
-    def model(pixels: Tensor) -> Tensor:
-        logits: Tensor = network(normalize(pixels, list(mean), list(std)))
-        return logits
-
-    found = {"clean": right(model, test), "noise": right(model, noisy(test))}
-    for eps in (1, 2):
-        found[f"fgsm@{eps}"] = attacked(model, few, eps, 1)
-    found["pgd@1"] = attacked(model, few, 1, 5)
-    if sets:
-        kinds = torch.stack([right(model, images) for images in sets.values()])
-        found["corruptions"] = kinds.float().mean(0)  # the share of an image's corruptions that are survived
+    found = {"clean": right(model, data.test), "noise": right(model, noisy(data.test))}
+    if attacked_too:
+        for eps in (1, 2):
+            found[f"fgsm@{eps}"] = attacked(model, data.few, eps, 1)
+        found["pgd@1"] = attacked(model, data.few, 1, 5)
+        if data.corrupted:
+            kinds = torch.stack([right(model, images) for images in data.corrupted.values()])
+            found["corruptions"] = kinds.float().mean(0)  # the share of an image's corruptions that are survived
     return {name: values.numpy() for name, values in found.items()}
 
 

@@ -1,20 +1,28 @@
-"""The studies: which parents, images, arms and rates, as plain data.
+"""The studies: which networks, images, arms and rates, as plain data, at the scale of a CPU and of a GPU.
 
 Every arm's rates are chosen on the 10 % of the training images that are held out, each from as many trials as the
-others' (`trials`), and the test images are looked at once for each final run.
+others' (`Study.trials`), and the test images are looked at once for each final run. Arms that differ only in when they
+leave the convolution share the rates of the arm that `rates_of` names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from job import Job
 
+Scale = Literal["cpu", "gpu"]
+Arms = dict[str, dict[str, Any]]
+
 C100 = "cifar100_resnet20_chenyaofo.safetensors"
 C10 = "cifar10_resnet20_akamaster.safetensors"
-RATES = (3e-4, 1e-3, 3e-3)
-"""Trials of an arm without gates; a recast arm has the first two, each with both rates of its gates, less one."""
 TUNING_SEED = 100
+LINEAR_GATES = ((1e-3, 1e-2), (1e-3, 1e-3), (3e-3, 1e-2))
+SIGMOID_GATES = ((1e-3, 1e-2), (1e-3, 1e-1), (3e-3, 1e-2))
+"""Trials of an arm with gates: rates of the weights and of γ and s, or of λ (0.1 in T-CNN)."""
+RATES = (3e-4, 1e-3, 3e-3)
+"""Trials of an arm without."""
 
 
 @dataclass(frozen=True)
@@ -22,56 +30,186 @@ class Study:
     """Runs that are compared with each other."""
 
     name: str
-    claim: str
     base: Job
-    arms: dict[str, dict[str, object]]
-    control: str = "fine-tuned"
+    arms: Arms
+    pairs: tuple[tuple[str, str], ...]
+    """Arm and the one that it is compared with."""
     tuned_on: str | None = None
     """Another study, whose choice of rates is taken over; None: its own."""
+    rates_of: dict[str, str] = field(default_factory=dict)
+    """Arm → the arm whose rates it takes; others choose their own."""
+    needs: str | None = None
+    """The study whose final runs are the parents."""
+
+    def job(self, arm: str, **fields: Any) -> Job:
+        """A run of an arm."""
+        return replace(self.base, study=self.name, arm=arm, **{**self.arms[arm], **fields})
 
     def trials(self, arm: str) -> list[Job]:
-        """The runs that choose an arm's rates: three for each."""
-        job = replace(self.base, arm=arm, seed=TUNING_SEED, tuning=True, **self.arms[arm])  # type: ignore[arg-type]
-        if job.where is None:
+        """The runs that choose an arm's rates: three for each that does not take another's."""
+        if self.tuned_on is not None or arm in self.rates_of:
+            return []
+        job = self.job(arm, seed=TUNING_SEED, tuning=True)
+        if job.where is None or job.gate == "bias":
             return [replace(job, lr=lr) for lr in RATES]
-        return [replace(job, lr=lr, gate_lr=gates) for lr, gates in ((1e-3, 1e-2), (1e-3, 1e-3), (3e-3, 1e-2))]
-
-    def finals(self, arm: str, seeds: range, chosen: Job) -> list[Job]:
-        """The runs that are compared, with the rates that were chosen."""
-        rates = {"lr": chosen.lr, "gate_lr": chosen.gate_lr}
-        job = replace(self.base, arm=arm, **{**self.arms[arm], **rates})  # type: ignore[arg-type]
-        return [replace(job, seed=seed) for seed in seeds]
+        rates = SIGMOID_GATES if job.gate == "sigmoid" else LINEAR_GATES
+        return [replace(job, lr=lr, gate_lr=gates) for lr, gates in rates]
 
 
-LAST = {"where": "last_stage"}
-STARTS: dict[str, dict[str, object]] = {
-    "fine-tuned": {},
+LAST: dict[str, Any] = {"where": "last_stage"}
+IMAGES: dict[str, Any] = {"query_key": "images"}
+SIGMOID: dict[str, Any] = {"gate": "sigmoid"}
+FINE_TUNED = "fine-tuned"
+TRANSFER: Arms = {
+    FINE_TUNED: {},
     "fine-tuned, stride removed": {"stride": "remove"},
     "fine-tuned, three times as long": {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
     "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
     "recast, similar": {**LAST, "query_key": "similar"},
-    "recast, images": {**LAST, "query_key": "images"},
+    "recast, images": {**LAST, **IMAGES},
 }
 
 
-TUNED_ON = "a-cifar100-cifar10-4000"
+def against(control: str, arms: Arms) -> tuple[tuple[str, str], ...]:
+    """Every other arm with the control."""
+    return tuple((arm, control) for arm in arms if arm != control)
 
 
-def transfer(parent: str, trained_on: str, data: str, num_train: int, updates: int) -> Study:
-    """What a user does: trained weights, new classes, few images."""
-    base = Job("", "", 0, parent, trained_on, data, num_train, updates)
-    name = f"a-{trained_on}-{data}-{num_train}"
-    claim = "recast ≥ fine-tuned on clean images, better under noise, corruptions, FGSM and PGD"
-    return Study(name, claim, replace(base, study=name), STARTS, tuned_on=None if name == TUNED_ON else TUNED_ON)
+def transfers() -> list[Study]:
+    """a. What a user does: trained weights, new classes, few images."""
+    found = []
+    for network, parent, trained_on, data, num_train, updates in (
+        ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 4000, 930),
+        ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 1000, 470),
+        ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 14400, 1400),
+        ("cifar_resnet20_a", C10, "cifar10", "cifar100", 18000, 1400),
+    ):
+        name = f"a-{trained_on}-{data}-{num_train}"
+        base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
+        tuned_on = found[0].name if found else None
+        found.append(Study(name, base, TRANSFER, against(FINE_TUNED, TRANSFER), tuned_on))
+    return found
 
 
-STUDIES = {
-    study.name: study
-    for study in (
-        transfer(C100, "cifar100", "cifar10", 4000, 930),
-        transfer(C100, "cifar100", "cifar10", 1000, 470),
-        transfer(C100, "cifar100", "cifar10", 14400, 1400),
-        transfer(C10, "cifar10", "cifar100", 18000, 1400),
-    )
-}
+def controls(scale: Scale) -> list[Study]:
+    """b. T-CNN with the controls that its Tables 1 and 3 lack: own parents, then a larger size, the stride removed."""
+    large = scale == "gpu"
+    base = Job(
+        "b-parents", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 28000 if large else 4500,
+        "cifar_resnet20.cifar100", augment="deit" if large else "basic",
+    )  # fmt: skip
+    parents = Study("b-parents", base, {"parent": {}}, ())
+    stride: dict[str, Any] = {"stride": "remove" if large else "keep"}
+    arms: Arms = {
+        FINE_TUNED: {},
+        "fine-tuned, stride removed": {"stride": "remove"},
+        "recast, sigmoid": {**LAST, **SIGMOID, **stride},
+        "recast, images": {**LAST, **IMAGES, **stride},
+        "recast, zero": {**LAST, **stride},
+    }
+    base = replace(
+        base, parent="b-parents/parent", parent_data=base.data, updates=8400 if large else 1400,
+        size=40 if large else 32,
+    )  # fmt: skip
+    control = "fine-tuned, stride removed"
+    pairs = (*against(FINE_TUNED, arms), *((arm, control) for arm in arms if arm.startswith("recast")))
+    return [parents, Study("b-controls", base, arms, pairs, needs="b-parents")]
+
+
+def when(scale: Scale) -> Study:
+    """c. When to recast (T-CNN's Table 2): after t₁ of the updates, from random weights."""
+    large = scale == "gpu"
+    base = Job(
+        "c-when", "", 0, "cifar10", 14400, 9000 if large else 2250,
+        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean", weight_decay=0.05,
+    )  # fmt: skip
+    arms: Arms = {"convolution": {}}
+    rates_of = {}
+    for name, kind in (("exact", IMAGES), ("sigmoid", SIGMOID)):
+        for share in (0.0, 0.25, 0.5, 0.75):
+            arm = f"{name}, after {share:.0%}"
+            arms[arm] = {**LAST, **kind, "convolution": share}
+            if share:
+                rates_of[arm] = f"{name}, after 0%"
+    pairs = against("convolution", arms) + tuple((arm, first) for arm, first in rates_of.items())
+    return Study("c-when", base, arms, pairs, rates_of=rates_of)
+
+
+MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
+
+
+def progressive(scale: Scale) -> list[Study]:
+    """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: the share of the updates as attention."""
+    large = scale == "gpu"
+    network = "cmhsa_vit_3_cifar" if large else "cmhsa_vit_3_tiny"
+    base = Job(
+        "d-prs", "", 0, "cifar100", 18000, 14000 if large else 5600, network, measured="fourier",
+        batch_size=128 if large else 64,
+    )  # fmt: skip
+    biased: dict[str, Any] = {**MIXERS, "gate": "bias"}
+    exact: dict[str, Any] = {**MIXERS, **IMAGES}
+    arms: Arms = {
+        "convolution": {},
+        "two-stage": {**exact, "convolution": 0.5},
+        "PRS": {**exact, "schedule": "last_first"},
+        "reversed": {**exact, "schedule": "first_first"},
+        "from the start": exact,
+        "two-stage, C-MHSA": {**biased, "convolution": 0.5},
+        "PRS, C-MHSA": {**biased, "schedule": "last_first"},
+        "plain ViT": {"network": "plain_vit"},
+    }
+    rates_of = {"two-stage": "PRS", "reversed": "PRS", "from the start": "PRS", "two-stage, C-MHSA": "PRS, C-MHSA"}
+    pairs = (
+        *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
+        ("PRS, C-MHSA", "two-stage, C-MHSA"),
+    )  # fmt: skip
+    shares = {
+        f"{round(300 * share)} of 300 as convolutions": {**exact, "convolution": share}
+        for share in (5 / 6, 1 / 2, 1 / 6)
+    }
+    first = "all as convolutions"
+    spectra: Arms = {first: {}, **shares}
+    own = {arm: "PRS" for arm in shares} | {first: "convolution"}
+    return [
+        Study("d-prs", base, arms, pairs, rates_of=rates_of),
+        Study("e-fourier", base, spectra, against(first, spectra), tuned_on="d-prs", rates_of=own),
+    ]
+
+
+def scales(scale: Scale) -> list[Study]:
+    """f. Data scale (PRS's Fig. 1): a share of the images, as many updates."""
+    large = scale == "gpu"
+    base = Job(
+        "f", "", 0, "cifar10", 14400, 9000 if large else 2250, "cifar_resnet20.cifar10" if large else "digits_resnet",
+        measured="clean", augment="deit" if large else "basic",
+    )  # fmt: skip
+    arms: Arms = {
+        "convolution": {},
+        "recast from the start": {**LAST, **IMAGES},
+        "plain ViT": {"network": "plain_vit"},
+    }
+    pairs = (*against("convolution", arms), ("recast from the start", "plain ViT"))
+    shares = (0.1, 0.05, 0.25, 0.5, 1.0)
+    names = [f"f-scale-{share:.0%}" for share in shares]
+    return [
+        Study(name, replace(base, num_train=round(14400 * share)), arms, pairs, None if i == 0 else names[0])
+        for i, (name, share) in enumerate(zip(names, shares, strict=True))
+    ]
+
+
+def pooling(scale: Scale) -> Study:
+    """g. Attention pooling from random weights (PatchConvNet's Table 5)."""
+    large = scale == "gpu"
+    base = Job(
+        "g-pooling", "", 0, "cifar100", 18000, 9000 if large else 2250,
+        "cifar_resnet20.cifar100" if large else "digits_resnet", augment="deit" if large else "basic",
+    )  # fmt: skip
+    arms: Arms = {"average": {}, "one map": {"pool": "single"}, "a map a class": {"pool": "per_class"}}
+    return Study("g-pooling", base, arms, (*against("average", arms), ("a map a class", "one map")))
+
+
+def studies(scale: Scale) -> dict[str, Study]:
+    """All of them by name, in the order in which they are run."""
+    found = [*transfers(), *controls(scale), *progressive(scale), when(scale), *scales(scale), pooling(scale)]
+    return {study.name: study for study in found}

@@ -16,17 +16,18 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from job import Job
 from scipy.stats import t as student
+from studies import Study
 
 from recast.run.records import Wakefulness
 
 FOLDED = ", folded"
-"""The same run without its attention (`job.fold_all`)."""
+"""The same run without its attention (`networks.fold_all`)."""
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -39,6 +40,12 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     from_images = paired.mean(0).var(ddof=1) / images
     from_seeds = paired.mean(1).var(ddof=1) / seeds
     error = from_images + from_seeds
+    if error == 0:  # the same answers everywhere
+        return (
+            {"difference": float(paired.mean())}
+            | dict.fromkeys(("low_95", "high_95"), float(paired.mean()))
+            | {"detectable": 0.0}
+        )
     freedom = error**2 / (from_images**2 / (images - 1) + from_seeds**2 / (seeds - 1))
     reach = float(student.ppf(0.975, freedom)) * error**0.5
     mean = float(paired.mean())
@@ -60,50 +67,46 @@ def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
     return found
 
 
-def collect(out: Path, study: str, control: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of evidence.csv and evidence_differences.csv."""
-    arms = finished(out, study)
-    rows, differences = [], []
+    rows: list[dict[str, Any]] = []
     right: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
-    for arm, seeds in arms.items():
+    awake: dict[str, list[Wakefulness]] = defaultdict(list)
+    for arm, seeds in finished(out, study.name).items():
+        is_folded = arm.endswith(FOLDED)
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
-            is_folded = arm.endswith(FOLDED)
             right[arm][seed] = dict(np.load(folder / ("folded.npz" if is_folded else "right.npz")))
             attention = None if is_folded else Wakefulness.of(result["wakefulness"])
-            job = result["job"]
+            job = Job(**result["job"])
             common = {
-                "study": study, "arm": arm, "seed": seed, "updates": job["updates"] * job["longer"], "lr": job["lr"],
-                "gate_lr": job["gate_lr"], "qk_lr": job["qk_lr"], "seconds": round(result["seconds"]),
-                "heads_awake": attention.awake if attention else "",
-                "heads": attention.heads if attention else "",
-                "train_loss": round(result["train_loss"], 4),
+                "study": study.name, "arm": arm, "seed": seed, "updates": job.num_updates, "lr": job.lr,
+                "gate_lr": job.gate_lr, "qk_lr": job.qk_lr, "seconds": round(result["seconds"]),
+                "heads_awake": attention.awake if attention else "", "heads": attention.heads if attention else "",
+                "train_loss": round(result["train_loss"], 4), "train_top1": result["train_top1"],
             }  # fmt: skip
-            means = {metric: round(100 * float(values.mean()), 3) for metric, values in right[arm][seed].items()}
-            rows += [{**common, "metric": metric, "value": value} for metric, value in means.items()]
-    for arm in arms:
-        if arm == control or control not in arms:
-            continue
-        shared = sorted(arms[arm].keys() & arms[control].keys())
+            awake[arm] += [attention] if attention else []
+            means = {metric: 100 * float(values.mean()) for metric, values in right[arm][seed].items()}
+            means |= {f"delta(pi) {block}": delta for block, _, delta in result.get("fourier", ())}
+            rows += [{**common, "metric": metric, "value": round(value, 3)} for metric, value in means.items()]
+    differences = []
+    folded = tuple((name, study.pairs[0][1]) for name in right if name.endswith(FOLDED)) if study.pairs else ()
+    for arm, control in study.pairs + folded:
+        shared = sorted(right[arm].keys() & right[control].keys())
         if len(shared) < 2:
             continue
-        results = (json.loads((arms[arm][seed] / "result.json").read_text()) for seed in shared)
-        heads = [found for found in (Wakefulness.of(result["wakefulness"]) for result in results) if found]
-        heads = [] if arm.endswith(FOLDED) else heads
-        state = "awake" if all(2 * found.awake >= found.heads for found in heads) else "asleep"
+        state = "awake" if all(2 * found.awake >= found.heads for found in awake[arm]) else "asleep"
         for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
             verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
-            row = {"study": study, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
-            differences.append({**row, "verdict": verdict, "attention": state if heads else ""})
+            row = {"study": study.name, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
+            differences.append({**row, "verdict": verdict, "attention": state if awake[arm] else ""})
     return rows, differences
 
 
-def write(name: str, rows: Iterable[dict[str, Any]]) -> Path:
-    """A tidy CSV in results/."""
-    rows = list(rows)
-    path = RESULTS / name
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A tidy CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

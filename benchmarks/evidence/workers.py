@@ -11,15 +11,17 @@ from pathlib import Path
 
 import torch
 from images import read, split
-from job import Job, run
+from job import Job
 from measure import Data, corrupted, few_of
+from run import run
 
 
 @cache
-def images(root: Path, name: str, out: Path, num_few: int, device: str) -> Data:
+def images(root: Path, name: str, out: Path, num_few: int, num_test: int | None, device: str) -> Data:
     """The images of a study, read once by a process."""
     train, held_out = split(read(root / name, "train"))
     test = read(root / name, "test")
+    test = test if num_test is None else few_of(test, num_test)
     few = few_of(test, num_few)
     sets = corrupted(few, out / "corrupted" / name)
     target = torch.device(device)
@@ -27,20 +29,22 @@ def images(root: Path, name: str, out: Path, num_few: int, device: str) -> Data:
     return Data(train.to(target), held_out.to(target), test.to(target), few.to(target), moved)
 
 
-def work(job: Job, out: Path, root: Path, num_few: int, device: str) -> str:
+def work(job: Job, out: Path, root: Path, num_few: int, num_test: int | None, device: str) -> str:
     """One run, in a process of its own."""
     torch.set_num_threads(1)
-    folder = run(job, out, root, images(root, job.data, out, num_few, device), torch.device(device))
+    folder = run(job, out, root, images(root, job.data, out, num_few, num_test, device), torch.device(device))
     result = json.loads((folder / "result.json").read_text())
     found = result.get("scores", {"held out": result.get("held_out_top1")})
     return f"{job.folder}: {found}, {result['seconds']:.0f} s"
 
 
-def carry_out(jobs: Iterable[Job], out: Path, root: Path, few: int, device: str, workers: int) -> None:
+def carry_out(
+    jobs: Iterable[Job], out: Path, root: Path, few: int, num_test: int | None, device: str, workers: int
+) -> None:
     """The jobs that are not finished, `--workers` at a time."""
     waiting = [job for job in jobs if not (out / job.folder / "result.json").is_file()]
     context = get_context("spawn")
     with ProcessPoolExecutor(min(workers, max(1, len(waiting))), mp_context=context) as pool:
-        going = [pool.submit(work, job, out, root, few, device) for job in waiting]
+        going = [pool.submit(work, job, out, root, few, num_test, device) for job in waiting]
         for future in going:
             print(future.result(), flush=True)

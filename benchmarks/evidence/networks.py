@@ -1,0 +1,119 @@
+"""The networks of a study: built, recast, folded; they take pixels in [0, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torch
+from images import Labelled
+from job import Job
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
+
+import recast
+from recast.data.seeding import choose_balanced
+from recast.models.build import build, input_defaults
+from recast.run.config import ModelConfig, PoolConfig, RecastConfig
+from recast.surgery.plan import Plan
+from recast.training.prepare import WAKING_IMAGES
+
+CLASSES = {"cifar10": 10, "cifar100": 100}
+HALF = (0.5, 0.5, 0.5)
+PLAIN_VIT = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 3}
+"""A vision transformer of 2.7 M parameters with the depth, width and patches of `cmhsa_vit_3_cifar`."""
+
+
+class Prepared(nn.Module):
+    """A network and what is done to images before it: enlarged, normalised."""
+
+    def __init__(self, network: nn.Module, size: int) -> None:
+        super().__init__()
+        self.network = network
+        known = input_defaults(network)
+        self.mean, self.std = (list(known.mean), list(known.std)) if known else (list(HALF), list(HALF))
+        self.size = size
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """Images in [0, 1] as the network sees them."""
+        if pixels.shape[-1] != self.size:
+            pixels = F.interpolate(pixels, size=(self.size, self.size), mode="bicubic", antialias=True).clamp(0, 1)
+        return normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] → logits."""
+        logits: Tensor = self.network(self.prepare(pixels))
+        return logits
+
+
+def parent_of(job: Job, out: Path, root: Path) -> Prepared:
+    """What the arms of a seed start from alike, a new head among it, drawn by the seed."""
+    classes = CLASSES[job.data]
+    torch.manual_seed(job.seed)
+    if job.network == "plain_vit":
+        return Prepared(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **PLAIN_VIT), job.size)
+    weights = None
+    if job.parent is not None and "/" not in job.parent:
+        weights = str(root / "weights" / job.parent)
+    config = ModelConfig(job.network, weights, new_head=weights is not None and job.parent_data != job.data)
+    model = Prepared(build(config, num_classes=classes), job.size)
+    if job.parent is not None and "/" in job.parent:
+        study, arm = job.parent.split("/")
+        seed = 0 if job.tuning else job.seed  # rates are chosen on the first parent
+        model.load_state_dict(load_file(out / study / f"{arm}-{seed}" / "weights.safetensors"))
+    return model
+
+
+def plan_of(job: Job, model: Prepared) -> Plan | None:
+    """Which layers of the arm become attention, and how."""
+    if job.where is None:
+        if job.stride == "remove":
+            for name, module in model.network.named_modules():
+                if name.startswith("layer3") and isinstance(module, nn.Conv2d):
+                    module.stride = (1, 1)
+        return None
+    config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std, stride=job.stride)
+    if job.gate == "bias":
+        config = RecastConfig(gate="bias", bias_init=10.0)
+    example = torch.zeros(1, 3, job.size, job.size, device=next(model.parameters()).device)
+    return recast.plan(model.network, example, config, where=job.where if "*" not in job.where else [job.where])
+
+
+def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) -> None:
+    """Queries and keys of `layers` from training images, where the arm starts so."""
+    if job.query_key != "images" or job.gate != "linear" or not layers:
+        return
+    count = min(WAKING_IMAGES, len(train))
+    chosen = choose_balanced(train.labels.cpu(), count, "waking images", job.seed).to(train.pixels.device)
+
+    def batches() -> Iterator[Tensor]:
+        for at in chosen.split(128):
+            yield model.prepare(train.pixels[at].float() / 255)
+
+    recast.wake_(model.network, batches(), job.logit_std, job.seed, layers)
+
+
+def put_pool_(job: Job, model: Prepared) -> None:
+    """Attention in the place of the average, from the start that the paper trains from scratch."""
+    if job.pool != "none":
+        config = PoolConfig(job.pool, start="paper" if job.parent is None else "average")
+        recast.attention_pool_(model.network, config=config)
+
+
+def fold_all(model: Prepared, images: Labelled) -> None:
+    """The convolutions that are left of a trained network without its attention, in place.
+
+    All gates are closed, however far they were open, and BatchNorm's statistics are estimated again.
+    """
+    recast.fold_(model.network, tol=float("inf"))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean of all batches
+    model.train()
+    with torch.no_grad():
+        for pixels in images.pixels[:2048].split(256):
+            model(pixels.float() / 255)
