@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recast.analysis import queries
 from recast.analysis.head_statistics import head_statistics, tabulate_heads
-from recast.analysis.queries import centre_query, content_of, pieces
+from recast.analysis.queries import content_of, pieces, telling_query
 from recast.errors import RecastError
 from recast.io import load, save
 from recast.layers.cmhsa import CMHSA
@@ -215,13 +215,22 @@ def test_nothing_to_measure_is_said() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_the_centre_query_at_the_start_is_its_tap(stride: int) -> None:
-    """With closed gates head h looks at one pixel: the query moved by the tap's offset."""
+def test_the_telling_query_at_the_start_is_the_middle_one(stride: int) -> None:
+    """With closed gates no map differs, and head h looks at one pixel: the query moved by the tap's offset."""
     geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
-    maps, (row, column) = centre_query(GPSA(2, 2, geometry), torch.randn(2, 2, 7, 9))
+    maps, (row, column) = telling_query(GPSA(2, 2, geometry), torch.randn(2, 2, 7, 9))
     assert maps.shape == (2, 9, 7, 9)
     assert (row, column) == ((3, 4) if stride == 1 else (4, 4))
     for h, (dr, dc) in enumerate(geometry.offsets()):
         expected = torch.zeros(7, 9)
         expected[row + dr, column + dc] = 1
         assert torch.equal(maps[1, h], expected)
+
+
+def test_the_telling_query_is_the_one_whose_maps_differ_most(gpsa: Callable[..., GPSA]) -> None:
+    layer, x = gpsa(), torch.randn(3, 4, 7, 6)
+    mix = mix_of(layer, x)
+    at = int((mix - mix.mean(0)).abs().sum((0, 1, 3)).argmax())
+    maps, query = telling_query(layer, x)
+    assert query == divmod(at, 6)
+    assert torch.allclose(maps, mix[:, :, at].unflatten(-1, (9, 8))[..., 1:-1, 1:-1])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,8 +77,8 @@ def test_a_page_of_a_run_over_its_epochs(page: Cli, kept_run: Path, photos: Path
         assert any(gates[2])
 
 
-def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path) -> None:
-    run = shared / "run"
+def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(shared / "run", tmp_path / "run", ignore=shutil.ignore_patterns("rows.csv"))
     found = json.loads(cli("explain", run, photos, "val:1", "--json").out)
     assert found["pages"] == [str(run / "explain" / "images.html")]
     assert [(one["name"], one["label"]) for one in found["images"]][:2] == [("b.png", "3"), ("a.png", "7")]
@@ -92,6 +93,11 @@ def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path
     without = json.loads(cli("explain", run, "--json").out)
     assert [one["name"][:4] for one in without["images"]] == ["val:"] * 4
     assert len({one["label"] for one in without["images"]}) == 4
+    guess = "run,model,suite,dataset,metric,value,n,low,high\nrun,parent,clean,digits,top1,12,20,5,30\n"
+    (run / "rows.csv").write_text(guess, encoding="utf-8")
+    apart = json.loads(cli("explain", run, photos, "--num-images", "1", "--json").out)
+    assert list(apart["images"][0]["predictions"]) == ["finetuned", "recast"]
+    assert "no better than a guess (12.0" in str(data_of(run / "explain" / "photos.html")["notes"])
 
 
 def test_another_size(page: Cli, shared: Path, photos: Path) -> None:

@@ -130,6 +130,15 @@ def test_labels_are_moved_apart(positions: list[float]) -> None:
         assert found == pytest.approx(positions)
 
 
+@pytest.mark.parametrize("count", [1, 4, 12, 40])
+def test_names_of_layers_do_not_run_together(count: int) -> None:
+    ticks = draw.layer_ticks([f"layer{place // 6}.{place}.conv1" for place in range(count)])
+    assert next(iter(ticks.values())) == "layer0.0\nconv1"
+    widest = max(len(part) for name in ticks.values() for part in name.split("\n"))
+    assert len(ticks) * (widest + 1) <= draw.LETTERS + widest + 1
+    assert len(ticks) == count or len(ticks) > 3
+
+
 # colours
 
 
@@ -187,16 +196,17 @@ def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> tuple[dict
     (found,) = image["layers"]
     header, _, data = found["heads"][-1]["picture"].partition(",")
     assert header == "data:image/png;base64"
-    return found, np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+    return found, np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)
 
 
-def test_signed_maps_are_centred_at_white() -> None:
+def test_nothing_is_seen_of_weights_of_0() -> None:
     mix = np.zeros((5, 1, 4, 4))
     mix[:, 0, 0, :3] = 1.0, 0.01, -0.01
     layer, picture = image_layer(mix)
     assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
     zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
-    assert zero.min() > 240
+    assert zero[3] == 0
+    assert (plus[3], minus[3]) == (255, 255)
     assert plus[0] > plus[2] + 60  # orange
     assert minus[2] > minus[1] + 60  # purple
     assert (picture[0, 0] == plus).all()
@@ -209,12 +219,28 @@ def test_other_maps() -> None:
     mix[0, 0, 0, :2] = 1.0, 0.5
     layer, picture = image_layer(mix)
     assert layer["low"] == "0"
-    assert picture[3, 3].sum() < picture[0, 1].sum()  # 0 is the dark end
+    assert picture[3, 3, 3] == 0 < picture[0, 1, 3] < 255
     large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
     large[0, 0, 0, 0] = np.nan
-    assert image_layer(large)[1].shape == (40, 30, 3)
+    assert image_layer(large)[1].shape == (40, 30, 4)
     layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
     assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
     assert layer["columns"] == 3
     assert layer["heads"][5]["alt"].startswith("Head of tap 1,2: γ = 0.25; largest weight 1.00 at row 0, column 0")
     assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
+
+
+def test_layers_whose_maps_differ_most_are_shown() -> None:
+    def layer(name: str, differs: float) -> AttentionLayer:
+        mix = np.zeros((2, 1, 2, 2), np.float32)
+        mix[:, 0, 0, 0] = 1 - differs
+        mix[0, 0, 0, 1] = mix[1, 0, 1, 0] = differs
+        return AttentionLayer(name, mix, (0, 0), np.zeros(1), (1, 1))
+
+    def seen(*layers: AttentionLayer) -> Attention:
+        return Attention(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, list(layers))
+
+    found = seen(*(layer(str(share), share) for share in (0.3, 0.0, 0.5, 0.1, 0.2)))
+    assert [one.name for one in found.shown] == ["0.3", "0.5", "0.1", "0.2"]
+    assert found.reading.startswith("Between these images they differ most in 0.5, by 50\u00a0% of")
+    assert "are the same in all these images, to 1.00\u00a0% of" in seen(layer("a", 0.01), layer("b", 0.0)).reading

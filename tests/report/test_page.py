@@ -142,7 +142,7 @@ def test_a_run_whose_pooling_alone_became_attention(make_run: MakeRun) -> None:
     assert "attention pooling with a learned token for every class. No convolution was recast." in text
     assert "Compute with attention pooling" in text
     assert "Gates and spans" not in text
-    assert "Three arms" in text
+    assert "The networks compared" in text
 
 
 def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
@@ -223,6 +223,7 @@ def test_in_a_browser(make_run: MakeRun) -> None:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         with opened(browser, report, viewport={"width": 1100, "height": 900}) as page:
+            folds_open(page)
             costs_are_chosen(page)
             values_are_told(page)
             figures_grow(page)
@@ -231,6 +232,27 @@ def test_in_a_browser(make_run: MakeRun) -> None:
         with opened(browser, report, viewport=phone, has_touch=True) as page:
             a_tap_tells_a_value(page)
         browser.close()
+
+
+def folds_open(page: Any) -> None:
+    """By a link into them, and when the page is printed; the summary comes first."""
+    shut = page.locator("details:not([open])")
+    assert page.evaluate("document.documentElement.scrollHeight") < 3000
+    assert not page.locator("#run1-training figure").first.is_visible()
+    for _ in range(2):  # the same link again too
+        page.locator('nav a[href="#run1-training"]').click()
+        assert page.locator("#run1-training figure").first.is_visible()
+        page.locator("#run1-training summary").first.click()
+    before = shut.count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert shut.count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert shut.count() == before > 3
+    page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
+    under = "getComputedStyle(document.querySelector('.map .picture')).backgroundImage.includes('data:')"
+    assert page.evaluate(under)
+    page.get_by_label("Lay the maps over the image").click()
+    assert not page.evaluate(under)
 
 
 def costs_are_chosen(page: Any) -> None:
@@ -276,6 +298,7 @@ def figures_grow(page: Any) -> None:
 
 
 def nothing_needs_the_script(page: Any) -> None:
+    page.locator("#run1-robust summary").first.click()
     costs = page.locator("#run1-robust .choice")
     assert costs.locator(".axis:visible figure").count() == 3
     costs.locator("label", has_text="parameters").click()
@@ -287,6 +310,8 @@ def nothing_needs_the_script(page: Any) -> None:
 def a_tap_tells_a_value(page: Any) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
+    assert page.evaluate(f"{wide}.map(box => box.ariaLabel)") == []
     assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).length") == 0
     chart = page.locator("#run1-fourier figure.card > svg").first
     chart.scroll_into_view_if_needed()

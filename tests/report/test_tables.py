@@ -53,7 +53,7 @@ def test_differences_of_every_suite(make_run: MakeRun) -> None:
     assert (loss.text[0], loss.kind, loss.bar) == ("+", "by-finetuned", None)  # a higher loss is worse
     cost = found["Cost, Parameters"][4]
     assert (cost.text, cost.kind) == ("+25.9\u00a0%", "by-parent")
-    assert "Corruptions (basic), mean of all" in found
+    assert "Corrupted images, five kinds, mean of all" in found
 
 
 def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
@@ -134,7 +134,7 @@ def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) ->
     assert why_no_mean(runs) == ""
     table = seeds_table(runs)
     assert table is not None
-    top1 = next(row for row in table.groups[0].rows if row[0].text == "Clean images, top1")
+    top1 = next(row for row in table.groups[0].rows if row[0].text == "Clean images: Top-1,\u00a0%")
     assert [cell.text for cell in top1[1:]] == ["58.0", "56.0", "32.0", "−26.0", "−24.0"]
     assert not any("contrast" in row[0].text for row in table.groups[0].rows)
 

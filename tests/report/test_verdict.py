@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_runs import rewrite
+from changed_runs import rewrite, set_values
 
+from recast.report.arms_table import arms_table
+from recast.report.curves import relative
 from recast.report.labels import FROM_START, PARENT, words
 from recast.report.load import read_run
+from recast.report.summary import tiles, won_and_lost
 from recast.report.verdict import joint_verdict, verdict
 
 MakeRun = Callable[..., Path]
@@ -21,16 +24,17 @@ OWN = {"model.checkpoint": None}
 
 def said(*paths: Path) -> str:
     runs = [read_run(path) for path in paths]
-    return (verdict(runs[0]) if len(runs) == 1 else joint_verdict(runs)).replace("\u00a0", " ")
+    found = verdict(runs[0]) if len(runs) == 1 else joint_verdict(runs)
+    return " ".join(part for part in found if part).replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
     ("recast", "expected"),
     [
-        (96.8 + 5 / 3.6, "1.4 points above the parent fine-tuned the same way (5 of 360 images; one seed"),
-        (96.0, "reaches 96.0 %, 0.8 points below the parent fine-tuned the same way (3 of 360 images; one seed"),
-        (96.8, "reaches 96.8 %, the same as the parent fine-tuned the same way (one seed: a first look"),
-        (96.84, "0.04 points above the parent"),
+        (96.8 + 5 / 3.6, "ends 1.4 points above the parent fine-tuned the same way. After 3 epochs it reaches 98.2 %"),
+        (96.0, "it reaches 96.0 %, against 96.8 %: −0.8 points (3 of 360 images; one seed: a first look"),
+        (96.8, "level with the parent fine-tuned the same way. After 3 epochs it reaches 96.8 %, against 96.8 %: 0.0"),
+        (96.84, "ends 0.04 points above the parent"),
     ],
 )
 def test_better_or_not(make_run: MakeRun, recast: float, expected: str) -> None:
@@ -38,7 +42,12 @@ def test_better_or_not(make_run: MakeRun, recast: float, expected: str) -> None:
 
 
 def test_the_interval_is_named(make_run: MakeRun) -> None:
-    assert "(95 % interval −36.0 to −12.0, over the images; one seed" in said(make_run())
+    path = make_run()
+    assert said(path).startswith("The recast network ends 24.0 points below the parent fine-tuned the same way. ")
+    assert "−24.0 points (95 % interval −36.0 to −12.0, over the images; one seed" in said(path)
+    set_values(path, "clean", "top1", {"parent": 58.0, "finetuned": 56.0, "recast": 57.0}, half=2)
+    assert said(path).startswith("The recast network is not shown to differ from the parent fine-tuned the same way. ")
+    assert "+1.0 points (95 % interval −0.2 to 2.2, over the images; one seed" in said(path)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +65,10 @@ def test_how_it_starts(make_run: MakeRun, changes: dict[str, Any], expected: str
     assert expected in said(path)
 
 
-@pytest.mark.parametrize(("recast", "caution"), [(90.0, "more training alone may"), (50.0, "no fair comparison")])
+@pytest.mark.parametrize(
+    ("recast", "caution"),
+    [(90.0, "30.0 points above its parent; more training"), (50.0, "no fair comparison")],
+)
 def test_without_control(make_run: MakeRun, recast: float, caution: str) -> None:
     path = make_run(without=("finetuned", "differences.csv", "rows.csv"))
     (path / "rows.csv").write_text(
@@ -64,43 +76,70 @@ def test_without_control(make_run: MakeRun, recast: float, caution: str) -> None
         f"r,parent,clean,d,top1,60,50,,\nr,recast,clean,d,top1,{recast},50,,\n",
         encoding="utf-8",
     )
-    assert "its parent; no parent was fine-tuned the same way, so" in said(path)
+    assert said(path).startswith("Nothing to compare with: no parent was fine-tuned the same way. After 3 epochs it")
     assert caution in said(path)
+
+
+@pytest.mark.parametrize(("low", "compared"), [(9.0, False), (11.0, True)], ids=["a guess", "better"])
+def test_a_parent_that_never_learnt_the_classes_is_not_compared_with(
+    make_run: MakeRun, low: float, compared: bool
+) -> None:
+    path = make_run(without=("finetuned", "differences.csv", "rows.csv"))
+    (path / "rows.csv").write_text(
+        "run,model,suite,dataset,metric,value,n,low,high\n"
+        f"r,parent,clean,d,top1,{low + 3},50,{low},30\nr,recast,clean,d,top1,60,50,,\n",
+        encoding="utf-8",
+    )
+    run = read_run(path)
+    assert ("above its parent" in said(path)) == compared
+    assert words(run).others == (("parent", "finetuned") if compared else ("finetuned",))
+    assert ("guess (12.0\u00a0% of 10 classes)" in words(run).comparison) != compared
+    assert any("more than the parent" in tile["detail"] for tile in tiles(run)) == compared
+
+
+def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) -> None:
+    """Its weights are in the run folder alone."""
+    run = read_run(make_run(recipe={"model.checkpoint": "parent.safetensors"}))
+    assert "its classifier was new" in words(run).comparison
+    assert {row[1] for chart in relative(run) for row in chart.rows} == {"finetuned"}
+    assert [pair["arm"] for pair in won_and_lost(run)] == ["finetuned"]
+    assert [cell.text for cell in arms_table(run).heads][4:] == ["Recast\n−\nfine-tuned", "Images"]
 
 
 def test_what_is_not_known_is_not_said(make_run: MakeRun) -> None:
     untrained = said(make_run("a", epochs=0, without=("rows.csv", "verify.json")))
     assert untrained == (
-        "How the recast model started was not measured (no verify.json); "
-        "it has not been trained; as it stands it reaches 58.0 %."
+        "The recast network has not been trained. As it stands it reaches 58.0 %. "
+        "How the recast model started was not measured (no verify.json)."
     )
-    assert "after 2 of 3 epochs" in said(make_run("b", epochs=2, without=("rows.csv",)))
+    assert "After 2 of 3 epochs" in said(make_run("b", epochs=2, without=("rows.csv",)))
 
 
 def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:
     tops = [{"parent": 95.6, "finetuned": 96.8, "recast": 96.8 + gain} for gain in (0.4, 0.8, -0.3)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
     assert said(*paths) == (
-        "All 3 recast models start with their parent’s exact predictions; over 3 seeds they are on average 0.3 points "
-        "above the parent fine-tuned the same way (95 % interval −1.1 to 1.7)."
+        "Over 3 seeds the recast network is not shown to differ from the parent fine-tuned the same way. In the mean "
+        "+0.3 points (95 % interval over the seeds −1.1 to 1.7). All 3 recast models start with their parent’s exact "
+        "predictions."
     )
     other = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
     rewrite(other / "verify.json", argmax_agreement=0.5)
     words_of_two = said(paths[0], other)
-    assert words_of_two.startswith("1 of 2 recast models start with their parent’s exact predictions; of 2 runs")
-    assert words_of_two.endswith("ends above it in 1, below it in 1 and level in 0.")
+    assert words_of_two.startswith("Of 2 runs with a parent fine-tuned the same way, 1 ended above it. 1 ended")
+    assert words_of_two.endswith("0 level. 1 of 2 recast models start with their parent’s exact predictions.")
 
 
 @pytest.mark.parametrize(
     ("changes", "epochs", "expected"),
     [
-        ({}, None, "4 layers became attention from epoch 1 to epoch 3; after 3 epochs the network reaches"),
-        ({"switches": [0]}, 2, "1 of 4 layers became attention at the start of epoch 1; after 2 of 3 epochs"),
-        ({"switches": [1]}, 2, "2 of 4 layers became attention together at the start of epoch 2; after 2"),
-        ({"switches": [0, 2]}, 2, "2 of 4 layers became attention, one after the other, from epoch 1 to epoch 3"),
-        ({"switches": []}, 1, "None of the 4 layers has become attention yet; after 1 of 3 epochs"),
-        ({"switches": []}, 3, "None of the 4 layers has become attention; after 3 epochs"),
-        ({"switches": []}, 0, "None of the 4 layers has become attention yet; the network has not been trained"),
+        ({}, None, "4 layers became attention from epoch 1 to epoch 3."),
+        ({"switches": [0]}, 2, "1 of 4 layers became attention at the start of epoch 1."),
+        ({"switches": [1]}, 2, "2 of 4 layers became attention together at the start of epoch 2."),
+        ({"switches": [0, 2]}, 2, "2 of 4 layers became attention, one after the other, from epoch 1 to epoch 3."),
+        ({"switches": []}, 1, "None of the 4 layers has become attention yet."),
+        ({"switches": []}, 3, "None of the 4 layers has become attention."),
+        ({"switches": []}, 0, "None of the 4 layers has become attention yet."),
     ],
 )
 def test_when_layers_became_attention(
@@ -109,7 +148,7 @@ def test_when_layers_became_attention(
     path = make_run(source="during", epochs=epochs, recipe=OWN)
     switches = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
     rewrite(path / "schedule.json", switches=[switches[place] for place in changes.get("switches", range(3))])
-    assert said(path).startswith(expected)
+    assert said(path).endswith(expected)
 
 
 def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun) -> None:
@@ -119,16 +158,17 @@ def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun)
     for name, changes in (("weights", {}), ("pretrained", OWN | {"model.pretrained": True})):
         assert words(read_run(make_run(name, "during", recipe=changes))) is PARENT
     lonely = make_run("lonely", "during", recipe=OWN, without=("finetuned", "rows.csv"))
-    assert "; it was not trained as a convolution beside that, so nothing is compared." in said(lonely)
+    assert "Nothing to compare with: the network was not trained as a convolution beside it." in said(lonely)
     lost = make_run("lost", "during", without=("schedule.json",))
-    assert said(lost).startswith("When layers became attention was not written down (no schedule.json); after 3")
+    assert said(lost).endswith("When layers became attention was not written down (no schedule.json).")
 
 
 def test_several_runs_of_several_kinds(make_run: MakeRun, make_plain: MakeRun) -> None:
     before, during, plain = make_run("a"), make_run("b", "during"), make_plain()
-    assert said(plain) == "Nothing was recast: the network alone, trained for 3 epochs, reaches 58.0 %."
-    assert said(plain, before).startswith("1 of 2 runs recast nothing; of the other: The recast model starts with")
+    assert said(plain) == "Nothing was recast. The network alone, trained for 3 epochs, reaches 58.0 %."
+    assert said(plain, before).startswith("The recast network ends 24.0 points below")
+    assert "1 of 2 runs recast nothing; of the other: After 3 epochs it reaches" in said(plain, before)
     assert said(plain, plain) == "None of these 2 runs recast anything."
     both = said(before, during)
-    assert both.startswith("1 of 2 recast models became attention during training; the other starts with its parent’s")
-    assert said(during, during).startswith("Both recast models became attention during training; of 2 runs with")
+    assert both.endswith("became attention during training; the other starts with its parent’s exact predictions.")
+    assert said(during, during).endswith("0 level. Both recast models became attention during training.")

@@ -18,6 +18,9 @@ MAX_NUMBERS = 2**18
 """Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
 MAX_NUMBERS_ON_ACCELERATORS = 2**24
 
+ASKED = 8
+"""Queries of a row, and of a column, among which the most telling one is looked for."""
+
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
 
@@ -109,15 +112,34 @@ def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:
     )
 
 
-def centre_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Maps (B, heads, height, width) of the middle query over the real pixels, and that query's pixel (row, column)."""
+def telling_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Maps (B, heads, height, width) over the real pixels of the query whose maps differ most between the images x, and
+    that query's pixel (row, column). Where none differ it is the middle one; at most ASKED × ASKED are looked at.
+    """
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     rows, columns = geometry.query_positions(height, width)
-    i, j = len(rows) // 2, len(columns) // 2
+    chosen = torch.cartesian_prod(_some(len(rows)) * len(columns), _some(len(columns))).sum(1).to(x.device)
+    maps_of = rows_of(layer, x)
+    differ = torch.cat([_spread(maps_of(at)) for at in chosen.split(ASKED)])
+    best = int(chosen[differ.argmax()])
+    if differ.max() < 1e-4:  # rounding
+        best = len(rows) // 2 * len(columns) + len(columns) // 2
+    i, j = divmod(best, len(columns))
     at_rows, at_columns = geometry.pixels(height, width)
-    mix = rows_of(layer, x)(torch.tensor([i * len(columns) + j], device=x.device))[:, :, 0].expand(len(x), -1, -1)
+    mix = maps_of(torch.tensor([best], device=x.device))[:, :, 0].expand(len(x), -1, -1)
     maps = mix.unflatten(-1, geometry.padded_size(height, width))[..., at_rows, at_columns]
     if geometry.is_transposed:
         sources = geometry.source_pixels(height, width)
         return maps, (sources[0][i], sources[1][j])
     return maps, (rows[i] - at_rows.start, columns[j] - at_columns.start)
+
+
+def _spread(maps: Tensor) -> Tensor:
+    """How much weight of every query's maps (B, H, n, M) is not that of the images' mean, (n,)."""
+    return (maps - maps.mean(0)).abs().sum(-1).mean((0, 1))
+
+
+def _some(count: int) -> Tensor:
+    """At most ASKED of so many places, evenly apart, the middle one among them."""
+    step = -(-count // ASKED)
+    return torch.arange(count // 2 % step, count, step)

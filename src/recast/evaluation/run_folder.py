@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.queries import centre_query
+from recast.analysis.queries import telling_query
 from recast.data import Data, Loader, load_data
 from recast.device import surroundings
 from recast.errors import RecastError
@@ -204,8 +204,9 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
 def write_pictures(run: Run) -> Path:
     """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
 
-    Of every GPSA layer i the maps of the centre query: `mix_i` (N, heads, rows, columns) over the real pixels of its
-    input, `query_i` (row, column) there, `gate_i` (heads,) the share of content, `kernel_i`.
+    Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
+    over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) that of the content,
+    `kernel_i`.
     """
     first: dict[int, Tensor] = {}
     for images, labels in Loader(run.data.val, 1, bad_image="skip"):
@@ -217,7 +218,7 @@ def write_pictures(run: Run) -> Path:
     drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
 
     def draw(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        drawn[name] = centre_query(layers[name], inputs[0])
+        drawn[name] = telling_query(layers[name], inputs[0])
 
     with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
         logits = PixelModel(model, run.data.mean, run.data.std)(pixels)

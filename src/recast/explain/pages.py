@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -29,6 +29,9 @@ from recast.models.adapt import classifiers
 from recast.models.build import input_defaults
 from recast.run.config import ModelConfig, Recipe
 from recast.run.config.explain import ExplainOptions
+from recast.run.recipe import why_untaught
+from recast.run.records import Row
+from recast.run.tables import read_records
 
 SEED = 0
 """Of random weights: the same command draws the same picture."""
@@ -153,13 +156,17 @@ def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
         run.data,
     )
     states, notes = kept_states(run)
+    arms = {"recast": "Network"} if run.recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
+    if "parent" in arms and (why := _why_untaught(run)):
+        del arms["parent"]
+        notes.append(f"The predictions of the parent as it was are left out: {why}.")
     scene = make_scene(
         f"{run.recipe.model.name} on {run.data.name}",
         inputs,
-        _networks(run, states, choose_device(asked.device)),
+        _networks(run, arms, states, choose_device(asked.device)),
         run.data.classes,
         (run.data.mean, run.data.std),
-        {"recast": "Network"} if run.recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models},
+        arms,
         notes + said,
         [
             ("Run", run.folder.resolve().name),
@@ -172,6 +179,12 @@ def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
     if not asked.out:
         target.parent.mkdir(exist_ok=True)
     return write_pages(scene, target, layer=asked.layer), scene, said
+
+
+def _why_untaught(run: Run) -> str:
+    rows = run.folder / "rows.csv"
+    measured = read_records(rows, Row) if rows.is_file() else []
+    return why_untaught(run.recipe, run.folder, len(run.data.classes), measured)
 
 
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
@@ -188,7 +201,7 @@ def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
 
 
 def _networks(
-    run: Run, states: Mapping[int, Path | None], device: torch.device
+    run: Run, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
 ) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
     """The arms at every epoch, loaded one epoch at a time; the control arm's of that epoch too, where it was kept."""
     for epoch, path in states.items():
@@ -202,7 +215,7 @@ def _networks(
                 control = run.folder / "finetuned" / "checkpoints" / path.name
                 if "finetuned" in networks and control.is_file():
                     networks["finetuned"] = load(control, run.models["parent"])
-        yield epoch if len(states) > 1 else None, {arm: network.to(device) for arm, network in networks.items()}
+        yield epoch if len(states) > 1 else None, {arm: networks[arm].to(device) for arm in arms}
 
 
 def _changed(recipe: Recipe) -> list[tuple[str, str]]:

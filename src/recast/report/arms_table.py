@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from recast.report import formats
 from recast.report.formats import NBSP
-from recast.report.labels import is_accuracy, metric_label, suite_title, words
+from recast.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.table import Bar, Cell, Group, Table
 from recast.run.records import Row
 from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
-TEST_SETS, SWEPT = of_kind("test set"), of_kind("sweep")
+SWEPT = of_kind("sweep")
 
 
 def arm_heads(*runs: Run) -> list[Cell]:
@@ -42,8 +42,9 @@ def arms_table(run: Run, swept: bool = False) -> Table:
         bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
     ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
     scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
-    label = "What is varied at test time" if swept else "Three arms, every measurement"
-    return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, scale=scale)
+    label = "What is varied at test time" if swept else "The networks compared, every measurement"
+    kind = "arms both" if len(words(run).others) > 1 else "arms"
+    return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], None]]:
@@ -65,7 +66,8 @@ def _cells(run: Run, suite: str, metric: str, shared: str, against: str) -> list
     rows = {arm: row for arm in ARMS if (row := run.row(arm, suite, metric))}
     name, images, names = base(metric), max((row.n for row in rows.values()), default=0), words(run)
     digits = 4 if name == "loss" else 2 if images >= 2000 else 1
-    cells = [Cell(_label(metric.removeprefix(shared), suite))]
+    meaning = METRICS[name].meaning if name in METRICS else ""
+    cells = [Cell(measured(suite, metric, shared), title=meaning)]
     for arm in names.arms:
         row, value = rows.get(arm), run.value(arm, suite, metric)
         small: tuple[str, ...] = ()
@@ -109,30 +111,9 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with
         bar = Bar("recast" if gain > 0 else other, gain, *ends, paired is not None)
     if paired:
         digits = min(digits, 3)
-        better = better if leaves_out_zero(paired.low, paired.high, digits) else ""
+        better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
         small = (formats.interval(paired.low, paired.high, digits),)
     return Cell(text, small, kind=f"by-{better}", bar=bar)
-
-
-def leaves_out_zero(low: float, high: float, digits: int) -> bool:
-    """The interval as it is written: one that ends at `0.0` does not leave out 0."""
-    return round(low, digits) > 0 or round(high, digits) < 0
-
-
-def _label(metric: str, suite: str) -> str:
-    name, _, setting = metric.partition("@")
-    first, _, detail = name.partition("/")
-    if suite in TEST_SETS:
-        return suite_title(suite) if metric == "top1" else f"{suite_title(suite)}, {metric_label(first)}"
-    if suite == "resolution" and setting:
-        height, _, width = setting.partition("x")
-        setting = f"{height} × {width or height}"
-    elif setting and suite in SUITES:
-        setting = SUITES[suite].setting.format(setting)
-    if suite == "frequency":
-        return f"{'below' if first == 'low' else 'above'} {setting}"
-    parts = [metric_label(first), "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
-    return ", ".join(part for part in parts if part)
 
 
 def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
@@ -151,7 +132,7 @@ def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
                 metric = kinds[kind].get(severity, "")
                 gap, paired = gaps.get(metric, math.nan), run.difference(against, suite, metric)
                 known = math.isfinite(gap) and gap != 0
-                known = known and (paired is None or leaves_out_zero(paired.low, paired.high, 1))
+                known = known and (paired is None or formats.leaves_out_zero(paired.low, paired.high))
                 title = f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else ""
                 by = f"b-{('recast' if gap > 0 else against) if known else ''}"
                 strength = round(55 * abs(gap) / largest) if known else 0

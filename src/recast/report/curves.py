@@ -180,7 +180,7 @@ def relative(run: Run) -> list[Chart]:
         if any(run.row("recast", suite, metrics[0]) is None for metrics in means.values()):
             means = {severity: [f"top1/{kind}/{severity}" for kind in kinds] for severity in severities}
         for name, groups in ((what, parts), ("severity", means)):
-            series = [_gains(run, suite, arm, groups) for arm in ("finetuned", "parent")]
+            series = [_gains(run, suite, arm, groups) for arm in reversed(words(run).others)]
             series = [one for one in series if one.points]
             if not series:
                 continue

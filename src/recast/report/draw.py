@@ -37,6 +37,8 @@ ALL_LABELLED = 12
 """With more ends than this only the three highest and the three lowest are named."""
 MOST_NAMED = 16
 """With more layers than this only every few are named on an axis of a heat map."""
+LETTERS = 48
+"""That have room side by side under an axis."""
 MOST_HITS = 400
 """Larger heat maps have no values to point at: they are in the table of the folder of figures."""
 
@@ -237,6 +239,13 @@ def draw_heat_map(
         for y, x in np.ndindex(*values.shape)
         if values.size <= MOST_HITS and math.isfinite(values[y, x])
     ]
+
+
+def layer_ticks(names: Sequence[str]) -> dict[float, str]:
+    """Names of layers under an axis, the last part on a line of its own; only every few, so that none run together."""
+    parts = [[shortened(part, 12) for part in name.rpartition(".")[::2] if part] for name in names]
+    step = math.ceil(len(names) * (max(len(part) for found in parts for part in found) + 1) / LETTERS)
+    return {float(place): "\n".join(parts[place]) for place in range(0, len(names), step)}
 
 
 def shortened(name: str, most: int) -> str:

@@ -82,6 +82,11 @@ def interval(low: float, high: float, digits: int = 1) -> str:
     return f"{decimal(low, digits)} to {decimal(high, digits)}"
 
 
+def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:
+    """The interval as it is written: one that ends at `0.0` does not leave out 0."""
+    return round(low, digits) > 0 or round(high, digits) < 0
+
+
 def mean_range(values: Sequence[float], digits: int = 2) -> str:
     """`1.38 (0.54 to 1.80)`: the mean, the smallest and the largest of those that are finite."""
     known = [value for value in values if math.isfinite(value)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from recast.report import formats
 from recast.report.charts import Cells, Chart, Key
-from recast.report.draw import Point, Series, draw_heat_map, series_chart, shortened
+from recast.report.draw import Point, Series, draw_heat_map, layer_ticks, series_chart
 from recast.report.labels import words
 from recast.report.load import ARMS, Run
 from recast.report.maps import head_labels
@@ -28,8 +28,6 @@ BY_DEPTH: dict[str, Any] = {
     "size": SMALL,
 }
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
-MOST_LAYERS = 9
-"""With more layers than this only every few are named under the axis."""
 Line = FourierLine | HeadLine | SimilarityLine
 Blocks = Mapping[str, Sequence[FourierLine]]
 
@@ -117,15 +115,13 @@ def distance_charts(run: Run) -> list[Chart]:
         Series("Attention", dots[False], look="points"),
         Series("Still its convolution", dots[True], look="rings"),
     ]
-    step, longest = math.ceil(len(layers) / MOST_LAYERS), max(70 // min(len(layers), MOST_LAYERS), 4)
     highest = max((point.y for found in dots.values() for point in found if math.isfinite(point.y)), default=0.0)
     by_depth = series_chart(
-        "distance_depth", "Mean attention distance, pixels, by depth", series,
+        "distance_depth", "Mean attention distance, pixels, by layer, input at the left", series,
         lines_table([head for heads in layers.values() for head in heads]),
         note="A ring is a head that is still its convolution; the dark line is the mean of a layer.",
-        unit=" pixels", keys=[Key("a head", "recast")], xlabel="layer, input at the left",
+        unit=" pixels", keys=[Key("a head", "recast")], xticks=layer_ticks(list(layers)),
         xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.08 * highest or 1),
-        xticks={n: shortened(name, longest) if n % step == 0 else "" for n, name in enumerate(layers)},
     )  # fmt: skip
     return [by_depth, *_distance_by_epoch(run)]
 
@@ -181,9 +177,9 @@ def similarity_charts(run: Run) -> list[Chart]:
 
 
 QUANTITIES = {
-    "gamma": ("γ", "share of content attention", 0.0),
+    "gamma": ("γ", "gate of the content map", 0.0),
     "s": ("s", "spread: one-hot shift (0) to Gaussian (1)", 0.0),
-    "sigma": ("σ(λ)", "share of positional attention", math.nan),
+    "sigma": ("σ(λ)", "share of the positional map", math.nan),
     "span": ("1/α", "attention span of the Gaussian", math.nan),
 }
 """Name in metrics.jsonl → symbol, meaning, and the value of a head that is still its convolution."""

@@ -24,7 +24,7 @@ from recast.report.maps import Attention, read_attention
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import read_json, read_names, read_text, require
-from recast.run.recipe import load_recipe
+from recast.run.recipe import load_recipe, why_untaught
 from recast.run.records import (
     Difference,
     Epoch,
@@ -95,6 +95,11 @@ class Run:
     def is_scheduled(self) -> bool:
         """Layers become attention during training, not before it."""
         return self.switching is not None or self.recipe.schedule.name != "before"
+
+    @cached_property
+    def untaught(self) -> str:
+        """Why the parent as it was is nothing to compare with; empty where it is."""
+        return "" if self.is_plain else why_untaught(self.recipe, self.path, len(self.classes), self.rows)
 
     @property
     def epochs(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -23,12 +24,22 @@ from recast.errors import RecastError
 from recast.report import formats
 from recast.report.charts import Chart, Palette
 
-SIGNED, POSITIVE = "PuOr_r", "cividis"
-"""Purple to orange through white at 0; dark blue to yellow: both safe for colour-blind readers."""
+ADDS, SUBTRACTS = "#d95f02", "#5e3c99"
+"""Orange and purple, safe for colour-blind readers: the larger a weight, the less can be seen through it."""
+WEIGHTS = LinearSegmentedColormap.from_list("weights", [SUBTRACTS, "#ffffff", ADDS])
+"""The same on white."""
+LEVELS = 128
+"""Of a map on the page, on either side of 0."""
 IMAGE_SIDE = 160
 """Larger images are shrunk to this side."""
 MOST_IMAGES = 2
 """On paper."""
+MOST_LAYERS = 4
+"""On the page: those whose maps differ most between the images."""
+ALIKE = 0.02
+"""Maps of which no more than this share of the weight differs between the images are called the same."""
+GATES = {"linear": ("γ", "the gate of its content map"), "sigmoid": ("1−σ(λ)", "the share of its content map")}
+"""Gate → symbol and meaning of what stands under a map."""
 CELL = 0.62
 """Inches a map on paper."""
 
@@ -50,7 +61,7 @@ class AttentionLayer:
     query: tuple[int, int]
     """Row and column of the query in that grid."""
     gate: np.ndarray
-    """(heads,) share of content attention."""
+    """(heads,) of the content map."""
     kernel: tuple[int, int]
 
     @cached_property
@@ -82,10 +93,11 @@ class AttentionLayer:
         return float(np.nanmin(self.mix, initial=0.0)) < -1e-6 * self.largest
 
     @cached_property
-    def colors(self) -> np.ndarray:
-        """(256, 3) uint8, from the lowest value to the highest."""
-        table = mpl.colormaps[SIGNED if self.signed else POSITIVE](np.arange(256) / 255, bytes=True)
-        return np.ascontiguousarray(table[:, :3])
+    def differs(self) -> float:
+        """Share of the weight that is not the same in all images."""
+        known = np.nan_to_num(self.mix)
+        total = float(np.abs(known).sum())
+        return float(np.abs(known - known.mean(axis=0)).sum()) / total if total else 0.0
 
     @property
     def box(self) -> str:
@@ -95,7 +107,7 @@ class AttentionLayer:
         return ";".join(f"{side}:{round(100 * share, 3)}%" for side, share in places.items())
 
     def under(self, head: int, symbol: str) -> str:
-        """What stands under a map: the share of content attention, where it has a symbol, or the tap."""
+        """What stands under a map: the gate of content, where it has a symbol, or the tap."""
         return formats.decimal(float(self.gate[head]), 2) if symbol else self.labels[head]
 
 
@@ -108,6 +120,24 @@ class Attention:
     labels: list[str]
     predictions: list[str]
     layers: list[AttentionLayer]
+
+    @cached_property
+    def shown(self) -> list[AttentionLayer]:
+        """The layers on the page, in the network's order."""
+        most = sorted(self.layers, key=lambda layer: -layer.differs)[:MOST_LAYERS]
+        return [layer for layer in self.layers if layer in most]
+
+    @property
+    def reading(self) -> str:
+        """Whether the heads see other things in other images, in one sentence."""
+        most = max(self.layers, key=lambda layer: layer.differs)
+        if len(self.images) < 2:
+            return ""
+        if most.differs <= ALIKE:
+            share = formats.percent(100 * most.differs, 2)
+            return f"The maps are the same in all these images, to {share} of their weight: the heads look at places."
+        share = formats.percent(100 * most.differs, 0)
+        return f"Between these images they differ most in {most.name}, by {share} of the weight of that layer’s maps."
 
 
 def read_attention(path: Path) -> Attention:
@@ -151,7 +181,7 @@ def png(picture: Image.Image) -> str:
 def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str, Any]]:
     """The panels of as many images as fit in `budget` bytes of HTML (at least one).
 
-    `symbol` is that of the share of content attention, which stands under each map; without one the tap does.
+    `symbol` is that of the gate of content, which stands under each map; without one the tap does.
     """
     panels: list[dict[str, Any]] = []
     spent = 0
@@ -165,8 +195,8 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
             "label": label,
             "prediction": prediction,
             "aspect": f"{pixels.shape[1]} / {pixels.shape[0]}",
-            "queries": list(dict.fromkeys(layer.box for layer in attention.layers)),
-            "layers": [_panel(layer, index, symbol) for layer in attention.layers],
+            "queries": list(dict.fromkeys(layer.box for layer in attention.shown)),
+            "layers": [_panel(layer, index, symbol) for layer in attention.shown],
         }
         heads = [head for layer in image["layers"] for head in layer["heads"]]
         spent += len(image["picture"]) + sum(len(head["picture"]) + 400 for head in heads)
@@ -186,7 +216,6 @@ def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
         content = f"{symbol} = {under}; " if symbol else ""
         alt = f"{name}: {content}largest weight {peak} at row {row}, column {column} of {height} by {width}"
         heads.append({"picture": _picture(layer, values), "alt": alt, "under": under})
-    stops = layer.colors[np.linspace(0, 255, 9).astype(int)]
     return {
         "name": layer.name,
         "columns": layer.columns,
@@ -196,20 +225,16 @@ def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
         "low": f"≤ −{layer.limit:.2g}" if layer.signed else "0",
         "high": f"≥ {layer.limit:.2g}",
         "peak": formats.decimal(layer.largest, 2),
-        "gradient": ", ".join(f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in stops),
+        "gradient": f"{SUBTRACTS if layer.signed else '#fff'}, #fff {50 if layer.signed else 0}%, {ADDS}",
     }
 
 
 def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
-    """One map as a data: URI; what is not a number has the colour of 0."""
-    scaled = np.nan_to_num(values / layer.limit)
-    shares = (scaled + 1) / 2 if layer.signed else scaled
-    index = np.round(np.clip(shares, 0, 1) * 255).astype(np.uint8)
-    if index.size <= 256:  # a palette would weigh more than the pixels
-        return png(Image.fromarray(layer.colors[index]))
-    picture = Image.fromarray(index)
-    picture.putpalette(layer.colors.tobytes())
-    return png(picture)
+    """One map as a data: URI, transparent at 0; what is not a number is 0."""
+    scaled = np.nan_to_num(np.clip(values / layer.limit, -1, 1))[..., None]
+    hues = np.where(scaled < 0, *(np.array(mpl.colors.to_rgb(hue)) * 255 for hue in (SUBTRACTS, ADDS)))
+    alpha = np.round(np.abs(scaled) * LEVELS) * (255 / LEVELS)
+    return png(Image.fromarray(np.concatenate([hues, alpha], axis=-1).round().astype(np.uint8)))
 
 
 def map_charts(attention: Attention, symbol: str) -> list[Chart]:
@@ -224,7 +249,7 @@ def map_charts(attention: Attention, symbol: str) -> list[Chart]:
         ]
         label, said = attention.labels[index], attention.predictions[index]
         title = f"What the heads look at: image {index + 1}, labelled {label}, predicted {said}"
-        below = f"{symbol}, the share of content attention" if symbol else "its tap"
+        below = f"{symbol}, {dict(GATES.values())[symbol]}" if symbol else "its tap"
         story = f"Attention maps of {len(attention.layers)} layers for the outlined query; below each map {below}."
         columns = ("layer", "head", "gate", "row", "column", "weight")
 
@@ -248,11 +273,10 @@ def _drawn(attention: Attention, index: int, symbol: str, palette: Palette) -> F
         part.text(0, 0.97, layer.name, fontsize=8, va="center", color=palette["ink"])
         grid = part.subplots(down, layer.columns, squeeze=False)
         part.subplots_adjust(0, 0.05, 0.95, 0.92, wspace=0.06, hspace=0.25)
-        low, colors = (-layer.limit, SIGNED) if layer.signed else (0, POSITIVE)
         for axes in grid.flat:
             axes.set_axis_off()
         for head, axes in zip(range(len(layer.labels)), grid.flat, strict=False):
-            axes.imshow(layer.mix[index, head], cmap=colors, vmin=low, vmax=layer.limit, interpolation="none")
+            axes.imshow(layer.mix[index, head], cmap=WEIGHTS, vmin=-layer.limit, vmax=layer.limit, interpolation="none")
             y, x = layer.query
             for edge, thick in (("white", 1.6), ("black", 0.7)):
                 axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=edge, linewidth=thick))

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from recast.report import curves, layers, summary
 from recast.report.arms_table import arms_table, heat_tables
 from recast.report.charts import Chart, joined
-from recast.report.labels import words
+from recast.report.labels import glossary, words
 from recast.report.load import Run
-from recast.report.maps import image_maps, map_charts
+from recast.report.maps import GATES, image_maps, map_charts
 from recast.report.switches import switch_part
 from recast.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.report.verdict import joint_verdict, verdict, why_no_mean
@@ -31,7 +31,7 @@ Part = dict[str, Any]
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """One of `count` runs of a page; what was not measured is empty."""
-    symbol = {"linear": "γ", "sigmoid": "1−σ(λ)"}.get(run.recipe.recast.gate, "")
+    symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
     maps = image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
     head_layers, hidden = layers.head_charts(run, HEAD_BYTES // count)
     absent, command = summary.missing(run)
@@ -58,8 +58,10 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "heads": head_table(run),
         "distances": layers.distance_charts(run),
         "symbol": symbol,
+        "symbol_means": meaning,
         "maps": maps,
         "left_out": len(run.attention.images) - len(maps) if run.attention else 0,
+        "left_out_layers": len(run.attention.layers) - len(run.attention.shown) if run.attention else 0,
         "fourier": layers.fourier_charts(run),
         "similarity": layers.similarity_charts(run),
         "agreement": summary.won_and_lost(run),
@@ -139,6 +141,7 @@ def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
         verdict=joint_verdict(runs) if several else verdict(first),
         groups=groups,
         sections=parts,
+        glossary=glossary(runs),
         costs={cost: label.partition(",")[0] for cost, (label, _) in curves.COSTS.items()},
     )
 

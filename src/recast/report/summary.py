@@ -9,13 +9,13 @@ from typing import Any
 
 from recast.report import formats
 from recast.report.formats import NBSP
-from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
+from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words
 from recast.report.load import ARMS, Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
-from recast.run.records import Difference, Wakefulness
+from recast.run.records import Wakefulness
 from recast.run.statistics import Agreement, net_interval
-from recast.run.suites import METRICS, SUITES, base
+from recast.run.suites import SUITES
 
 
 def tiles(run: Run) -> list[dict[str, str]]:
@@ -72,25 +72,16 @@ def _extremes(run: Run) -> list[dict[str, str]]:
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
             label = f"Largest {what} against {words(run).control_short}"
-            where = f"{suite_title(line.suite)}, {_measured(line)}"
-            detail = f"{where}; 95 % interval {formats.interval(line.low, line.high)}"
+            detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
             found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
     return found
-
-
-def _measured(line: Difference) -> str:
-    """What was measured, with its setting or part: top-1 at ε = 1/255."""
-    metric, part = METRICS[base(line.metric)].label.lower(), line.metric.partition("/")[2]
-    if setting := line.metric.partition("@")[2]:
-        return f"{metric} at {SUITES[line.suite].setting.format(setting)}"
-    return f"{metric} on {part.replace('_', ' ').replace('/', ' at severity ')}" if part else metric
 
 
 def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
     names, detail = words(run), "nothing to compare with"
     for arm, name in (("parent", names.parent_short), ("finetuned", names.control_short)):  # the last counts
         difference = values["recast"] - values[arm]
-        if math.isfinite(difference):
+        if math.isfinite(difference) and arm in names.others:
             size = formats.points(abs(difference))
             more = f"{size} points {'more' if difference > 0 else 'less'} than {name}"
             detail = more if abs(difference) >= 0.005 else f"the same as {name}"
@@ -106,7 +97,7 @@ def notes(run: Run) -> list[str]:
         if any(math.isfinite(line.low) for line in run.differences):
             found.append(
                 f"{one}. Intervals are of 95 %, bootstrapped over the images; those of differences are paired, as all "
-                "arms saw the same images. A difference is coloured where its interval leaves out 0. They say what "
+                "networks saw the same images. A difference is coloured where its interval leaves out 0. They say what "
                 "other images would do, not what another seed would."
             )
         else:
@@ -114,7 +105,7 @@ def notes(run: Run) -> list[str]:
             found.append(
                 f"{one}, and the standard error of an accuracy of {formats.percent(reached)} is "
                 f"{formats.decimal(error)} points. The shaded bands in the table are ± one standard error of a "
-                "difference, as if the arms had seen different images. A bar inside its band may well be chance."
+                "difference, as if the networks had seen different images. A bar inside its band may well be chance."
             )
     parent, finetuned = accuracy(run, "parent"), accuracy(run, "finetuned")
     if finetuned < parent - 0.5:
@@ -207,9 +198,10 @@ def missing(run: Run) -> tuple[list[str], str]:
 def won_and_lost(run: Run) -> list[dict[str, Any]]:
     """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
     pairs = []
-    for arm, name in (("finetuned", words(run).control), ("parent", words(run).parent_short)):
+    names = words(run)
+    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
         images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
-        if not images:
+        if not images or arm not in names.others:
             continue
         found = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
         won, lost, p = len(found.won), len(found.lost), found.p_value

@@ -11,7 +11,7 @@ from typing import Any
 from recast.report import formats
 from recast.report.arms_table import arm_heads, write
 from recast.report.formats import NBSP
-from recast.report.labels import CORRUPTIONS, is_accuracy, suite_title, words
+from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
 from recast.report.load import ARMS, Run
 from recast.report.maps import head_labels
 from recast.report.table import Cell, Group, Table
@@ -40,7 +40,7 @@ def plan_table(run: Run) -> Table | None:
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     totals = run.plan["totals"]
     foot = [Cell("Whole model"), Cell("", span=2), *_costs(totals["before"], totals["after"]), Cell("")]
-    return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot)
+    return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
 
 
 def _times(sizes: Sequence[int]) -> str:
@@ -115,7 +115,7 @@ def head_table(run: Run) -> Table | None:
         counts = f"{len(stayed)} of {len(heads)}{which}", *ranges, f"{max(one.n for one in heads):,}"
         rows.append([Cell(layer, code=True), *map(Cell, counts)])
     heads_of = ("Layer", "Stayed\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return Table("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)]) if rows else None
+    return Table("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)], kind="stack") if rows else None
 
 
 def switch_table(run: Run) -> Table | None:
@@ -134,7 +134,7 @@ def switch_table(run: Run) -> Table | None:
         rows.append(row)
     steps = ("before → after → end",)
     heads = [Cell("Switch"), Cell("Validation loss", steps), Cell("Top-1, %", steps)]
-    return Table("Every switch", heads, [Group("", rows)], kind="switches") if rows else None
+    return Table("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 
 def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> Table:
@@ -167,7 +167,7 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
     heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
-    return Table(f"Runs on {data}", heads, [Group("", rows)], foot)
+    return Table(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
 
 
 def _mean(
@@ -196,11 +196,11 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
         if len(images) > 1 or not all(map(math.isfinite, arms["recast"])):
             continue
         digits = 3 if name == "loss" else 1
-        cells = [Cell(f"{suite_title(suite)}, {metric}")]
+        cells = [Cell(in_suite(suite, metric))]
         cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names.arms]
         for arm in names.others:
             gaps = [recast - other for recast, other in zip(arms["recast"], arms[arm], strict=True)]
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return Table("Every measure over the seeds", heads, [Group("", rows)]) if rows else None
+    return Table("Every measure over the seeds", heads, [Group("", rows)], kind="stack") if rows else None

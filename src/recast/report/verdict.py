@@ -1,4 +1,4 @@
-"""What the numbers of a run allow to say, in one sentence, and no more than that."""
+"""What the numbers of a run allow to say: one sentence, what is behind it, and no more than that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import PurePath
+from typing import NamedTuple
 
 from recast.report import formats
 from recast.report.formats import NBSP
@@ -57,16 +58,24 @@ def is_exact(run: Run) -> bool:
     return same == images and number(run.verify["max_relative_error"]) <= EXACT
 
 
-def verdict(run: Run) -> str:
-    """The sentence at the top of the page."""
+class Verdict(NamedTuple):
+    """What stands at the top of the page."""
+
+    headline: str
+    """One short sentence."""
+    numbers: str
+    """The sentences behind it."""
+
+
+def verdict(run: Run) -> Verdict:
+    """What a run allows to say."""
     if run.is_plain:
         trained = f"trained for {formats.plural(run.epochs, 'epoch')}" if run.epochs else "not trained"
         reached = formats.percent(accuracy(run, "finetuned"))
-        return f"Nothing was recast: the network alone, {trained}, reaches {reached}."
-    if run.is_scheduled:
-        return f"{_became(run)}; {_end(run, subject='the network ')}.{_attention(run)}"
-    exact = is_exact(run)
-    return f"{_start(run)}{' and' if exact else ';'} {_end(run, subject='' if exact else 'it ')}.{_attention(run)}"
+        return Verdict("Nothing was recast.", f"The network alone, {trained}, reaches {reached}.")
+    headline, reached = _end(run)
+    began = _became(run) if run.is_scheduled else _start(run)
+    return Verdict(headline, " ".join(part for part in (reached, _attention(run), f"{began}.") if part))
 
 
 def _attention(run: Run) -> str:
@@ -113,60 +122,68 @@ def _became(run: Run) -> str:
     return f"{who}{singly} from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}"
 
 
-def _end(run: Run, subject: str) -> str:
+def _end(run: Run) -> Verdict:
     recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
     if run.epochs == 0:
-        standing = f"; as it stands it reaches {formats.percent(recast)}" if math.isfinite(recast) else ""
-        return f"{subject}has not been trained{standing}"
+        standing = f"As it stands it reaches {formats.percent(recast)}." if math.isfinite(recast) else ""
+        return Verdict("The recast network has not been trained.", standing)
     planned = run.recipe.epochs
     count = f"{run.epochs} of {planned} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
     if not math.isfinite(recast):
-        return f"{subject}was trained for {count}, but its accuracy was not measured"
-    reached = f"after {count} {subject}reaches {formats.percent(recast)}"
+        return Verdict("The accuracy of the recast network was not measured.", f"It was trained for {count}.")
+    reached = f"After {count} it reaches {formats.percent(recast)}"
     names = words(run)
     if not math.isfinite(finetuned):
-        if names is FROM_START:
-            return f"{reached}; it was not trained as a convolution beside that, so nothing is compared"
-        against = f", {_against(recast - parent, 'its parent')}" if math.isfinite(parent) else ""
-        caution = "so more training alone may explain it" if recast > parent else "so there is no fair comparison"
-        return f"{reached}{against}; no parent was fine-tuned the same way, {caution}"
+        who = "the network was not trained as a convolution beside it"
+        who = who if names is FROM_START else "no parent was fine-tuned the same way"
+        if math.isfinite(parent) and "parent" in names.others:
+            caution = "more training alone may explain that" if recast > parent else "that is no fair comparison"
+            reached += f", {_against(recast - parent, 'its parent')}; {caution}"
+        return Verdict(f"Nothing to compare with: {who}.", f"{reached}.")
     counted = round(abs(recast - finetuned) / 100 * test_images(run))
-    in_images = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; " if counted else ""
+    behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; " if counted else ""
+    headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
     paired = run.difference("finetuned", "clean", "top1")
     if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
-        in_images = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
-    return f"{reached}, {_against(recast - finetuned, names.control)} ({in_images}one seed: a first look, not evidence)"
+        behind = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
+        if not formats.leaves_out_zero(paired.low, paired.high):
+            headline = f"The recast network is not shown to differ from {names.control}."
+    difference = formats.signed(recast - finetuned, 2 if abs(recast - finetuned) < 0.095 else 1)
+    reached += f", against {formats.percent(finetuned)}: {difference} points"
+    return Verdict(headline, f"{reached} ({behind}one seed: a first look, not evidence).")
 
 
 def _against(difference: float, other: str) -> str:
     if abs(difference) < 0.005:
-        return f"the same as {other}"
+        return f"level with {other}"
     return f"{formats.points(abs(difference))}{NBSP}points {'above' if difference > 0 else 'below'} {other}"
 
 
-def joint_verdict(runs: Sequence[Run]) -> str:
-    """The sentence above several runs."""
+def joint_verdict(runs: Sequence[Run]) -> Verdict:
+    """What several runs allow to say."""
     rest = [run for run in runs if not run.is_plain]
     if not rest:
-        return f"None of these {len(runs)} runs recast anything."
+        return Verdict(f"None of these {len(runs)} runs recast anything.", "")
     if len(rest) < len(runs):
         alone = f"{len(runs) - len(rest)} of {len(runs)} runs recast nothing"
-        return f"{alone}; of the other: {verdict(rest[0])}" if len(rest) == 1 else f"{alone}. {joint_verdict(rest)}"
-    start, names = _joint_start(runs), words(*runs)
+        headline, numbers = verdict(rest[0]) if len(rest) == 1 else joint_verdict(rest)
+        return Verdict(headline, f"{alone}; of the other{'s' if len(rest) > 1 else ''}: {numbers}")
+    start, names = f"{_joint_start(runs)}.", words(*runs)
     differences = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
     known = [difference for difference in differences if math.isfinite(difference)]
     if not known:
-        return f"{start}; none was trained beside {names.a_control}, so nothing is compared."
+        return Verdict(f"Nothing to compare with: none was trained beside {names.a_control}.", start)
     if not why_no_mean(runs) and len(known) == len(runs):
         mean, low, high = mean_interval(known)
-        against = f"level with {names.control}" if abs(mean) < 0.005 else _against(mean, names.control)
-        spread = f"95 % interval {formats.interval(low, high)}"
-        return f"{start}; over {len(runs)} seeds they are on average {against} ({spread})."
+        headline = f"Over {len(runs)} seeds the recast network is on average {_against(mean, names.control)}."
+        if not formats.leaves_out_zero(low, high):
+            headline = f"Over {len(runs)} seeds the recast network is not shown to differ from {names.control}."
+        spread = f"{formats.signed(mean)} points (95 % interval over the seeds {formats.interval(low, high)})"
+        return Verdict(headline, f"In the mean {spread}. {start}")
     above, below = (sum(sign * difference >= 0.005 for difference in known) for sign in (1, -1))
-    return (
-        f"{start}; of {formats.plural(len(known), 'run')} with {names.a_control}, the recast model ends "
-        f"above it in {above}, below it in {below} and level in {len(known) - above - below}."
-    )
+    level = len(known) - above - below
+    headline = f"Of {formats.plural(len(known), 'run')} with {names.a_control}, {above} ended above it."
+    return Verdict(headline, f"{below} ended below it and {level} level. {start}")
 
 
 def _joint_start(runs: Sequence[Run]) -> str:

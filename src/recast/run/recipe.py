@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from recast.errors import RecastError
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import write_text
+from recast.run.records import Row
 
 PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
@@ -27,6 +28,8 @@ HOW_IT_RUNS = (
 """The fields that say how a run is carried out, not what it computes."""
 MAY_CHANGE = (*HOW_IT_RUNS, *(f"{section}.{field}" for section, field in PATHS))
 """What may differ when a run goes on: how it runs and where things lie, not what it computes."""
+PARENT_WEIGHTS = "parent.safetensors"
+"""In a run folder: the weights of a parent that nothing else holds, random ones or those under a new classifier."""
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -90,3 +93,26 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     for key, value in recipe_to_dict(recipe).items():
         found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
     return found
+
+
+def has_new_parent(recipe: Recipe, folder: Path) -> bool:
+    """Whether the parent of the run in `folder` had a new classifier, or random weights altogether."""
+    checkpoint = recipe.model.checkpoint
+    if checkpoint is None:
+        return not recipe.model.pretrained
+    return (folder / checkpoint).resolve() == (folder / PARENT_WEIGHTS).resolve()
+
+
+def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
+    """Why the parent of a run, as it was, is nothing to compare with: it never learnt to tell these classes apart.
+
+    Empty where it may have. Known from the recipe, or from its top-1 in `rows`: no better than a guess among `classes`.
+    """
+    if has_new_parent(recipe, folder):
+        return "its classifier was new"
+    for row in rows:
+        if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:
+            least = row.value if row.low is None else row.low
+            if least <= 100 / classes:
+                return f"it answers no better than a guess ({row.value:.1f}\u00a0% of {classes} classes)"
+    return ""

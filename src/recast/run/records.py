@@ -250,7 +250,7 @@ class HeadLine:
     tap_row: int
     tap_column: int
     gate: float | None
-    """Share of content attention; None where there is no gate."""
+    """Of the content map: γ, of either sign, or the share 1 − σ(λ); None where there is no gate."""
     span: float | None
     """1/α; None where it is infinite or there is none."""
     distance: float | None

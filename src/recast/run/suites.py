@@ -22,6 +22,8 @@ class Metric:
     lower_is_better: bool = False
     is_cost: bool = False
     """Compared by its ratio, not by its difference."""
+    meaning: str = ""
+    """For who meets the word for the first time."""
 
     @property
     def is_accuracy(self) -> bool:
@@ -30,19 +32,31 @@ class Metric:
 
 
 METRICS = {
-    "top1": Metric("Top-1"),
-    "top5": Metric("Top-5"),
-    "mce": Metric("mCE", lower_is_better=True),
-    "loss": Metric("Loss", "", lower_is_better=True),
-    "ece": Metric("Calibration error (ECE)", lower_is_better=True),
-    "no_gradient": Metric("Images without a gradient", lower_is_better=True),
-    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True),
-    "macs": Metric("MACs per image", "", lower_is_better=True, is_cost=True),
-    "images_per_second": Metric("Images per second", "", is_cost=True),
-    "peak_memory": Metric("Peak memory", "bytes", lower_is_better=True, is_cost=True),
-    "low": Metric("Top-1 on low frequencies"),
-    "high": Metric("Top-1 on high frequencies"),
-}
+    "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
+    "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
+    "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
+    "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
+    "ece": Metric(
+        "Calibration error (ECE)", lower_is_better=True, meaning="how far confidence and accuracy lie apart, on average"
+    ),
+    "no_gradient": Metric(
+        "Images without a gradient", lower_is_better=True,
+        meaning="images where the attack found no direction to go: accuracy under it says little about them",
+    ),
+    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True, meaning="numbers that are learnt"),
+    "macs": Metric(
+        "MACs per image", "", lower_is_better=True, is_cost=True, meaning="multiply-adds that one image takes"
+    ),
+    "images_per_second": Metric(
+        "Images per second", "", is_cost=True, meaning="measured on this machine, the networks taking turns"
+    ),
+    "peak_memory": Metric(
+        "Peak memory", "bytes", lower_is_better=True, is_cost=True,
+        meaning="most that using the network on a batch holds at once; training keeps more: the activation memory",
+    ),
+    "low": Metric("Top-1 on low frequencies", meaning="top-1 on images without their fine detail"),
+    "high": Metric("Top-1 on high frequencies", meaning="top-1 on images without their large forms"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,8 +104,8 @@ SUITES = {
         "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-samples", "attack", setting=EPS,
     ),
     "basic": Suite(
-        "Corruptions (basic)", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
-        missing="accuracy on corrupted images", default=True,
+        "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
+        short="Five corruptions", missing="accuracy on corrupted images", default=True,
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",

@@ -17,7 +17,7 @@ from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
 from recast.run.config import Recipe
-from recast.run.recipe import MAY_CHANGE, changes, load_recipe
+from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.tracing.hooks import in_eval
@@ -25,9 +25,6 @@ from recast.training.optim import check_trainable
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
-
-PARENT_WEIGHTS = "parent.safetensors"
-"""In the run folder: the weights of a parent that nothing else holds."""
 
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""

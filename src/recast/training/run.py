@@ -27,7 +27,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import write_json, write_text
-from recast.run.recipe import save_recipe
+from recast.run.recipe import PARENT_WEIGHTS, save_recipe
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
@@ -48,7 +48,6 @@ from recast.training.distributed import (
 )
 from recast.training.loop import fit
 from recast.training.prepare import (
-    PARENT_WEIGHTS,
     WAKING_IMAGES,
     Prepared,
     prepare,

@@ -95,7 +95,7 @@ const Words = (() => {
   function formula(scene) {
     const all = scene.states.flatMap((state) => Object.values(state.layers));
     const said = [];
-    if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the share of content, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution.");
+    if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the gate of the content map C, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution. Both are free: below 0 a gate subtracts its map, and what a head gives to its maps sums to one, so that single weights may be negative or above 1.");
     if (all.some((of) => of.kind === "gpsa" && !of.shift)) said.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, 1/α the span of the Gaussian.");
     if (all.some((of) => of.kind === "maps" && of.offsets.length)) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
     if (all.some((of) => of.kind !== "classes")) said.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. Colours end before the largest weights do, so that small ones can be seen.");

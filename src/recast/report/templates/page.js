@@ -96,5 +96,19 @@
     });
     figure.append(button);
   }
+  // A link into a fold opens it; what is printed is open.
+  function reveal(link) {
+    const target = document.getElementById(decodeURIComponent(new URL(link).hash.slice(1)));
+    if (!target) return;
+    for (let at = target.querySelector(":scope > details") ?? target; at; at = at.parentElement) if (at.matches("details")) at.open = true;
+    target.scrollIntoView();
+  }
+  addEventListener("hashchange", () => reveal(location.href));
+  document.addEventListener("click", event => { const link = event.target.closest?.('a[href^="#"]'); if (link) reveal(link.href); });
+  reveal(location.href);
+  let shut = [];
+  addEventListener("beforeprint", () => { shut = [...document.querySelectorAll("details:not([open])")]; for (const one of shut) one.open = true; });
+  addEventListener("afterprint", () => { for (const one of shut) one.open = false; });
+
   addEventListener("pointerdown", event => { if (!event.target.closest?.("svg")) show(null); });
 })();
