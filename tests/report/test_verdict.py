@@ -93,7 +93,7 @@ def test_a_parent_that_never_learnt_the_classes_is_not_compared_with(
     run = read_run(path)
     assert ("above its parent" in said(path)) == compared
     assert words(run).others == (("parent", "finetuned") if compared else ("finetuned",))
-    assert ("guess (12.0\u00a0% of 10 classes)" in words(run).comparison) != compared
+    assert ("12.0\u00a0%, is not shown to be above a guess, 10.0\u00a0%" in words(run).comparison) != compared
     assert any("more than the parent" in tile["detail"] for tile in tiles(run)) == compared
 
 

@@ -106,13 +106,13 @@ def has_new_parent(recipe: Recipe, folder: Path) -> bool:
 def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
     """Why the parent of a run, as it was, is nothing to compare with: it never learnt to tell these classes apart.
 
-    Empty where it may have. Known from the recipe, or from its top-1 in `rows`: no better than a guess among `classes`.
+    Empty where it may have. Known from the recipe, or from its top-1 in `rows`: not above a guess among `classes`.
     """
     if has_new_parent(recipe, folder):
         return "its classifier was new"
     for row in rows:
         if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:
-            least = row.value if row.low is None else row.low
-            if least <= 100 / classes:
-                return f"it answers no better than a guess ({row.value:.1f}\u00a0% of {classes} classes)"
+            guess = 100 / classes
+            if (row.value if row.low is None else row.low) <= guess:
+                return f"its top-1, {row.value:.1f}\u00a0%, is not shown to be above a guess, {guess:.1f}\u00a0%"
     return ""
