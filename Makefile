@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test quickstart lint check format clean
+.PHONY: install test quickstart gpu lint check format clean
 
 install: .venv/.dev
 
@@ -11,6 +11,9 @@ test: lint  ## style, types and the whole default test suite
 
 quickstart: .venv/.quickstart  ## the whole story on embedded data
 	$(BIN)/recast quickstart
+
+gpu: .venv/.dev  ## what needs a GPU: exactness, speed, studies; 20 minutes, and again what is left
+	$(BIN)/python benchmarks/gpu --out runs/gpu
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -144,6 +144,7 @@ def measure(
     rounds: int,
     memory_format: torch.memory_format,
     chosen: Collection[str] = (),
+    device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
     """Rows of one map, both passes; of some arms only if `chosen`."""
     torch.manual_seed(0)
@@ -152,6 +153,7 @@ def measure(
         arms = {name: layer.train(training) for name, layer in arms_of(side, channels, batch).items()}
         if chosen:
             arms = {name: layer for name, layer in arms.items() if name in (*chosen, "conv")}
+        arms = {name: layer.to(device) for name, layer in arms.items()}
         for layer in arms.values():
             if isinstance(layer, GPSA) and not training:
                 layer.refresh_gates()
@@ -162,7 +164,8 @@ def measure(
             for parameter in layer.parameters():
                 if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaLayer has
                     parameter.data = parameter.data.to(memory_format=memory_format)
-        x = torch.randn(batch, channels, side, side).to(memory_format=memory_format).requires_grad_(training)
+        x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
+        x.requires_grad_(training)
         gradient = torch.randn_like(x, requires_grad=False) if training else None
         macs = {name: counted(layer, x, training) for name, layer in arms.items()}
         seconds = by_turns({name: call(layer, x, gradient) for name, layer in arms.items()}, rounds)

@@ -19,7 +19,7 @@ import argparse
 import copy
 import csv
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import timm
@@ -56,19 +56,28 @@ def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) 
     return model
 
 
-def family(name: str, size: int) -> dict[str, nn.Module]:
-    """The arms of a family; the network without attention is the folded one before it had any."""
-    arms = {
-        "no attention": recast_model(name, size, 0, 0, fold=True),
-        "folded": recast_model(name, size, 0, 0, fold=True),
-        "all closed": recast_model(name, size, 0, 0, fold=False),
-        "3 of 9 open": recast_model(name, size, 3, 3, fold=True),
-        "all open": recast_model(name, size, 9, 9, fold=False),
-        "all open, W_val folded": recast_model(name, size, 9, 9, fold=True),
-        "positional": recast_model(name, size, 9, 0, fold=True),
-        "stride kept": timm.create_model(name, num_classes=1000).eval(),
-    }
-    return arms
+ARMS = {
+    "no attention": (0, 0, True),
+    "folded": (0, 0, True),
+    "all closed": (0, 0, False),
+    "3 of 9 open": (3, 3, True),
+    "all open": (9, 9, False),
+    "all open, W_val folded": (9, 9, True),
+    "positional": (9, 0, True),
+    "stride kept": None,
+}
+"""Heads with an open Gaussian and with open content, and whether the rest is folded; None: as published. The network
+without attention is the folded one before it had any."""
+IN_TRAINING = ("no attention", "3 of 9 open", "all open", "positional", "stride kept")
+
+
+def family(name: str, size: int, arms: Iterable[str] = ARMS) -> dict[str, nn.Module]:
+    """The arms of a family."""
+
+    def built(how: tuple[int, int, bool] | None) -> nn.Module:
+        return timm.create_model(name, num_classes=1000).eval() if how is None else recast_model(name, size, *how)
+
+    return {arm: built(ARMS[arm]) for arm in arms}
 
 
 def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], object]:
@@ -81,7 +90,7 @@ def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], objec
 
         return inference
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-    labels = torch.zeros(len(images), dtype=torch.long)
+    labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -105,7 +114,7 @@ def measure(
     name: str, arms: dict[str, nn.Module], size: int, batch: int, training: bool, rounds: int
 ) -> list[dict[str, Any]]:
     """Rows of one family in one pass."""
-    images = torch.randn(batch, 3, size, size)
+    images = torch.randn(batch, 3, size, size, device=next(next(iter(arms.values())).parameters()).device)
     for model in arms.values():
         model.train(training)
         recast.refresh_gates_(model)
@@ -147,9 +156,7 @@ def main() -> None:
         if arguments.only in (None, name):
             arms = family(name, size)
             rows += measure(name, arms, size, batch, False, arguments.rounds)
-            trained = {
-                arm: arms[arm] for arm in ("no attention", "3 of 9 open", "all open", "positional", "stride kept")
-            }
+            trained = {arm: arms[arm] for arm in IN_TRAINING}
             rows += measure(name, copy.deepcopy(trained), size, train_batch, True, arguments.rounds)
             del arms, trained
     if arguments.only is None:

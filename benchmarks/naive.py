@@ -31,7 +31,8 @@ class NaiveGPSA(nn.Module):
 
     def positional(self, rows: int, columns: int) -> Tensor:
         """softmax(v_pos · r) over the tokens of a padded grid, (heads, queries, tokens)."""
-        at = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
+        axes = (torch.arange(float(length), device=self.alpha.device) for length in (rows, columns))
+        at = torch.cartesian_prod(*axes)
         asked = at.view(rows, columns, 2)[1:-1, 1:-1].reshape(-1, 2) if self.interior else at
         delta = at - asked[:, None]
         r = torch.cat([delta.square().sum(-1, keepdim=True), delta], -1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parents[1] / "results"
+QUEUED = 5
 
 
 def machine() -> str:
@@ -23,19 +24,32 @@ def machine() -> str:
         if line.startswith("model name"):
             name = line.split(":", 1)[1].strip()
             break
+    if torch.cuda.is_initialized():
+        name = f"{torch.cuda.get_device_name()}, {name}"
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__.split('+')[0]}, {os.cpu_count()} cores"
 
 
 def by_turns(arms: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of every call, the first `warm` rounds left out."""
+    """Seconds of every call, the first `warm` rounds left out.
+
+    Once a GPU is in use, a measurement is the mean of QUEUED calls that are put in its queue together and waited for.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
+    wait, calls = (torch.cuda.synchronize, QUEUED) if torch.cuda.is_initialized() else (_no_wait, 1)
     for number in range(warm + rounds):
         for name, call in arms.items():
+            wait()
             started = time.perf_counter()
-            call()
+            for _ in range(calls):
+                call()
+            wait()
             if number >= warm:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append((time.perf_counter() - started) / calls)
     return seconds
+
+
+def _no_wait() -> None:
+    """What runs on the processor is finished when a call returns."""
 
 
 def ratio(a: list[float], b: list[float]) -> float:

@@ -41,8 +41,12 @@ def work(job: Job, out: Path, root: Path, num_few: int, num_test: int | None, de
 def carry_out(
     jobs: Iterable[Job], out: Path, root: Path, few: int, num_test: int | None, device: str, workers: int
 ) -> None:
-    """The jobs that are not finished, `--workers` at a time."""
+    """The jobs that are not finished, `--workers` at a time; one at a time in this process."""
     waiting = [job for job in jobs if not (out / job.folder / "result.json").is_file()]
+    if workers == 1:
+        for job in waiting:
+            print(work(job, out, root, few, num_test, device), flush=True)
+        return
     context = get_context("spawn")
     with ProcessPoolExecutor(min(workers, max(1, len(waiting))), mp_context=context) as pool:
         going = [pool.submit(work, job, out, root, few, num_test, device) for job in waiting]

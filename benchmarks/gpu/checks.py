@@ -1,0 +1,245 @@
+"""Part `exactness`: every kind of layer in every precision and backend against fp64 on the CPU; networks.
+
+layer    output and all gradients with open gates, against `reference` in fp64 on the CPU, relative to each tensor's
+         largest number
+closed   heads as they start, against the module itself on the same device. With TF32 off and cudnn held to
+         deterministic algorithms both call the same convolution: the note says whether the bits are equal, and a
+         difference of up to CUDNN is cudnn's own rounding
+random   random convolutions of tests/conftest.py in fp64, streamed in chunks of every size
+network  planned, recast and verified on the device (`exactness.compare`), with a control that must be large
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from conftest import _open_gates, _random_case
+from exactness import compare
+from part import precision, start
+from rows import Row, Unit, row
+from torch import Tensor, nn
+
+from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.functional.relative_bias import biased_reference
+from recast.layers.functional.streaming import stream
+from recast.layers.gpsa import GPSA
+from recast.models.build import build
+from recast.run.config import ModelConfig, RecastConfig
+from recast.surgery.rules import convert
+from recast.surgery.scales import randomize_scales_
+from recast.surgery.verify import TOLERANCE, relative_error
+
+SIZE = (2, 32, 17, 14)
+CUDNN = 1e-6
+CONTROL = 1e-2
+"""Two swapped taps must change the logits by more than the tolerance over this."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a layer is run, and the relative error of its output that passes."""
+
+    limit: float
+    precision: str = "ieee"
+    autocast: torch.dtype | None = None
+    double: bool = False
+    channels_last: bool = False
+    compiled: bool = False
+
+
+MODES = {
+    "fp64": Mode(1e-10, double=True),
+    "fp32": Mode(1e-5),
+    "channels_last": Mode(1e-5, channels_last=True),
+    "tf32": Mode(5e-3, "tf32"),
+    "fp16": Mode(5e-3, autocast=torch.float16),
+    "bf16": Mode(4e-2, autocast=torch.bfloat16),
+    "bf16 channels_last": Mode(4e-2, autocast=torch.bfloat16, channels_last=True),
+    "compiled": Mode(1e-5, compiled=True),
+}
+"""TF32 and fp16 keep 11 bits of a number, bf16 8: rounding once leaves 5e-4 and 4e-3."""
+GRADIENTS = 5
+"""Times the output's limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
+BACKENDS = ("split", "merged", "dense", "auto")
+LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
+    "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), RecastConfig()),
+    "strided": (lambda: nn.Conv2d(32, 48, 3, stride=2, padding=1), RecastConfig()),
+    "dilated": (lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2), RecastConfig()),
+    "grouped": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=4, bias=False), RecastConfig()),
+    "transposed": (lambda: nn.ConvTranspose2d(32, 24, 4, stride=2, padding=1), RecastConfig()),
+    "even kernel": (lambda: nn.Conv2d(32, 32, (2, 4), padding="same"), RecastConfig()),
+    "sigmoid": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="sigmoid")),
+    "linear content": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(content="linear")),
+    "attended padding": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(attend_padding=True)),
+    "C-MHSA": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="bias", bias_init=4.0)),
+}
+COMPILED = ("3x3", "depthwise", "linear content", "C-MHSA")
+NETWORKS = {"cifar_resnet20": (64, 32), "resnet18": (8, 224), "patchconvnet_s20": (4, 224)}
+"""Images of a batch and their side."""
+TOY_LAYERS, TOY_MODES = ("3x3", "C-MHSA"), ("fp32", "bf16")
+
+
+def module_of(name: str) -> nn.Module:
+    """The convolution of a case, the same each time."""
+    torch.manual_seed(0)
+    return LAYERS[name][0]()
+
+
+@torch.no_grad()
+def open_layer(name: str) -> RecastLayer:
+    """Its layer with everything moved that training may move, and logits of about 1: sharper ones are won by chance."""
+    layer = convert(module_of(name), LAYERS[name][1])
+    if isinstance(layer, CMHSA):
+        layer.set_size_(*SIZE[2:])
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    else:
+        _open_gates(layer)
+    for projection in (layer.query, layer.key):
+        projection.mul_(layer.in_channels**-0.5)
+    return layer
+
+
+def prepared(layer: nn.Module, mode: Mode, device: torch.device) -> tuple[nn.Module, Tensor]:
+    """A copy of the layer and the case's images, as the mode wants them."""
+    torch.manual_seed(1)
+    dtype = torch.float64 if mode.double else torch.float32
+    form = torch.channels_last if mode.channels_last else torch.contiguous_format
+    x = torch.randn(SIZE).to(device, dtype, memory_format=form)
+    return copy.deepcopy(layer).to(device, dtype, memory_format=form), x  # type: ignore[call-overload]
+
+
+def results(run: Callable[[Tensor], Tensor], x: Tensor, wanted: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+    """Output and gradients of the input and of `wanted`, on the CPU in fp64."""
+    x = x.detach().requires_grad_()
+    with precision(mode.precision):
+        with torch.autocast(x.device.type, mode.autocast, enabled=mode.autocast is not None):
+            y = run(x)
+        slope = torch.linspace(0, 9, y.numel(), dtype=torch.float64).cos().view(y.shape)
+        loss = (y * slope.to(y.device, torch.promote_types(y.dtype, torch.float32))).sum()
+        gradients = torch.autograd.grad(loss, [x, *wanted.values()])
+    found = {"output": y, "input": gradients[0], **dict(zip(wanted, gradients[1:], strict=True))}
+    return {name: value.detach().cpu().double() for name, value in found.items()}
+
+
+def parameters(layer: nn.Module) -> dict[str, Tensor]:
+    """Those that hold numbers."""
+    return {name: parameter for name, parameter in layer.named_parameters() if parameter.numel()}
+
+
+@cache
+def expected(name: str) -> dict[str, Tensor]:
+    """The definition in fp64 on the CPU."""
+    mode = MODES["fp64"]
+    layer, x = prepared(open_layer(name), mode, torch.device("cpu"))
+    if isinstance(layer, CMHSA):
+        return results(lambda x: biased_reference(x, layer.weights(*SIZE[2:])), x, parameters(layer), mode)
+    layer.backend = "reference"  # type: ignore[assignment]
+    return results(layer, x, parameters(layer), mode)
+
+
+def errors(found: dict[str, Tensor], truth: dict[str, Tensor], arm: str, limit: float) -> list[Row]:
+    """The output's error, and that of the gradient that is farthest off."""
+    of = {name: relative_error(value, truth[name]) for name, value in found.items()}
+    worst = max((name for name in of if name != "output"), key=of.__getitem__)
+    return [row(arm, "output", of["output"], limit), row(arm, "gradient", of[worst], GRADIENTS * limit, f"of {worst}")]
+
+
+def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> list[Row]:
+    """Open gates."""
+    layer, x = prepared(open_layer(name), mode, device)
+    if isinstance(layer, GPSA):
+        layer.backend = backend  # type: ignore[assignment]
+    if mode.compiled:
+        torch._dynamo.reset()
+    run = torch.compile(layer, fullgraph=True, dynamic=False) if mode.compiled else layer
+    return errors(results(run, x, parameters(layer), mode), expected(name), backend, mode.limit)
+
+
+def check_closed(name: str, mode: Mode, device: torch.device) -> list[Row]:
+    """Heads as they start: in eval where they are skipped, and in training by `split`, where all are computed."""
+    module, x = prepared(module_of(name), mode, device)
+    layer = convert(module, LAYERS[name][1]).eval()
+    layer.refresh_gates()
+    limit = mode.limit if mode.autocast or mode.precision == "tf32" else CUDNN
+    autocast = torch.autocast(x.device.type, mode.autocast, enabled=mode.autocast is not None)
+    with torch.no_grad(), precision(mode.precision), autocast:
+        y, truth = layer(x), module(x)
+    note = "bitwise" if torch.equal(y, truth) else "not bitwise"
+    rows = [row("eval", "output", relative_error(y.double(), truth.double()), limit, note)]
+    layer.train().backend = "split"
+    bias = {} if layer.bias is None else {"bias": layer.bias}
+    found, of_module = (results(m, x, {k: m.bias for k in bias}, mode) for m in (layer, module))
+    note = "bitwise" if torch.equal(found["output"], of_module["output"]) else "not bitwise"
+    output, gradient = errors(found, of_module, "training", limit)
+    return [*rows, {**output, "note": note}, gradient]
+
+
+def check_random(seeds: range, backend: str, device: torch.device) -> list[Row]:
+    """Any geometry that `nn.Conv2d` takes, chunks of any size, in fp64."""
+    mode, worst, text = MODES["fp64"], -1.0, ""
+    tables = (stream.MAP_NUMBERS, stream.VALUE_NUMBERS)
+    before = [table["cuda"] for table in tables]
+    try:
+        for seed in seeds:
+            rng = random.Random(seed)
+            tables[0]["cuda"], tables[1]["cuda"] = rng.choice((2**26, 60, 7)), rng.choice((2**26, 40))
+            conv, x, case = _random_case(seed)
+            layer = _open_gates(convert(conv, RecastConfig(backend="reference")), seed)
+            truth = results(layer, x, parameters(layer), mode)
+            layer.to(device).backend = backend  # type: ignore[assignment]
+            found = results(layer, x.to(device), parameters(layer), mode)
+            error = max(relative_error(value, truth[name]) for name, value in found.items())
+            if error > worst:
+                worst, text = error, case
+    finally:
+        for table, numbers in zip(tables, before, strict=True):
+            table["cuda"] = numbers
+    return [row(backend, "output and gradients", worst, mode.limit, text)]
+
+
+def check_network(name: str, images: int, side: int, device: torch.device) -> list[Row]:
+    """Parent and child on the device; swapped taps must show."""
+    torch.manual_seed(0)
+    batch = torch.randn(images, 3, side, side, device=device)
+    parent = randomize_scales_(build(ModelConfig(name))).eval().to(device)
+    rows = []
+    deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+    for layers, form, found, control in compare(parent, [batch], "last_stage", {"split": 1, "merged": 1, "dense": 1}):
+        rows.append(row(form, "logits", found.max_relative_error, TOLERANCE, f"{layers} layers; {found}"))
+        rows.append(row(form, "images with another argmax", found.differing, 0))
+        rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))
+    torch.backends.cudnn.deterministic = deterministic
+    return rows
+
+
+def units(device: torch.device, toy: bool) -> Iterator[Unit]:
+    """Everything, what takes longest last."""
+    layers = TOY_LAYERS if toy else tuple(LAYERS)
+    for name in layers:
+        for kind in TOY_MODES if toy else MODES:
+            if kind == "compiled":
+                continue
+            for backend in ("biased",) if name == "C-MHSA" else BACKENDS[: 2 if toy else None]:
+                yield f"layer/{name}/{kind}/{backend}", partial(check_layer, name, MODES[kind], backend, device)
+            if name not in ("C-MHSA", "sigmoid") and kind != "fp16":  # these start near the convolution
+                yield f"closed/{name}/{kind}", partial(check_closed, name, MODES[kind], device)
+    for backend in BACKENDS[: 1 if toy else None]:
+        for seeds in [range(3)] if toy else [range(at, at + 20) for at in range(0, 100, 20)]:
+            yield f"random/{seeds.start}-{seeds.stop - 1}/{backend}", partial(check_random, seeds, backend, device)
+    for name, (images, side) in list(NETWORKS.items())[: 1 if toy else None]:
+        yield f"network/{name}", partial(check_network, name, 4 if toy else images, side, device)
+    for name in () if toy else COMPILED:
+        backend = "biased" if name == "C-MHSA" else "auto"
+        yield f"layer/{name}/compiled", partial(check_layer, name, MODES["compiled"], backend, device)
+
+
+if __name__ == "__main__":
+    sys.exit(start(units))
