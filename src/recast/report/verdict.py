@@ -182,8 +182,8 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
         return Verdict(headline, f"In the mean {spread}. {start}")
     above, below = (sum(sign * difference >= 0.005 for difference in known) for sign in (1, -1))
     level = len(known) - above - below
-    headline = f"Of {formats.plural(len(known), 'run')} with {names.a_control}, {above} ended above it."
-    return Verdict(headline, f"{below} ended below it and {level} level. {start}")
+    headline = f"The recast network ends above {names.a_control} in {above or 'none'} of {len(known)} runs."
+    return Verdict(headline, f"It ends below in {below} and level in {level}. {start}")
 
 
 def _joint_start(runs: Sequence[Run]) -> str:

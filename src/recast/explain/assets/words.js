@@ -61,7 +61,7 @@ const Words = (() => {
     const values = maps[chosen];
     const top = largest(values, of.keys[1][2]);
     const outside = 1 - values.reduce((sum, value) => sum + value, 0);
-    const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen])}`).join(", ");
+    const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen])}${symbol === "γ" && of[chosen] < 0 ? " (its content is subtracted)" : ""}`).join(", ");
     const words = tapInWords(of, names, chosen);
     return `${capital(words)}${gates ? `: ${gates}` : ""}. ` +
       `Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
