@@ -16,6 +16,26 @@ class RecastError(ValueError):
     """True where another process of the same run prints it."""
 
 
+LONGEST = 1000
+"""Characters of a message; of a value in one, a tenth."""
+
+
+def shown(value: object, limit: int = LONGEST // 10) -> str:
+    """A value as a message quotes it: of a long one the beginning and the end."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more than 4,300 digits
+        return f"a number of about {int(value.bit_length() * 0.30103):,} digits" if isinstance(value, int) else "?"
+    return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-12:]}"
+
+
+def one_line(message: object, limit: int = LONGEST) -> str:
+    """A message in one line, of a bounded length, without characters that a terminal would obey."""
+    text = " ".join(str(message).split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    return text if len(text) <= limit else f"{text[: limit - 203]} … {text[-200:]}"
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -72,10 +72,10 @@ def read_header(path: str | Path) -> dict[str, Any]:
         raise RecastError(f"{path} carries a damaged header ({error})") from None
 
 
-def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: bool = False) -> nn.Module:
+def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
 
-    A file may name a `pkg.mod:function` as its constructor: it is called only with `allow_functions`.
+    A file may name a `pkg.mod:function` as its constructor: it is called only with `trust`.
 
     Raises `RecastError` before any weight is loaded if the file is truncated or foreign, if it names no constructor and
     no `parent` is given, or if its tensors are not the model's.
@@ -84,7 +84,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, allow_functions: 
     if parent is None:
         if header["constructor"] is None:
             raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
-        model = build_from(header["constructor"], allow_functions=allow_functions)
+        model = build_from(header["constructor"], trust=trust)
     else:
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)

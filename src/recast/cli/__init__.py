@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the check that was asked for failed (`verify`), 2 a mistak
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 import warnings
@@ -15,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from recast import __version__
-from recast.errors import RecastError, suggest
+from recast.cli.guard import HelpShown, asks_for_json, complain, describe, guarded_streams
+from recast.errors import RecastError, one_line, shown, suggest
 
 COMMANDS = {
     "quickstart": "the whole story on embedded data: train a CNN, recast it, train on, evaluate, report",
@@ -41,17 +41,13 @@ USAGE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # redirected on Windows they speak a code page that has no → and no σ
-        if isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower().replace("-", "") != "utf8":
-            stream.reconfigure(encoding="utf-8")
-    try:
-        with _one_line_warnings():
-            code = _run(arguments)
-            sys.stdout.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
+    with guarded_streams(asks_for_json(arguments)) as out, _one_line_warnings():
+        code = _run(arguments)
+        out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
+        trains = arguments[:1] in (["train"], ["quickstart"])  # and left its results in files
+        if code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError):
             return code
-    except BrokenPipeError:  # nobody is left to tell anything
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return complain("recast", f"error: standard output: {out.failed.strerror}")
 
 
 def _run(arguments: list[str]) -> int:
@@ -66,28 +62,27 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
-        return _complain("recast", f"error: unknown command {name!r}: expected {known}.{suggest(name, COMMANDS)}")
+        return complain("recast", f"error: unknown command {shown(name)}: expected {known}.{suggest(name, COMMANDS)}")
     try:
+        _check_here()
         return int(importlib.import_module(f"recast.cli.{name}").run(rest))
     except RecastError as error:
-        return 2 if error.already_told else _complain(f"recast {name}", f"error: {error}")
+        return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
         if os.environ.get("RANK", "0") != "0":  # the first process says it
             return 130
-        return _complain(f"recast {name}", str(error) or "interrupted", 130)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # no space, no permission, a path that cannot be: the system's own words
-        return _complain(f"recast {name}", f"error: {error.filename or 'input/output'}: {error.strerror or error}")
-    except SystemExit as done:  # argparse leaves this way after --help
-        return int(done.code or 0)
+        return complain(f"recast {name}", str(error) or "interrupted", 130)
+    except HelpShown:
+        return 0
+    except (Exception, SystemExit) as error:
+        return complain(f"recast {name}", f"error: {describe(error)}")
 
 
-def _complain(who: str, message: str, code: int = 2) -> int:
-    if (number := os.environ.get("RANK", "0")) != "0":  # one of several processes that torchrun started
-        who = f"{who} [process {number}]"
-    print(f"{who}: {' '.join(message.split())}", file=sys.stderr)
-    return code
+def _check_here() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise RecastError("the current folder was deleted: go to another one (cd)") from None
 
 
 @contextmanager
@@ -95,7 +90,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Warnings as one line on stderr, without the place in the code that they come from."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
+        print(f"note: {one_line(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

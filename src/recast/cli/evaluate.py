@@ -12,12 +12,13 @@ from typing import ClassVar
 from rich.table import Table
 
 from recast.cli.help import Command
-from recast.cli.options import JsonOption, Words, parse, print_json
+from recast.cli.options import JsonOption, TrustOption, Words, parse, print_json
 from recast.run.config.evaluation import Options
-from recast.run.fields import Count, CountOrZero
+from recast.run.fields import Count, Workers
 from recast.run.recipe import load_recipe
 from recast.run.records import Difference, Row
 from recast.run.suites import DEFAULTS, METRICS, SUITES, base
+from recast.run.trust import trusting
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
@@ -35,7 +36,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image"}
 
 
 @dataclass
-class EvaluateOptions(JsonOption):
+class EvaluateOptions(TrustOption, JsonOption):
     """What `recast evaluate` is asked for."""
 
     WORDS: ClassVar[Words] = {"runs": "+"}
@@ -45,7 +46,7 @@ class EvaluateOptions(JsonOption):
     """which suites, with commas"""
     batch_size: Count = 256
     """images at a time"""
-    workers: CountOrZero = 0
+    workers: Workers = 0
     """processes that load images"""
     device: str = "auto"
     """auto, cpu, cuda or mps"""
@@ -59,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
     about = ABOUT + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items())
     options = parse(Command("evaluate", "RUN… [options]", about, EXAMPLES), EvaluateOptions(), argv)
     try:
-        return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
+        with trusting(trust=options.trust):
+            return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
     except KeyboardInterrupt:
         kept = "what was scored is kept, and the same command goes on from there"
         raise KeyboardInterrupt(f"interrupted: {kept}") from None

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import JsonOption, Words, parse, parse_size, print_json
+from recast.cli.options import JsonOption, TrustOption, Words, parse, parse_size, print_json
 from recast.run.config.explain import ExplainOptions
+from recast.run.trust import trusting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ and a page that lists them. --out FILE.png draws one layer's maps as a contact s
 
 
 @dataclass
-class Options(ExplainOptions, JsonOption):
+class Options(ExplainOptions, TrustOption, JsonOption):
     """Options of the command."""
 
     WORDS: ClassVar[Words] = {"subject": "1", "images": "*"}
@@ -46,7 +47,8 @@ def run(argv: Sequence[str]) -> int:
     size = None if options.img_size is None else parse_size(options.img_size, 0)
     from recast.explain.pages import explain_pages  # needs torch, which the help does without
 
-    pages, scene, notes = explain_pages(options, size)
+    with trusting(options.subject, trust=options.trust):
+        pages, scene, notes = explain_pages(options, size)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if options.json:

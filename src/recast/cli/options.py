@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
-import yaml
-
+from recast.cli.guard import HelpShown
 from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
-from recast.run.fields import Count, check_value, field_types, read_value
+from recast.run.fields import Classes, check_value, field_types, read_value
+from recast.run.files import parse_yaml
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
 """Lists of words that go on over the following words that match; lists of numbers go on over numbers. Any list may be
@@ -42,7 +42,7 @@ def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
     options = list(options_of(asked))
     if {"-h", "--help"} & set(argv[: argv.index("--")] if "--" in argv else argv):
         show_help(command, options)
-        raise SystemExit(0)
+        raise HelpShown
     named = {name: option for option in options if not option.words for name in (option.dotted, option.short)}
     values: dict[tuple[str, ...], Any] = {}
     words: list[str] = []
@@ -127,8 +127,8 @@ def _scalar(option: Option, word: str) -> Any:
     if str in option.item_types and not (option.is_list and word.startswith("[")):
         return None if word == "null" and type(None) in get_args(option.hint) else word
     try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
+        return parse_yaml(word)
+    except ValueError:
         return word
 
 
@@ -165,6 +165,14 @@ class JsonOption:
     """machine-readable output"""
 
 
+@dataclasses.dataclass(kw_only=True)
+class TrustOption:
+    """Of the commands that build what a file names."""
+
+    trust: bool = False
+    """run the code (pkg.module:function) that the files name"""
+
+
 @dataclasses.dataclass
 class ModelOptions(JsonOption):
     """Of the commands that look at one model: which one, and what of it becomes attention."""
@@ -176,7 +184,7 @@ class ModelOptions(JsonOption):
     """weights, .safetensors or .pth"""
     pretrained: bool = False
     """fetch the registry's own weights"""
-    num_classes: Count | None = None
+    num_classes: Classes | None = None
     """classes of the head"""
     img_size: str | None = None
     """pixels, 224 or 224x160 (height x width)"""
@@ -196,6 +204,6 @@ def parse_size(text: str | None, default: int) -> tuple[int, int]:
 
 
 def print_json(content: Any) -> None:
-    """Machine-readable output on standard output."""
-    json.dump(content, sys.stdout, indent=1)
-    print()
+    """Machine-readable output on standard output, where nothing else goes then (`recast.cli.guard`)."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=1)
+    print(text, file=getattr(sys.stdout, "result", sys.stdout))

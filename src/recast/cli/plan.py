@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recast.cli.help import Command
-from recast.cli.options import ModelOptions, parse, parse_size
+from recast.cli.options import ModelOptions, parse, parse_size, print_json
 from recast.errors import RecastError
 from recast.run.config import ModelConfig, Recipe
-from recast.run.files import write_text
+from recast.run.files import decode, read_bytes, write_text
+from recast.run.trust import trusting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,10 +77,7 @@ def read_edited(path: str, asked: ModelOptions | Recipe, before: ModelOptions | 
             "--plan names the layers and holds their settings: leave --where, --budget and the options of recast and "
             "pool away, or change them in the file"
         )
-    try:
-        return Plan.read_edited(Path(path).read_text(encoding="utf-8"), path)
-    except UnicodeDecodeError:
-        raise RecastError(f"{path} is no plan: write one with recast plan MODEL --out FILE") from None
+    return Plan.read_edited(decode(read_bytes(path), path), path)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -93,12 +91,16 @@ def run(argv: Sequence[str]) -> int:
 
     from recast.models.build import build
 
-    model = build(model_config(options))
+    with trusting(options.model):
+        model = build(model_config(options))
     example = torch.zeros(1, *example_shape(model, options.img_size))
     planned = make_plan(model, example, options)
     if out is not None:
         write_text(out, planned.to_json() + "\n")
-    print(planned.to_json() if options.json else planned)
+    if options.json:
+        print_json(planned.to_json())
+    else:
+        print(planned)
     return 0
 
 
@@ -112,6 +114,6 @@ def _check_target(out: Path) -> None:
         from recast.surgery.plan import Plan
 
         try:
-            Plan.from_json(out.read_text(encoding="utf-8"))
-        except (RecastError, UnicodeDecodeError):
+            Plan.from_json(decode(read_bytes(out), out))
+        except RecastError:
             raise RecastError(f"{out} exists and is no plan: choose another file with --out") from None

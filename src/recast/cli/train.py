@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import Words, parse, print_json
+from recast.cli.options import TrustOption, Words, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
 from recast.run.config import PoolConfig, Recipe
 from recast.run.recipe import load_recipe
+from recast.run.trust import check_trusted, is_function, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
@@ -39,7 +40,7 @@ RANDOM = "the parent has random weights: give --checkpoint or --pretrained for t
 
 
 @dataclasses.dataclass
-class TrainOptions:
+class TrainOptions(TrustOption):
     """What `recast train` is asked for: every field of the recipe too."""
 
     WORDS: ClassVar[Words] = {"recipe": "?"}
@@ -86,14 +87,17 @@ def run(argv: Sequence[str]) -> int:
             print(f"note: {RANDOM}", file=sys.stderr)
         print(text, file=sys.stderr if options.json else None)
 
-    train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
+    functions = recipe.model.name, recipe.distill.name
+    with trusting(named.run.model.name, named.run.distill.name, trust=options.trust):
+        check_trusted(*functions)
+        train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
     if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks
         return 0
     if options.json:
         print_json(_summary(out))
     else:
-        folder = shlex.quote(str(out))
-        report = "" if recipe.is_plain else f" && recast report {folder}"
+        folder = shlex.quote(str(out)) + " --trust" * any(map(is_function, functions))
+        report = "" if recipe.is_plain else f" && recast report {shlex.quote(str(out))}"
         print(f"run: {out}\nnext: recast evaluate {folder}{report}")
     return 0
 

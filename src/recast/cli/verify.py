@@ -13,7 +13,8 @@ from recast.cli.options import ModelOptions, parse, parse_size, print_json
 from recast.cli.plan import example_shape, make_plan, model_config
 from recast.errors import RecastError
 from recast.run.config import Backend, DataConfig
-from recast.run.fields import Count
+from recast.run.fields import Count, Seed
+from recast.run.trust import trusting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ class VerifyOptions(ModelOptions):
     """images to compare on"""
     device: str = "cpu"
     """auto, cpu, cuda or mps"""
-    seed: int = 0
+    seed: Seed = 0
     """seed of random weights and images"""
 
 
@@ -63,7 +64,8 @@ def run(argv: Sequence[str]) -> int:
     torch.manual_seed(options.seed)
     device = choose_device(options.device)
     data = _data(options.data, options.data_dir, options.img_size)
-    model = build(model_config(options), num_classes=len(data.classes) if data else None)
+    with trusting(options.model):
+        model = build(model_config(options), num_classes=len(data.classes) if data else None)
     defaults = input_defaults(model)
     if data is not None:
         batch = _images(data, options.num_images, defaults)

@@ -33,6 +33,7 @@ from recast.run.files import read_json, read_names, replaced, require, write_jso
 from recast.run.recipe import load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.tables import read_records, write_records, write_table
+from recast.run.trust import check_trusted
 from recast.tracing.hooks import hooked, in_eval
 
 NUM_PICTURES = 4
@@ -75,6 +76,7 @@ def open_run(folder: str | Path) -> Run:
     check_run(folder)
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml")
+    check_trusted(recipe.model.name)
     data = load_data(recipe.data, recipe.augment)
     classes = len(data.classes)
     remedy = f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"

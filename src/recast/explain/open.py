@@ -15,6 +15,7 @@ from recast.io import load, read_header
 from recast.models.build import FORMS, build
 from recast.models.weights import PICKLED
 from recast.run.config import ModelConfig
+from recast.run.trust import is_function, may_run
 
 SAVED = ".safetensors"
 
@@ -26,7 +27,7 @@ def weights_of(config: ModelConfig) -> tuple[str, str, list[str]]:
         return config.checkpoint or name, "", []
     if config.pretrained:
         return "published", "", []
-    if _is_function(name):
+    if is_function(name):
         note = f"The weights are those that {name} returns: if they are random, predictions and maps are chance; "
         return f"as {name} returns them", " (weights as it returns them)", [f"{note}--checkpoint gives others."]
     note = "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
@@ -79,16 +80,9 @@ def _saved(config: ModelConfig) -> nn.Module:
             f"{path} does not say how to build its network: recast explain MODEL IMAGE --checkpoint {path}. "
             f"A model is named {FORMS}"
         )
-    if isinstance(name, str) and _is_function(name):
-        raise RecastError(
-            f"{path} asks to run {name}; if you trust it: recast explain {name} IMAGE --checkpoint {path}"
-        )
+    if isinstance(name, str) and is_function(name) and not may_run(name):
+        raise RecastError(f"{path} asks to run {name}, and code may do anything: add --trust if you trust it")
     return load(path)
-
-
-def _is_function(name: str) -> bool:
-    """Whether a name means a function of the user's."""
-    return ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
 
 
 def _has_plan(path: str) -> bool:

@@ -6,12 +6,14 @@ constructor(config) → {"name": "timm:cifar_resnet20", "kwargs": {"num_classes"
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any, NamedTuple, get_type_hints
 
 import timm
 from torch import Tensor, nn
@@ -22,18 +24,20 @@ from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
 from recast.run.config import ModelConfig
+from recast.run.trust import check_trusted, elsewhere, import_path, trusting
 
 FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
 
 
-def build(config: ModelConfig, *, num_classes: int | None = None) -> nn.Module:
+def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = False) -> nn.Module:
     """The network that `config` names, in training mode, on the CPU, with its weights.
 
     `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes).
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it.
+    A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.run.trust`).
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
     """
@@ -48,8 +52,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None) -> nn.Module:
     elif config.pretrained and (config.new_head or config.input_size is not None):
         # As they were published, so that head and positions are treated as a checkpoint's are.
         published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
-        weights = create(source, name, published, pretrained=True).state_dict()
-    model = create(source, name, kwargs, pretrained=config.pretrained and weights is None)
+        weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
+    model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
     if weights is not None:
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
@@ -82,18 +86,13 @@ def constructor(config: ModelConfig, *, num_classes: int | None = None) -> dict[
     return {"name": name if source == "function" else f"{source}:{name}", "kwargs": _kwargs(config, num_classes)}
 
 
-def build_from(constructor: Mapping[str, Any], *, allow_functions: bool = False) -> nn.Module:
-    """The network, with random weights, that a `constructor` describes.
+def build_from(constructor: Mapping[str, Any], *, trust: bool = False) -> nn.Module:
+    """The network, with random weights, that a `constructor` describes; a function is run as by `build`.
 
-    A file's `pkg.module:function` would run whatever it names, so it is called only if `allow_functions`.
     Raises RecastError as `check_constructor` does.
     """
     source, bare, kwargs = check_constructor(constructor)
-    if source == "function" and not allow_functions:
-        raise RecastError(
-            f"this file asks to run {bare}: pass its network as parent, or allow_functions=True if you trust it"
-        )
-    return create(source, bare, kwargs, pretrained=False)
+    return create(source, bare, kwargs, pretrained=False, trust=trust)
 
 
 def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, int]]:
@@ -166,13 +165,15 @@ def split_name(name: str) -> tuple[str, str]:
     raise RecastError(f"a model is named {FORMS}, got {name!r}")
 
 
-def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
     """The network `name` of `source`, as `split_name` gives them, with random or published weights.
 
     Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
     or cannot be fetched.
     """
-    return {"timm": _timm, "torchvision": _torchvision, "function": _function}[source](name, kwargs, pretrained)
+    make = {"timm": _timm, "torchvision": _torchvision, "function": _function}[source]
+    with trusting(trust=True) if trust else nullcontext():
+        return make(name, kwargs, pretrained)
 
 
 def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
@@ -239,33 +240,61 @@ def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
-    function = _find_function(name)
-    accepted = inspect.signature(function).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    check_trusted(name)
     wanted = kwargs | ({"pretrained": True} if pretrained else {})
-    if refused := [key for key in wanted if key not in accepted and not takes_any]:
-        raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
-    model = function(**wanted)
+    with import_path(name), redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        function = _find_function(name)
+        accepted = inspect.signature(function).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        if refused := [key for key in wanted if key not in accepted and not takes_any]:
+            raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
+        try:
+            inspect.signature(function).bind(**wanted)
+        except TypeError as error:
+            raise RecastError(f"{name} cannot be called with {wanted or 'nothing'}: {error}") from None
+        with _told(f"{name} failed"):
+            model = function(**wanted)
     if not isinstance(model, nn.Module):
         raise RecastError(f"{name} must return an nn.Module, got {type(model).__name__}")
     return model
 
 
 def _find_function(name: str) -> Callable[..., Any]:
+    """The function or class of a name. Raises RecastError for what makes no network, before anything is called."""
     module_name, _, function_name = name.partition(":")
-    # a console script does not look in the current folder, `python -m` does: both should find the user's file
-    here = str(Path.cwd())
-    if added := here not in sys.path:
-        sys.path.insert(0, here)
-    try:
+    own = {*sys.stdlib_module_names, *sys.builtin_module_names}
+    if module_name.partition(".")[0] in own or "__main__" in module_name.split("."):
+        raise RecastError(f"{name} is of Python's own library, which makes no networks: a model is named {FORMS}")
+    with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise RecastError(f"cannot import {module_name} for model {name}: {error}") from error
-    finally:
-        if added:
-            sys.path.remove(here)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value)]
         raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
+    inner = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
+    is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
+    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in own
+    if not (is_network or (is_python and _may_return_network(inner))):
+        raise RecastError(f"{name} is no function or class that makes an nn.Module: it is not called")
     return function
+
+
+def _may_return_network(function: Callable[..., Any]) -> bool:
+    """Whether what a function says of its result allows a network; most say nothing."""
+    try:
+        told = get_type_hints(function).get("return", nn.Module)
+    except Exception:  # names that only a type checker knows
+        return True
+    return not isinstance(told, type) or issubclass(told, nn.Module) or issubclass(nn.Module, told)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, or leaving the program, as RecastError."""
+    try:
+        yield
+    except RecastError:
+        raise
+    except (Exception, SystemExit) as error:
+        kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
+        raise RecastError(f"{what}: {kind}{first_line(error)}") from error

@@ -9,10 +9,10 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, shown, suggest
 
 T = TypeVar("T")
 
@@ -22,17 +22,32 @@ class Range(NamedTuple):
 
     text: str
     holds: Callable[[Any], bool]
+    most: float = 10**9
+    """The largest magnitude: what nobody means asks for terabytes, for hours, or overflows."""
 
 
-Count = Annotated[int, Range("1 or more", lambda x: 1 <= x < math.inf)]
-CountOrZero = Annotated[int, Range("0 or more", lambda x: 0 <= x < math.inf)]
+def _from_one(most: int) -> Range:
+    return Range("1 or more", lambda x: x >= 1, most)
+
+
+Count = Annotated[int, _from_one(10**9)]
+CountOrZero = Annotated[int, Range("0 or more", lambda x: x >= 0)]
+Workers = Annotated[int, Range("0 or more", lambda x: x >= 0, 256)]
+Pixels = Annotated[int, _from_one(2**14)]
+"""A side of an image."""
+Classes = Annotated[int, _from_one(10**5)]
+Width = Annotated[int, _from_one(2**12)]
+"""Of a head, or heads beside one another."""
+Seed = Annotated[int, Range("a whole number", lambda x: True, 2**63 - 1)]
 Finite = Annotated[float, Range("a finite number", math.isfinite)]
 NotNegative = Annotated[float, Range("0 or a positive number", lambda x: 0 <= x < math.inf)]
-Positive = Annotated[float, Range("a positive number", lambda x: 0 < x < math.inf)]
+Positive = Annotated[float, Range("a positive number", lambda x: 1e-30 <= x < math.inf)]
+Ratio = Annotated[float, Range("a positive number", lambda x: 1e-3 <= x < math.inf, 64)]
 Probability = Annotated[float, Range("between 0 and 1", lambda x: 0 <= x <= 1)]
 PixelMean = Annotated[float, Range("between 0 and 1 (divide what is of 0 to 255 by 255)", lambda x: 0 <= x <= 1)]
 BelowOne = Annotated[float, Range("at least 0 and below 1", lambda x: 0 <= x < 1)]
 Share = Annotated[float, Range("above 0 and at most 1", lambda x: 0 < x <= 1)]
+CropShare = Annotated[float, Range("at least 0.05 and at most 1", lambda x: 0.05 <= x <= 1)]
 ProperShare = Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)]
 
 
@@ -67,17 +82,41 @@ def check_fields(config: Checked) -> None:
 
 
 def check_value(hint: Any, value: Any, name: str) -> None:
-    """Raise RecastError for a number out of its range, a word that is no choice, or a None not provided for."""
-    if value is None and hint is not Any and types.NoneType not in get_args(hint):
-        raise mismatch(name, describe(hint), value, words_of(hint))
+    """Raise RecastError for a value of another type, a number out of its range, or a word that is no choice."""
     several = isinstance(value, list | tuple)
-    for kind in (part for part in leaves(hint) if get_origin(part) in (Annotated, Literal)):
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
+    for kind in (part for part in leaves(hint) if get_origin(part) is Literal):
         for item in value if several else () if value is None else (value,):
-            if choices and item not in choices:
-                raise mismatch(name, f"one of {', '.join(choices)}", item, choices)
-            if not choices and not (isinstance(item, Real) and kind.__metadata__[0].holds(item)):
-                raise RecastError(f"{name} must {'each ' * several}be {kind.__metadata__[0].text}, got {value}")
+            if item not in get_args(kind):
+                raise mismatch(name, f"one of {', '.join(get_args(kind))}", item, get_args(kind))
+    if not _fits(hint, value):
+        raise mismatch(name, describe(hint), value, words_of(hint))
+    for kind in (part for part in leaves(hint) if get_origin(part) is Annotated):
+        allowed: Range = kind.__metadata__[0]
+        for item in value if several else () if value is None else (value,):
+            if allowed.most < abs(item) < math.inf:
+                raise RecastError(f"{name} must be at most {allowed.most:,}, got {shown(item)}")
+            if not allowed.holds(item):
+                raise RecastError(f"{name} must {'each ' * several}be {allowed.text}, got {_plain(value)}")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value has the type of a field. A list may stand for a tuple, a whole number for a fraction."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _fits(args[0], value)
+    if origin in (types.UnionType, Union):
+        return any(_fits(arg, value) for arg in args)
+    if origin in (list, tuple):
+        fits = isinstance(value, list | tuple) and fixed_length(hint) in (None, len(value))
+        return fits and all(_fits(args[0], item) for item in value)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return hint is Any or (value in args if origin is Literal else isinstance(value, origin or hint))
+
+
+def _plain(value: object) -> str:
+    """A value without the quotes of a text."""
+    return value if isinstance(value, str) and len(value) <= 100 else shown(value)
 
 
 def read_fields(kind: type[T], found: object, source: str, *, strict: bool = True) -> T:
@@ -98,7 +137,7 @@ def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
     hints = field_types(kind)
     for key in found if strict else ():
         if key not in hints:
-            raise RecastError(f"unknown key {prefix}{key}.{suggest(str(key), hints)}")
+            raise RecastError(f"unknown key {prefix}{_plain(key)}.{suggest(str(key)[:100], hints)}")
     needed = [one for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]  # type: ignore[arg-type]
     if missing := [prefix + one.name for one in needed if one.name not in found]:
         raise RecastError(f"{', '.join(missing)} is missing")
@@ -112,14 +151,14 @@ def read_value(hint: Any, value: Any, name: str, given: object = None, strict: b
         return _convert(hint, value, name, strict)
     except RecastError:  # names a field inside the value
         raise
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise mismatch(name, describe(hint), value if given is None else given, words_of(hint)) from None
 
 
 def mismatch(name: str, wanted: str, value: object, choices: tuple[str, ...] = ()) -> RecastError:
     """The sentence for a value that is of another type, with the nearest choices."""
-    nearest = suggest(str(value), choices)
-    return RecastError(f"{name} must be {wanted}, got {value!r}{'.' * bool(nearest)}{nearest}")
+    nearest = suggest(value, choices) if isinstance(value, str) else ""
+    return RecastError(f"{name} must be {wanted}, got {shown(value)}{'.' * bool(nearest)}{nearest}")
 
 
 def _convert(hint: Any, value: Any, name: str, strict: bool) -> Any:
@@ -160,7 +199,7 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint in names:
         return names[hint]
-    if origin in (dict, Mapping):
+    if origin in (dict, Mapping) or is_dataclass(hint):
         return "a mapping"
     if origin is Annotated:
         return describe(args[0])

@@ -18,6 +18,7 @@ from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import write_text
 from recast.run.records import Row
+from recast.run.files import SETTINGS, decode, parse_yaml, read_bytes, write_text
 
 PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
@@ -53,11 +54,13 @@ def load_recipe(path: str | Path) -> Recipe:
     """
     path = Path(path)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = parse_yaml(decode(read_bytes(path, SETTINGS), path))
     except FileNotFoundError:
         raise RecastError(f"no such recipe: {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecastError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from None
+    except RecastError:
+        raise
+    except ValueError as error:
+        raise RecastError(f"cannot read recipe {path}: {error}") from None
     if not isinstance(found, Mapping):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(found).__name__}")
     recipe = recipe_from_dict(found, str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from recast.errors import RecastError
 from recast.run.fields import describe, mismatch
-from recast.run.files import replaced
+from recast.run.files import decode, read_bytes, replaced
 from recast.run.records import Difference, Row
 
 T = TypeVar("T")
@@ -99,12 +100,11 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The columns of a CSV file, and (its place, its cells) of every other line that is not empty."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file)
-            lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
+        reader = csv.reader(io.StringIO(decode(read_bytes(path), path), newline=""))
+        lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
     except FileNotFoundError:
         raise RecastError(f"no such file of results: {path}. Write one with `recast evaluate`") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise RecastError(f"cannot read {path}: {error}") from None
     columns = lines[0][1] if lines else []
     for where, cells in lines:

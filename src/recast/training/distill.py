@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from recast.errors import RecastError, first_line
 from recast.models.build import build, input_defaults
 from recast.run.config import DistillConfig, ModelConfig
+from recast.run.trust import is_function
 
 Outputs = Tensor | tuple[Tensor, Tensor]
 """Logits (B, C), or with a distillation token (class logits, distillation logits), both (B, C)."""
@@ -115,9 +116,7 @@ def build_teacher(
 
 
 def _named(name: str, config: DistillConfig, num_classes: int) -> nn.Module:
-    prefix, colon, _ = name.partition(":")
-    own_function = bool(colon) and prefix not in ("timm", "torchvision")
-    if config.teacher_checkpoint is None and not config.teacher_pretrained and not own_function:
+    if config.teacher_checkpoint is None and not config.teacher_pretrained and not is_function(name):
         raise RecastError(
             f"the teacher {name} would have random weights: set distill.teacher_checkpoint or teacher_pretrained"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from recast.errors import RecastError
-from recast.run.fields import Checked, Count, CountOrZero, Finite, Positive
+from recast.run.fields import Checked, Count, CountOrZero, Finite, Positive, Ratio, Width
 
 Gate = Literal["linear", "sigmoid", "bias"]
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
@@ -39,7 +39,7 @@ class RecastConfig(Checked):
     7e-7, but its attention hardly learns. 10 to 15 is for training."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    head_dim: Count | None = None
+    head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
     query_key: QueryKey = "zero"
     """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
@@ -100,9 +100,9 @@ class PoolConfig(Checked, prefix="pool."):
     cls_in_keys: bool | None = None
     """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
     no with start=average."""
-    num_heads: Count = 1
+    num_heads: Width = 1
     """Attention heads; the paper takes one."""
-    mlp_ratio: Positive = 3.0
+    mlp_ratio: Ratio = 3.0
     """Hidden width of the pooling's MLP, in widths of the map."""
     init_values: Finite | None = None
     """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recast.errors import RecastError
-from recast.run.fields import Checked, Count, CountOrZero, NotNegative, Positive
+from recast.errors import RecastError, shown
+from recast.run.fields import Checked, Count, CountOrZero, NotNegative, Pixels, Positive, check_value
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class Options(Checked):
 
 def parse_size(text: str, name: str = "each of sizes") -> tuple[int, int]:
     """(height, width) of "160" or "128x192"; RecastError with the option's name for anything else."""
-    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text.strip().lower())
-    size = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if min(size) < 1:
-        raise RecastError(f"{name} takes pixels, 224 or 224x160 (height x width), got {text!r}")
+    found = re.fullmatch(r"([0-9]{1,9})(?:[x×]([0-9]{1,9}))?", text.strip().lower())
+    if not found or not int(found[1]) or (found[2] and not int(found[2])):
+        raise RecastError(f"{name} takes pixels, 224 or 224x160 (height x width), got {shown(text)}")
+    size = (int(found[1]), int(found[2] or found[1]))
+    for side in size:
+        check_value(Pixels, side, name)
     return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from recast.run.fields import Count, PixelMean, Positive, Share
+from recast.run.fields import Classes, Count, CropShare, PixelMean, Positive
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ExplainOptions:
     """of a model: weights, .safetensors or .pth"""
     pretrained: bool = False
     """of a model: fetch the registry's own weights"""
-    num_classes: Count | None = None
+    num_classes: Classes | None = None
     """of a model: classes of the head"""
     classes: str | None = None
     """of a model: names of its classes, a text file, one a line; default ImageNet's for 1,000, else numbers"""
@@ -36,7 +36,7 @@ class ExplainOptions:
     """of a model: its normalisation, R G B in [0, 1] pixels; default what it says (timm's do), else ImageNet's"""
     std: tuple[Positive, Positive, Positive] | None = None
     """of a model: as for the mean"""
-    crop_pct: Share | None = None
+    crop_pct: CropShare | None = None
     """of a model: share of the short side that the centre crop keeps; default what it says, else 0.875, and 1 for small
     images"""
     device: str = "cpu"

@@ -7,14 +7,17 @@ from typing import Literal
 
 from recast.run.fields import (
     Checked,
+    Classes,
     Count,
-    CountOrZero,
+    CropShare,
     Finite,
     NotNegative,
+    Pixels,
     Positive,
     Probability,
     ProperShare,
     Share,
+    Workers,
 )
 
 Crop = Literal["none", "pad", "random", "simple"]
@@ -30,11 +33,11 @@ class ModelConfig(Checked, prefix="model."):
     """Weights of the parent, .safetensors or .pth (never unpickled)."""
     pretrained: bool = False
     """Let timm or torchvision fetch its pretrained weights."""
-    num_classes: Count | None = None
+    num_classes: Classes | None = None
     """Classes of the head; None: the model's own, or the data set's when training."""
     new_head: bool = False
     """Load the checkpoint without its classifier and draw a new one: for data with other classes."""
-    input_size: Count | None = None
+    input_size: Pixels | None = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
 
 
@@ -47,11 +50,11 @@ class DataConfig(Checked, prefix="data."):
     (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset)."""
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
-    img_size: Count | None = None
+    img_size: Pixels | None = None
     """Side in pixels. None: 32 for digits and CIFAR, a zip's own (at most 224), 224 otherwise."""
-    test_size: Count | None = None
+    test_size: Pixels | None = None
     """Side in pixels in validation. None: img_size."""
-    crop_pct: Share | None = None
+    crop_pct: CropShare | None = None
     """Share of the short side that validation's centre crop keeps. None: 0.875, and 1 for small images."""
     mean: tuple[Finite, ...] | None = None
     """Per-channel mean of the normalisation in [0, 1] pixels. None: what the network was trained with, if it says so
@@ -60,7 +63,7 @@ class DataConfig(Checked, prefix="data."):
     """Per-channel standard deviation of the normalisation. None: as for the mean."""
     batch_size: Count = 128
     """Images an update, over all processes and accumulated parts."""
-    workers: CountOrZero = 0
+    workers: Workers = 0
     """Loader processes (of each process); 0 is fastest for small images held in memory."""
     num_train: Count | None = None
     """Use only this many training images (class-balanced, seeded)."""

@@ -10,7 +10,7 @@ from recast.errors import RecastError
 from recast.run.config.attention import PoolConfig, RecastConfig, ScheduleConfig, parse_dates
 from recast.run.config.inputs import AugmentConfig, DataConfig, ModelConfig
 from recast.run.config.training import DistillConfig, OptimConfig, RegularizationConfig
-from recast.run.fields import Checked, Count, CountOrZero, check_fields
+from recast.run.fields import Checked, Count, CountOrZero, Seed, check_fields
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Recipe(Checked):
     folder, for `recast explain` and analyses over epochs. None: only the last weights."""
     trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
     """Where metrics go besides metrics.jsonl."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights, order and augmentation."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.fields import BelowOne, Checked, Count, NotNegative, Positive, Probability, Share
+from recast.run.fields import BelowOne, Checked, Count, NotNegative, Pixels, Positive, Probability, Share
 
 
 @dataclass
@@ -92,7 +92,7 @@ class DistillConfig(Checked, prefix="distill."):
     """soft: temperature τ of both distributions; the term is scaled by τ²."""
     reduction: Literal["batchmean", "numel"] = "batchmean"
     """soft: mean over the batch, or over batch and classes as in DeiT's published code (C times weaker)."""
-    teacher_size: Count | None = None
+    teacher_size: Pixels | None = None
     """Side that images are resized to for the teacher. None: the student's."""
     feature_epochs: NotNegative = 0.0
     """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution

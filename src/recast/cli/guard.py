@@ -1,0 +1,151 @@
+"""What stands between a command and the terminal: streams that cannot fail, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TextIO
+
+from recast.errors import first_line, one_line
+
+OBEYED = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {*map(ord, "\t\n\r")}
+"""Characters that a terminal obeys instead of showing: escapes, and changes of the direction of writing."""
+ESCAPED = {c: chr(c).encode("unicode_escape").decode() for c in OBEYED}
+
+
+class HelpShown(Exception):
+    """The help was asked for and printed: nothing is left to do."""
+
+
+class Stream:
+    """Standard output or error. Where it cannot be written to (its reader has gone, the disk is full, it is closed) the
+    command goes on in silence, and `failed` says why."""
+
+    def __init__(self, stream: Any, failed: OSError | None = None) -> None:
+        self.stream, self.failed = stream, failed
+        self.result: Stream = self
+        self.is_terminal = bool(stream.isatty())
+
+    def write(self, text: str) -> int:
+        """Characters that a terminal obeys are written out; on stderr, a terminal gets the escapes of progress bars."""
+        if self.failed is None:
+            with self._failing():
+                plain = self.is_terminal and self.stream is sys.__stderr__
+                self.stream.write(text if plain else text.translate(ESCAPED))
+        return len(text)
+
+    def flush(self) -> None:
+        if self.failed is None:
+            with self._failing():
+                self.stream.flush()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failed = error
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:  # what is left in buffers must not fail again
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def guarded_streams(json: bool) -> Iterator[Stream]:
+    """`sys.stdout` and `sys.stderr` as streams that cannot fail; yields the one that results go to.
+
+    With `json` nothing but `print_json` reaches standard output: what else is printed goes to standard error.
+    """
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for number in range(3) if closed else ():  # or the next file that is opened takes the place of standard output
+        with suppress(OSError):
+            if not _is_open(number):
+                os.open(os.devnull, os.O_RDWR)
+    with ExitStack() as stack:
+        streams: dict[str, Any] = {name: stack.enter_context(open(os.devnull, "w+")) for name in closed}
+        before = sys.stdin, sys.stdout, sys.stderr
+        for name in ("stdout", "stderr"):
+            if hasattr(stream := streams.get(name) or getattr(sys, name), "reconfigure"):
+                # redirected on Windows they speak a code page that has no → and no σ; names may be no UTF-8
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        is_closed = OSError(errno.EBADF, "it is closed") if "stdout" in closed else None
+        out = result = Stream(streams.get("stdout") or sys.stdout, is_closed)
+        error = Stream(streams.get("stderr") or sys.stderr)
+        if json:
+            out = error
+            if not is_closed and (kept := _moved(before[1], before[2])):
+                stack.callback(os.dup2, kept.fileno(), 1)
+                result = Stream(stack.enter_context(kept))
+        try:
+            sys.stdin, sys.stdout, sys.stderr = streams.get("stdin") or sys.stdin, out, error
+            out.result = result  # for `print_json`
+            yield result
+        finally:
+            result.flush()
+            error.flush()
+            sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _moved(out: TextIO, error: TextIO) -> TextIO | None:
+    """Standard output under another number, and number 1 a second standard error: for what C code and processes print.
+
+    None where Python's streams are not the process's.
+    """
+    try:
+        if (out.fileno(), error.fileno()) != (1, 2):
+            return None
+    except (AttributeError, OSError, ValueError):
+        return None
+    out.flush()
+    kept = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)
+    return kept
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` stands among the options."""
+    words = [*(arguments[: arguments.index("--")] if "--" in arguments else arguments), ""]
+    places = [i for i, word in enumerate(words) if word in ("--json", "--json=true")]
+    return any(words[i + 1].lower() not in ("false", "no", "off", "null") for i in places)
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong, for one line: the system's own words, or the kind of the error and what it says."""
+    if os.environ.get("RECAST_TRACEBACK"):
+        traceback.print_exception(error)
+    said = first_line(error)
+    if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
+        return f"not enough memory{'' if said == 'MemoryError' else f' ({said})'}: ask for less at a time"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input/output'}: {error.strerror or error}"
+    if isinstance(error, SystemExit):
+        return f"code that was run left the program (exit code {error.code})"
+    if isinstance(error, RecursionError):
+        return "something is nested too deep"
+    if isinstance(error, UnicodeError):
+        return f"a name or text that is not UTF-8: {said}"
+    if isinstance(error, ImportError):
+        return f"cannot import what is needed: {said}"
+    return f"{type(error).__name__}: {said} (unexpected: RECAST_TRACEBACK=1 shows where)"
+
+
+def complain(who: str, message: str, code: int = 2) -> int:
+    """One line on standard error; returns the exit code."""
+    if (number := os.environ.get("RANK", "0")) != "0":  # one of several processes that torchrun started
+        who = f"{who} [process {number}]"
+    print(f"{who}: {one_line(message)}", file=sys.stderr)
+    return code
