@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from recast.run.names import watch_timm
+
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
     from recast.errors import RecastError as RecastError
@@ -80,3 +82,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+watch_timm()

@@ -14,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.models.build import build_from, check_constructor
 from recast.models.weights import mismatch
-from recast.run.files import replaced
+from recast.run.files import replaced, require
+from recast.run.reading import parse_json
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan, plan_of
 
@@ -66,10 +67,13 @@ def read_header(path: str | Path) -> dict[str, Any]:
     if text is None:
         raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
     try:
-        header = json.loads(text)
-        return {"constructor": header.get("constructor"), "plan": header.get("plan")}
-    except (ValueError, AttributeError) as error:
+        header = require("its header", parse_json(text, "its header"))
+    except RecastError as error:
         raise RecastError(f"{path} carries a damaged header ({error})") from None
+    constructor, plan = header.get("constructor"), header.get("plan")
+    if not isinstance(plan, str | None):
+        raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
+    return {"constructor": constructor, "plan": plan}
 
 
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:

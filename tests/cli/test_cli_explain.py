@@ -270,7 +270,7 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     assert bare["order"] == data["order"]
     # a file must not have code run that it names
     recast.save(child, tmp_path / "code.safetensors", {"name": "own_vit:net", "kwargs": {}})
-    assert "asks to run own_vit:net; if you trust it: recast explain own_vit:net" in refused(
+    assert "asks to run own_vit:net, and code may do anything: add --trust" in refused(
         "explain", "code.safetensors", image
     )
     assert "own_vit" not in sys.modules

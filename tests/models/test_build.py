@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from torch import nn
 from recast.errors import RecastError
 from recast.models.build import build, build_from, constructor
 from recast.run.config import ModelConfig
+from recast.run.names import OWN
+from recast.run.trust import trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -30,6 +34,15 @@ def poisoned():
 
 def word():
     return "resnet18"
+
+def text() -> str:
+    raise AssertionError("called")
+
+def leaves():
+    raise SystemExit("bye")
+
+from os import getcwd
+open("imported", "a").close()
 """
 
 
@@ -53,8 +66,9 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
 
 
 def test_own_function(own_networks: str) -> None:
-    assert build(ModelConfig(f"{own_networks}:tiny"), num_classes=6)(torch.randn(1, 3, 8, 8)).shape == (1, 6)
-    assert len(list(build(ModelConfig(f"{own_networks}:fixed")).parameters())) == 2
+    with trusting(f"{own_networks}:tiny", f"{own_networks}:fixed"):
+        assert build(ModelConfig(f"{own_networks}:tiny"), num_classes=6)(torch.randn(1, 3, 8, 8)).shape == (1, 6)
+        assert len(list(build(ModelConfig(f"{own_networks}:fixed")).parameters())) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,19 +84,60 @@ def test_own_function(own_networks: str) -> None:
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(RecastError, match=message) as error:
-        build(ModelConfig(name))
+        build(ModelConfig(name), trust=True)
     assert "\n" not in str(error.value)
 
 
 def test_functions_that_do_not_fit(own_networks: str) -> None:
-    with pytest.raises(RecastError, match="fixed takes no argument num_classes"):
-        build(ModelConfig(f"{own_networks}:fixed"), num_classes=6)
-    with pytest.raises(RecastError, match="tiny takes no argument pretrained"):
-        build(ModelConfig(f"{own_networks}:tiny", pretrained=True))
-    with pytest.raises(RecastError, match=r"must return an nn\.Module, got str"):
-        build(ModelConfig(f"{own_networks}:word"))
-    with pytest.raises(RecastError, match="NaN or infinity in weight"):
-        build(ModelConfig(f"{own_networks}:poisoned"))
+    for name, fields, message in (
+        ("fixed", {"num_classes": 6}, "fixed takes no argument num_classes"),
+        ("tiny", {"pretrained": True}, "tiny takes no argument pretrained"),
+        ("word", {}, r"must return an nn\.Module, got str"),
+        ("poisoned", {}, "NaN or infinity in weight"),
+        ("leaves", {}, "leaves failed: SystemExit: bye"),
+        ("text", {}, "makes an nn.Module: it is not called"),
+        ("getcwd", {}, "makes an nn.Module: it is not called"),
+        ("nn", {}, "has no function 'nn'"),
+    ):
+        name = f"{own_networks}:{name}"
+        with trusting(name), pytest.raises(RecastError, match=message):
+            build(ModelConfig(name, **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["builtins:print", "os:getcwd", "antigravity:fly", "recast.__main__:main"])
+def test_the_standard_library_makes_no_networks(name: str) -> None:
+    with trusting(name), pytest.raises(RecastError, match="of Python's own library"):
+        build(ModelConfig(name))
+
+
+def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
+    own_networks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not without trust, and not with it either; what lies on the path otherwise is imported with it."""
+    name = f"{own_networks}:tiny"
+    monkeypatch.syspath_prepend("")  # as in an interactive Python
+    with pytest.raises(RecastError, match="is code that a file asks to run"):
+        build(ModelConfig(name))
+    with pytest.raises(RecastError, match="not looked for in the current folder: put its folder on PYTHONPATH"):
+        build(ModelConfig(name), trust=True)
+    assert not (tmp_path / "imported").exists()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert isinstance(build(ModelConfig(name), trust=True), nn.Module)
+    assert (tmp_path / "imported").exists()
+
+
+def test_timm_knows_our_names_without_importing_them() -> None:
+    import recast.models  # noqa: F401
+
+    ours = {name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("recast.")}
+    assert ours == set(OWN)
+    code = (
+        "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm; "
+        "assert 'recast.models' not in sys.modules; print(type(timm.create_model('digits_resnet')).__module__)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "recast.models.small", done.stderr
 
 
 def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:
@@ -129,9 +184,10 @@ def test_constructor_survives_json() -> None:
 
 def test_a_file_cannot_call_functions(own_networks: str) -> None:
     described = constructor(ModelConfig(f"{own_networks}:tiny"), num_classes=6)
-    with pytest.raises(RecastError, match="asks to run own_networks"):
+    with pytest.raises(RecastError, match="own_networks.*is code that a file asks to run"):
         build_from(described)
-    assert isinstance(build_from(described, allow_functions=True), nn.Sequential)
+    with trusting(described["name"]):
+        assert isinstance(build_from(described), nn.Sequential)
     for content in ({"name": 3}, ["digits_resnet"]):
         with pytest.raises(RecastError, match="a constructor must be"):
             build_from(content)  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ def _suites(asked: list[str], folder: Path) -> list[str]:
     """What is asked for, or the defaults that make sense for the run."""
     if asked != list(DEFAULTS):
         return asked
-    recipe = load_recipe(folder / "recipe.yaml")
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
     return [name for name in DEFAULTS if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 

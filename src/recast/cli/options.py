@@ -19,7 +19,7 @@ from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
 from recast.run.fields import Classes, check_value, field_types, read_value
-from recast.run.files import parse_yaml
+from recast.run.reading import parse_yaml
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
 """Lists of words that go on over the following words that match; lists of numbers go on over numbers. Any list may be

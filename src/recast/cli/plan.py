@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from recast.cli.help import Command
 from recast.cli.options import ModelOptions, parse, parse_size, print_json
 from recast.errors import RecastError
+from recast.run.budget import Budget
 from recast.run.config import ModelConfig, Recipe
-from recast.run.files import decode, read_bytes, write_text
+from recast.run.files import write_text
+from recast.run.names import check_name
+from recast.run.reading import decode, read_bytes
 from recast.run.trust import trusting
 
 if TYPE_CHECKING:
@@ -83,6 +86,8 @@ def read_edited(path: str, asked: ModelOptions | Recipe, before: ModelOptions | 
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or write it to a file."""
     options = parse(Command("plan", "MODEL [options]", ABOUT, EXAMPLES), PlanOptions(), argv)
+    check_name(options.model)
+    Budget.parse(options.budget)
     out = Path(options.out) if options.out else None
     if out is not None:
         _check_target(out)

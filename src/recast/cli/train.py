@@ -17,7 +17,9 @@ from recast.cli.options import TrustOption, Words, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
+from recast.run.budget import Budget
 from recast.run.config import PoolConfig, Recipe
+from recast.run.names import check_name
 from recast.run.recipe import load_recipe
 from recast.run.trust import check_trusted, is_function, trusting
 
@@ -79,6 +81,8 @@ def run(argv: Sequence[str]) -> int:
     if resume == AUTO:
         resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
     out = Path(resume or folder)
+    check_name(recipe.model.name)
+    Budget.parse(recipe.budget)
 
     from recast.training.run import train
 
@@ -132,7 +136,7 @@ def _base(named: TrainOptions) -> Recipe | None:
         path = Path(resumed) / "recipe.yaml"
         if not path.is_file():
             raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml")
-        return load_recipe(path)
+        return load_recipe(path, complete=True)
     if named.config is not None:
         return load_recipe(named.config)
     if named.recipe is None:

@@ -12,8 +12,10 @@ from recast.cli.help import Command
 from recast.cli.options import ModelOptions, parse, parse_size, print_json
 from recast.cli.plan import example_shape, make_plan, model_config
 from recast.errors import RecastError
+from recast.run.budget import Budget
 from recast.run.config import Backend, DataConfig
 from recast.run.fields import Count, Seed
+from recast.run.names import check_name
 from recast.run.trust import trusting
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class VerifyOptions(ModelOptions):
 def run(argv: Sequence[str]) -> int:
     """Print how far the recast model is from its parent in each form of the layer; 1 if it is another function."""
     options = parse(Command("verify", "MODEL [options]", ABOUT, EXAMPLES), VerifyOptions(), argv)
+    check_name(options.model)
+    Budget.parse(options.budget)
 
     import torch
 

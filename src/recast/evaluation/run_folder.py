@@ -75,7 +75,7 @@ def open_run(folder: str | Path) -> Run:
     """
     check_run(folder)
     folder = Path(folder)
-    recipe = load_recipe(folder / "recipe.yaml")
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
     data = load_data(recipe.data, recipe.augment)
     classes = len(data.classes)

@@ -12,9 +12,10 @@ from torch import nn
 from recast.data.images import is_image_name
 from recast.errors import RecastError
 from recast.io import load, read_header
-from recast.models.build import FORMS, build
+from recast.models.build import build
 from recast.models.weights import PICKLED
 from recast.run.config import ModelConfig
+from recast.run.names import FORMS
 from recast.run.trust import is_function, may_run
 
 SAVED = ".safetensors"

@@ -18,15 +18,16 @@ from typing import Any, NamedTuple, get_type_hints
 import timm
 from torch import Tensor, nn
 
-from recast.errors import RecastError, first_line, suggest
+from recast.errors import RecastError, first_line, shown, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_weights
 from recast.run.config import ModelConfig
+from recast.run.fields import Classes, Pixels, check_value
+from recast.run.names import FORMS, split_name, unknown_model
 from recast.run.trust import check_trusted, elsewhere, import_path, trusting
 
-FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
 
@@ -103,14 +104,15 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
     """
     if not isinstance(constructor, Mapping) or not isinstance(constructor.get("name"), str):
         raise RecastError(
-            f'a constructor must be {{"name": ..., "kwargs": {{"num_classes": ...}}}}, got {constructor!r}'
+            f'a constructor must be {{"name": ..., "kwargs": {{"num_classes": ...}}}}, got {shown(constructor)}'
         )
     name, kwargs = constructor["name"], constructor.get("kwargs", {})
     if not isinstance(kwargs, Mapping) or set(kwargs) - set(KWARGS):
-        raise RecastError(f"the constructor of {name} may set {' and '.join(KWARGS)} only, got {kwargs!r}")
+        raise RecastError(f"the constructor of {name} may set {' and '.join(KWARGS)} only, got {shown(kwargs)}")
     for key, value in kwargs.items():
         if type(value) is not int or value < 1:
-            raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {kwargs!r}")
+            raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {shown(kwargs)}")
+        check_value(Classes if key == "num_classes" else Pixels, value, f"{key} of the constructor of {name}")
     return (*split_name(name), dict(kwargs))
 
 
@@ -153,18 +155,6 @@ def check_logits(
     )
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """`timm:resnet18` → ("timm", "resnet18"); `pkg.module:function` → ("function", the same name)."""
-    prefix, colon, rest = name.partition(":")
-    if not colon:
-        return "timm", name
-    if prefix in ("timm", "torchvision"):
-        return prefix, rest
-    if all(part.isidentifier() for part in prefix.split(".")) and rest.isidentifier():
-        return "function", name
-    raise RecastError(f"a model is named {FORMS}, got {name!r}")
-
-
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
     """The network `name` of `source`, as `split_name` gives them, with random or published weights.
 
@@ -181,9 +171,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     if not timm.is_model(architecture):
         from torchvision import models
 
-        elsewhere = f" Did you mean torchvision:{architecture}?" if architecture in models.list_models() else ""
-        close = elsewhere or suggest(architecture, timm.list_models())
-        raise RecastError(f"timm has no model {architecture!r}.{close} A model is named {FORMS}")
+        raise unknown_model("timm", architecture, timm.list_models(), models.list_models())
     tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
     if tag and tag not in tags:
         raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {', '.join(filter(None, tags)) or 'none'}")
@@ -211,8 +199,7 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     from torchvision import models
 
     if name not in models.list_models():
-        close = suggest(name, models.list_models())
-        raise RecastError(f"torchvision has no model {name!r}.{close} A model is named {FORMS}")
+        raise unknown_model("torchvision", name, models.list_models())
     if "img_size" in kwargs:
         raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
     if not pretrained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -44,4 +45,6 @@ def register(name: str, model_class: type[nn.Module], doc: str, defaults: dict[s
     entrypoint.__name__ = entrypoint.__qualname__ = name
     entrypoint.__module__ = model_class.__module__
     entrypoint.__doc__ = doc
-    setattr(sys.modules[model_class.__module__], name, register_model(entrypoint))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Overwriting")  # what `recast.run.names` gave timm to stand for it
+        setattr(sys.modules[model_class.__module__], name, register_model(entrypoint))

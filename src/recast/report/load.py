@@ -156,7 +156,7 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
-    recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml")
+    recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml", complete=True)
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
         return read(path / name) if (path / name).is_file() else None

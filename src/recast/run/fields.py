@@ -167,7 +167,7 @@ def _convert(hint: Any, value: Any, name: str, strict: bool) -> Any:
     if hint is Any:
         return value
     if is_dataclass(hint):
-        return _read(hint, value or {}, f"{name}.", strict)  # type: ignore[arg-type]
+        return _read(hint, {} if value is None else value, f"{name}.", strict)  # type: ignore[arg-type]
     if origin is Annotated:
         return _convert(args[0], value, name, strict)
     if origin in (types.UnionType, Union):

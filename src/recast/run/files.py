@@ -1,31 +1,17 @@
-"""Files of a run folder: atomic writes, and bounded reading that names the file in every error. Imports no torch.
-
-What is read may come from anywhere: only regular files are opened, no more is read than a file of its kind holds, and
-YAML and JSON nest no deeper than ours do.
-"""
+"""Files of a run folder: atomic writes, and reading that names the file in every error. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from recast.errors import RecastError, first_line, shown
-
-MIB = 2**20
-LARGEST = 256 * MIB
-"""Bytes of a text file: more than the longest metrics.jsonl or table."""
-SETTINGS = MIB // 2
-"""Bytes of what people write by hand: recipes. PyYAML reads some 100 kB a second."""
-DEEPEST = 32
-"""Levels of lists and mappings in one another."""
+from recast.errors import RecastError
+from recast.run.reading import LARGEST, decode, parse_json, read_bytes
 
 
 @contextmanager
@@ -67,92 +53,12 @@ def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
-    """What a regular file of at most `limit` bytes holds. Raises FileNotFoundError, and RecastError for what is no such
-    file, larger or not readable: a pipe, a device, a loop of links never hang or fill the memory."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
-        # between the two calls it may have become a pipe, whose opening would wait
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            content = file.read(limit + 1) or b""  # what /proc holds has no size until it is read
-    except (FileNotFoundError, RecastError):
-        raise
-    except (OSError, ValueError) as error:  # a name with a null in it
-        raise RecastError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > limit:
-        raise RecastError(f"cannot read {path}: it is larger than {limit // 1024:,} KiB, more than such a file holds")
-    return content
-
-
 def read_text(path: str | Path, limit: int = LARGEST) -> str:
     """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
     try:
         return decode(read_bytes(path, limit), path)
     except FileNotFoundError:
         raise RecastError(f"{path} is missing: {Path(path).parent} is not a complete run folder") from None
-
-
-def decode(content: bytes, path: str | Path) -> str:
-    """UTF-8 as text with `\\n` at the ends of lines. Raises RecastError, naming the file, for what is none."""
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise RecastError(f"cannot read {path}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def parse_json(text: str, source: str | Path) -> Any:
-    """JSON as plain data. Raises RecastError, naming `source`, for what is none, names a key twice or is too deep."""
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise RecastError(f"{source} is truncated or not JSON: line {error.lineno}, {error.msg}") from None
-    except RecursionError:
-        raise RecastError(f"{source} is not read: its lists and objects are nested too deep") from None
-    except ValueError as error:  # a number of 5,000 digits
-        raise RecastError(f"{source} is not read: {first_line(error)}") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"it has {shown(next(key for key in keys if keys.count(key) > 1))} twice")
-    return found
-
-
-def parse_yaml(text: str) -> Any:
-    """YAML as plain data. Raises ValueError in one line for what is none, and for what a recipe has no use for: aliases
-    (a few lines of them stand for gigabytes), keys that stand twice, lists in lists without end."""
-    try:
-        return yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, ValueError) as error:  # the latter for a number of 5,000 digits
-        raise ValueError(" ".join(str(error).split())) from None
-    except Exception as error:  # PyYAML lets through what Python says to `!!bool x`
-        raise ValueError(f"a value is not what its tag says ({type(error).__name__})") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Nothing but lists, mappings and scalars."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} has an alias (*): write it out")
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise yaml.YAMLError(f"lists and mappings are nested deeper than {DEEPEST} levels")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(twice)} stands twice in a mapping")
-        return super().construct_mapping(node, deep)
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:

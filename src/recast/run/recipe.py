@@ -17,8 +17,8 @@ from recast.errors import RecastError
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import write_text
+from recast.run.reading import SETTINGS, decode, parse_yaml, read_bytes
 from recast.run.records import Row
-from recast.run.files import SETTINGS, decode, parse_yaml, read_bytes, write_text
 
 PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
@@ -47,9 +47,10 @@ def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Re
     return read_fields(Recipe, found, source)
 
 
-def load_recipe(path: str | Path) -> Recipe:
+def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """Read a recipe file; relative paths in it are looked for beside it, then in the current folder.
 
+    `complete`: that of a run, which holds every field: one that was cut short must not be taken for another run's.
     Raises RecastError for a file that is absent or no YAML mapping, an unknown key, or a value of the wrong type.
     """
     path = Path(path)
@@ -64,6 +65,11 @@ def load_recipe(path: str | Path) -> Recipe:
     if not isinstance(found, Mapping):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(found).__name__}")
     recipe = recipe_from_dict(found, str(path))
+    if complete and (missing := [key for key in flat(recipe) if key not in _flat(found)]):
+        raise RecastError(
+            f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
+            "version of recast"
+        )
     for section, field in PATHS:
         value = getattr(getattr(recipe, section), field)
         if value is not None and (beside := path.parent / value).exists():
@@ -92,8 +98,12 @@ def changes(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[st
 
 def flat(recipe: Recipe) -> dict[str, Any]:
     """Every field by its dotted name; all sections are one deep."""
+    return _flat(recipe_to_dict(recipe))
+
+
+def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for key, value in recipe_to_dict(recipe).items():
+    for key, value in nested.items():
         found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
     return found
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from recast.errors import RecastError
 from recast.run.fields import describe, mismatch
-from recast.run.files import decode, read_bytes, replaced
+from recast.run.files import replaced
+from recast.run.reading import decode, read_bytes
 from recast.run.records import Difference, Row
 
 T = TypeVar("T")

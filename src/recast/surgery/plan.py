@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from torch import nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import read_fields
+from recast.run.reading import parse_json
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit
@@ -65,7 +67,9 @@ class Plan:
         try:
             totals, steps = found.pop("totals"), [_step_fields(step) for step in found.pop("steps")]
             return read_fields(cls, found | totals | {"steps": steps}, source)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except RecastError:
+            raise
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise RecastError(f"{source} is not a plan ({type(error).__name__}: {error})") from error
 
     @staticmethod
@@ -79,10 +83,14 @@ class Plan:
         for step in found["steps"]:
             if not isinstance(step, dict) or not isinstance(step.get("name"), str):
                 raise RecastError(
-                    f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {step!r}'
+                    f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {shown(step)}'
+                )
+            if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in ("all", "last_stage", "none"):
+                raise RecastError(
+                    f"{source}: a step names one layer in full, got {shown(step['name'])}: globs are for --where"
                 )
             if step["name"] in steps:
-                raise RecastError(f"{source} names {step['name']} twice")
+                raise RecastError(f"{source} names {shown(step['name'])} twice")
             steps[step["name"]] = step
         asked: dict[str, Any] = {key: found[key] for key in ("config", "pool") if key in found}
         return replace(read_fields(Edited, asked, source), steps=steps)
@@ -125,12 +133,12 @@ def plan_table(plan: Plan, width: int) -> str:
 def _document(text: str, source: str) -> dict[str, Any]:
     """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = parse_json(text, "it")
+    except RecastError as error:
         raise RecastError(f"{source} is not a plan: {error}") from None
     version = found.pop("version", VERSION) if isinstance(found, dict) else VERSION
     if version != VERSION:
-        raise RecastError(f"{source} is a plan of version {version}, expected {VERSION}: plan again")
+        raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
     if not isinstance(found, dict) or not isinstance(found.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
     return found

@@ -9,11 +9,12 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry
+from recast.run.budget import Budget
 from recast.run.config import PoolConfig, RecastConfig
-from recast.surgery.budget import Budget, keep_within
+from recast.surgery.budget import keep_within
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import noise, put_pool_
@@ -45,6 +46,8 @@ def plan(
     `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
     stride that cannot go, or pooling that cannot be replaced.
     """
+    if not isinstance(model, nn.Module):
+        raise RecastError(f"plan takes a network, got {shown(model)}: timm.create_model(NAME) makes one of a name")
     config, pool = config or RecastConfig(), pool if pool is not None and pool.is_on else None
     limits = Budget.parse(budget)
     if is_none(where) and pool is None:

@@ -6,8 +6,11 @@ Asked for are the papers' last stage, another stage, names, globs, regular expre
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +27,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 Modules = dict[str, nn.Module]
 Sizes = dict[str, tuple[int, int]]
 
+LONGEST_PATTERN = 200
 ONE_TAP = "1×1: one tap, nothing to shift (name it in full to recast it)"
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
@@ -146,10 +150,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
             raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
         return found[int(pattern[6:])]
     if pattern.startswith("re:"):
-        try:
-            names = [name for name in convolutions if re.search(pattern[3:], name)]
-        except re.error as error:
-            raise RecastError(f"{pattern!r} is no regular expression: {error}") from None
+        names = _search(pattern[3:], list(convolutions))
     else:
         names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
@@ -158,6 +159,32 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
             f"layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names
+
+
+def _search(pattern: str, names: list[str]) -> list[str]:
+    """The names in which a regular expression is found. Raises `RecastError` for what is none, or takes for ever.
+
+    `re` cannot be stopped, and `(.*)*x` takes longer than the universe is old: what repeats or branches twice is tried
+    in a process of its own.
+    """
+    if len(pattern) > LONGEST_PATTERN:
+        raise RecastError(f"a regular expression has at most {LONGEST_PATTERN} characters, got {len(pattern)}")
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RecastError(f"{'re:' + pattern!r} is no regular expression: {error}") from None
+    if re.fullmatch(r"[^*+?{}()|]*([*+?][^*+?{}()|]*)?", pattern):
+        return [name for name in names if compiled.search(name)]
+    code = "import json, re, sys; p, n = json.load(sys.stdin); print(json.dumps([x for x in n if re.search(p, x)]))"
+    try:
+        asked = json.dumps([pattern, names])
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code], input=asked, capture_output=True, text=True, timeout=5, check=True
+        )
+    except subprocess.SubprocessError:
+        raise RecastError(f"{'re:' + pattern!r} takes for ever on names like {names[-1]}: repeat less in it") from None
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str]]:

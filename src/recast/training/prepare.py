@@ -59,7 +59,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
     if not (out / "recipe.yaml").is_file():
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
-    stored = load_recipe(out / "recipe.yaml")
+    stored = load_recipe(out / "recipe.yaml", complete=True)
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(

@@ -1,0 +1,127 @@
+"""The names of models, told without importing torch: which are ours, what a name means, whether a registry has it.
+
+`timm.create_model` knows our names as soon as timm and recast are imported, in either order (`watch_timm`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from recast.errors import RecastError, shown, suggest
+
+FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
+OWN = (
+    *(f"cifar_resnet{depth}{shortcut}" for depth in (20, 56) for shortcut in ("", "_a")),
+    "digits_resnet",
+    *(f"cmhsa_vit_{kind}" for kind in ("3", "3_cifar", "3_pixel", "3_tiny", "5", "5_tiny")),
+    *(
+        f"patchconvnet_{size}{kind}"
+        for size in ("s20", "s36", "s60", "s120", "b36", "b60", "b120", "l60", "l120")
+        for kind in ("", "_bn", "_multi")
+    ),
+)
+"""What `recast.models` registers with timm."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`timm:resnet18` → ("timm", "resnet18"); `pkg.module:function` → ("function", the same name)."""
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        return "timm", name
+    if prefix in ("timm", "torchvision"):
+        return prefix, rest
+    if all(part.isidentifier() for part in prefix.split(".")) and rest.isidentifier():
+        return "function", name
+    raise RecastError(f"a model is named {FORMS}, got {shown(name)}")
+
+
+def unknown_model(source: str, name: str, known: Iterable[str], torchvision: Iterable[str] = ()) -> RecastError:
+    """What is told of a name that `source` does not know: the nearest that it knows, or that torchvision has it."""
+    close = f" Did you mean torchvision:{name}?" if name in torchvision else suggest(name[:100], known)
+    return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
+
+
+def check_name(name: str) -> None:
+    """Raise RecastError, in the words of `recast.models.build`, for a name that timm or torchvision has not.
+
+    Their sources are read, which takes a moment; importing them takes seconds.
+    """
+    source, bare = split_name(name)
+    architecture = bare.partition(".")[0] if source == "timm" else bare
+    if source == "function" or source in sys.modules or architecture in OWN:
+        return
+    texts = _sources(source)
+    ways = f"def {architecture}(", f"'{architecture}'", f'"{architecture}"', f"'{architecture}."  # also older names
+    if not texts or any(way in text for text in texts for way in ways):
+        return
+    own = OWN if source == "timm" else ()
+    raise unknown_model(
+        source, architecture, (*_registered(texts), *own), _registered(_sources("torchvision")) if own else ()
+    )
+
+
+def _sources(package: str) -> list[str]:
+    spec = find_spec(package)
+    folder = Path(spec.origin).parent / "models" if spec is not None and spec.origin else Path()
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))] if folder.name else []
+
+
+def _registered(texts: Iterable[str]) -> list[str]:
+    pattern = r"^@register_model(?:\(\))?\n(?:@.*\n)*?def (\w+)\("
+    return sorted(name for text in texts for name in re.findall(pattern, text, re.MULTILINE))
+
+
+def watch_timm() -> None:
+    """Give timm our names: now if it is imported, else as soon as it is."""
+    if "timm" in sys.modules:
+        _give_names()
+    elif not any(isinstance(finder, _TimmFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TimmFinder())
+
+
+class _TimmFinder:
+    """Finds timm where the other finders do, and gives it our names once it is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "timm":
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            run: Callable[[ModuleType], None] = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                if module.__name__ == name:
+                    _give_names()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _give_names() -> None:
+    """Register functions that import `recast.models`, which puts the real ones in their place."""
+    models = importlib.import_module("timm.models")
+    if "recast.models" in sys.modules:
+        return
+    for name in OWN:
+        models.register_model(_entrypoint(name, models))
+
+
+def _entrypoint(name: str, models: Any) -> Callable[..., Any]:
+    def entrypoint(*args: Any, **kwargs: Any) -> Any:
+        importlib.import_module("recast.models")
+        return models.model_entrypoint(name)(*args, **kwargs)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    return entrypoint

@@ -1,0 +1,117 @@
+"""Whatever goes wrong ends in one line and exit code 2, and what is asked for as JSON is nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from safetensors import SafetensorError
+
+from recast.cli import main
+
+COMMAND = [sys.executable, "-m", "recast"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device", "f.csv"), "f.csv: No space left on device"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "not enough memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "not UTF-8"),
+        (ImportError("no such thing"), "cannot import what is needed: no such thing"),
+        (SafetensorError("header too large"), "SafetensorError: header too large"),
+        (yaml.YAMLError("bad"), "YAMLError: bad"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError("a\n\x1b[2J" + "x" * 5000), "ValueError: a"),
+        (SystemExit("bye"), "left the program (exit code bye)"),
+        (SystemExit(0), "left the program (exit code 0)"),
+    ],
+)
+def test_every_error_is_one_line(
+    error: BaseException, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: Any) -> int:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "recast.cli.plan", SimpleNamespace(run=run))  # type: ignore[misc]
+    assert main(["plan", "resnet18"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("recast plan: error: ")
+    assert told in err
+    assert err.count("\n") == 1
+    assert len(err) < 1100
+    assert "\x1b" not in err
+
+
+PRINTS = """
+import os
+import sys
+from torch import nn
+print("imported")
+os.system("echo from a process")
+class Net(nn.Sequential):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+def net():
+    print("made")
+    return Net(nn.Conv2d(3, 4, 3, padding=1))
+"""
+
+
+def test_json_is_nothing_but_json(tmp_path: Path) -> None:
+    (tmp_path / "printing.py").write_text(PRINTS, encoding="utf-8")
+    words = [*COMMAND, "plan", "printing:net", "--where", "all", "--img-size", "8", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(done.stdout)["model"] == "Net", done.stderr
+    assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [
+        ("> /dev/full", 2, "recast: error: standard output: No space left on device\n"),
+        ("2> /dev/full", 0, ""),
+        (">&-", 2, "recast: error: standard output: it is closed\n"),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_streams_that_cannot_be_used(shell: str, code: int, told: str) -> None:
+    words = ["/bin/sh", "-c", f'"$0" -m recast --help {shell}', sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, told)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder that is in use")
+def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    words = ["/bin/sh", "-c", 'cd gone && rmdir ../gone && "$0" -m recast plan resnet18', sys.executable]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "recast plan: error: the current folder was deleted: go to another one (cd)\n"
+
+
+def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from recast.cli import main; codes = [main(['plan', *words]) for words in (['resnet5'], "
+        "['torchvision:resnet19'], ['resnet18', '--budget', 'macs=foo'])]; "
+        "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert "timm has no model 'resnet5'. Did you mean resnet50" in lines[0]
+    assert "torchvision has no model 'resnet19'. Did you mean resnet18" in lines[1]
+    assert "the budget's macs is a number" in lines[2]

@@ -1,0 +1,92 @@
+"""What is read may come from anywhere: it ends in one line, soon, and without filling the memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError, one_line, shown
+from recast.run.config import Recipe
+from recast.run.files import read_text
+from recast.run.reading import parse_json, read_bytes
+from recast.run.recipe import load_recipe, save_recipe
+from recast.run.tables import read_table
+
+BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, r"line 2 has an alias"),
+        ("&a [*a]", "has an alias"),
+        ("[" * 2000, "nested deeper than 32 levels"),
+        ("\n".join(" " * i + "a:" for i in range(900)), "nested deeper than 32 levels"),
+        ("seed: 1\nseed: 2", "'seed' stands twice"),
+        ("optim: {lr: 1, lr: 2}", "'lr' stands twice"),
+        ("seed: " + "9" * 5000, "5000 digits"),
+        ("seed: " + "9" * 4000, r"seed must be at most 9,223,372,036,854,775,807, got 9+ … 9+$"),
+        ("optim: {lr: 1e300}", "lr must be at most 1,000,000,000, got 1e.300"),
+        ("seed: !!bool x", "not what its tag says"),
+        ("seed: !!timestamp x", "not what its tag says"),
+        ("#" * 600_000, "larger than 512 KiB"),
+        ("where: [\x1b]", "cannot read recipe"),
+        ("\udcff", "no text in UTF-8"),
+    ],
+)
+def test_hostile_recipes(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    begin = time.monotonic()
+    with pytest.raises(RecastError, match=message) as raised:
+        load_recipe(path)
+    assert len(str(raised.value)) < 1000
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize("read", [load_recipe, read_text, read_table])
+def test_what_is_no_file_is_not_waited_for(read: object, tmp_path: Path) -> None:
+    assert callable(read)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path / "loop", tmp_path, "/proc/self/mem"):
+        with pytest.raises(RecastError, match="cannot read .*(a pipe or a device|symbolic links|Input/output)"):
+            read(path)
+
+
+def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 1024)
+    assert read_bytes(tmp_path / "f", 1024) == b"x" * 1024
+    with pytest.raises(RecastError, match="larger than 0 KiB"):
+        read_bytes(tmp_path / "f", 1023)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[" * 100_000, "nested too deep"), ('{"a": 1, "a": 2}', "has 'a' twice"), ("9" * 5000, "digits"), ("{", "truncated")],
+)
+def test_hostile_json(text: str, message: str) -> None:
+    with pytest.raises(RecastError, match=f"f.json .*{message}"):
+        parse_json(text, "f.json")
+
+
+def test_a_run_s_recipe_that_was_cut_short_is_told_wherever_it_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    save_recipe(Recipe(), path)
+    whole = path.read_text(encoding="utf-8")
+    assert load_recipe(path, complete=True) == Recipe()
+    for end in range(0, whole.rindex(":"), 97):
+        path.write_text(whole[:end], encoding="utf-8")
+        with pytest.raises(RecastError, match="recipe.yaml"):
+            load_recipe(path, complete=True)
+
+
+def test_messages_are_short_and_hold_nothing_that_a_terminal_obeys() -> None:
+    assert one_line("a\n\x1b[2Jb\x9b\u202e") == r"a \x1b[2Jb\x9b\u202e"
+    assert len(one_line("x" * 5000)) <= 1000
+    assert shown(10**5000) == "a number of about 5,000 digits"
