@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "recast"]
     [
         (OSError(28, "No space left on device", "f.csv"), "f.csv: No space left on device"),
         (MemoryError(), "not enough memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "not enough memory"),
         (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "not UTF-8"),
         (ImportError("no such thing"), "cannot import what is needed: no such thing"),

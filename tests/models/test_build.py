@@ -184,7 +184,7 @@ def test_constructor_survives_json() -> None:
 
 def test_a_file_cannot_call_functions(own_networks: str) -> None:
     described = constructor(ModelConfig(f"{own_networks}:tiny"), num_classes=6)
-    with pytest.raises(RecastError, match="own_networks.*is code that a file asks to run"):
+    with pytest.raises(RecastError, match=r"own_networks.*is code that a file asks to run"):
         build_from(described)
     with trusting(described["name"]):
         assert isinstance(build_from(described), nn.Sequential)

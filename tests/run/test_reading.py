@@ -55,7 +55,7 @@ def test_what_is_no_file_is_not_waited_for(read: object, tmp_path: Path) -> None
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path / "loop", tmp_path, "/proc/self/mem"):
-        with pytest.raises(RecastError, match="cannot read .*(a pipe or a device|symbolic links|Input/output)"):
+        with pytest.raises(RecastError, match=r"cannot read .*(a pipe or a device|symbolic links|Input/output)"):
             read(path)
 
 
@@ -68,7 +68,12 @@ def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[" * 100_000, "nested too deep"), ('{"a": 1, "a": 2}', "has 'a' twice"), ("9" * 5000, "digits"), ("{", "truncated")],
+    [
+        ("[" * 100_000, "nested too deep"),
+        ('{"a": 1, "a": 2}', "has 'a' twice"),
+        ("9" * 5000, "digits"),
+        ("{", "truncated"),
+    ],
 )
 def test_hostile_json(text: str, message: str) -> None:
     with pytest.raises(RecastError, match=f"f.json .*{message}"):
@@ -82,7 +87,7 @@ def test_a_run_s_recipe_that_was_cut_short_is_told_wherever_it_was_cut(tmp_path:
     assert load_recipe(path, complete=True) == Recipe()
     for end in range(0, whole.rindex(":"), 97):
         path.write_text(whole[:end], encoding="utf-8")
-        with pytest.raises(RecastError, match="recipe.yaml"):
+        with pytest.raises(RecastError, match=r"recipe\.yaml"):
             load_recipe(path, complete=True)
 
 

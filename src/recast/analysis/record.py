@@ -15,7 +15,7 @@ from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_t
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
-from recast.surgery.budget import DEFAULT_TOKENS
+from recast.run.budget import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.tracing.hooks import hooked, in_eval
 

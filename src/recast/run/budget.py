@@ -67,7 +67,8 @@ def _parse_part(part: str) -> tuple[str, int | Limit | None]:
     if match and unit == "x" and name != "tokens":
         return name, Limit(float(match[1]), relative=True)
     if match is None or unit not in units:
+        got = shown(part)
         examples = {"tokens": "tokens=1024", "memory": "memory=2GiB or memory=1.5x", "params": "params=30M or 1.3x"}
-        raise RecastError(f"the budget's {name} is a number, {examples.get(name, 'macs=5G or 1.3x')}; got {shown(part)}")
+        raise RecastError(f"the budget's {name} is a number, {examples.get(name, 'macs=5G or 1.3x')}; got {got}")
     value = round(float(match[1]) * units[unit])
     return name, value if name == "tokens" else Limit(value)

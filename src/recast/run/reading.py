@@ -1,6 +1,6 @@
 """Bounded reading of what may come from anywhere. Imports no torch.
 
-Only regular files are opened, no more is read than a file of its kind holds, and YAML and JSON nest no deeper than ours.
+Only regular files are opened, no more is read than a file of its kind holds, YAML and JSON nest no deeper than ours.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def plan(
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
     has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
     predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
-    activation memory of the recast model (`surgery.budget.Budget`); layers are taken from the end. With `pool` the
+    activation memory of the recast model (`run.budget.Budget`); layers are taken from the end. With `pool` the
     network's own pooling becomes attention too; `where="none"` then leaves every convolution as it is. Raises
     `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
     stride that cannot go, or pooling that cannot be replaced.
