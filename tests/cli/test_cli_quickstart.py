@@ -79,7 +79,7 @@ def test_refused_before_anything_is_done(
     assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
     assert "holds no quickstart" in refused("quickstart", "--resume", "--out", tmp_path)
     monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "jinja2" else object())
-    assert "needs jinja2: pip install 'recast-vision[quickstart]'" in refused("quickstart", "--out", tmp_path / "run")
+    assert "needs jinja2: pip install jinja2" in refused("quickstart", "--out", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

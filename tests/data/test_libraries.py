@@ -210,5 +210,5 @@ def test_broken_images_are_named_and_can_be_skipped(make_hub: Any) -> None:
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RecastError, match=r'pip install "recast-vision\[data\]"'):
+    with pytest.raises(RecastError, match="pip install datasets"):
         load_data(DataConfig("hfds/some/name"))

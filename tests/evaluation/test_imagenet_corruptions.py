@@ -126,5 +126,5 @@ def test_bad_requests(digits: Data, digits32: Data, score: Score, monkeypatch: p
         score("corruptions", nn.Identity(), digits)
     package: Any = None  # what makes an import fail
     monkeypatch.setitem(sys.modules, "imagecorruptions", package)
-    with pytest.raises(NotMeasured, match=r'pip install "recast-vision\[eval\]"'):
+    with pytest.raises(NotMeasured, match="pip install imagecorruptions-imaug"):
         score("corruptions", nn.Identity(), digits32)

@@ -23,7 +23,7 @@ def test_tensorboard_gets_the_numbers_of_every_epoch(tmp_path: Path) -> None:
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(RecastError, match=r"pip install .recast-vision\[wandb\]"):
+    with pytest.raises(RecastError, match="pip install wandb"):
         small_fit(tmp_path, trackers=["wandb"])
 
 

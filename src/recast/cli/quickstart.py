@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     options = parse(Command("quickstart", "[options]", ABOUT, EXAMPLES), QuickstartOptions(), argv)
     out = Path(options.out)
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
-        raise RecastError(f"quickstart needs {', '.join(missing)}: pip install 'recast-vision[quickstart]'")
+        raise RecastError(f"quickstart needs {', '.join(missing)}: pip install {' '.join(missing)}")
     named = ["--out", str(out)] if options.out != QuickstartOptions().out else []
     again = shlex.join(["recast", "quickstart", "--resume", *named])
     _check_folder(out, options.resume, again)

@@ -76,7 +76,7 @@ def _read() -> tuple[Tensor, Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise RecastError('the digits come with scikit-learn: pip install "recast-vision[quickstart]"') from None
+        raise RecastError("the digits come with scikit-learn: pip install scikit-learn") from None
     digits = load_digits()
     labels = torch.tensor(digits.target, dtype=torch.long)
     is_val = torch.zeros(len(labels), dtype=torch.bool)

@@ -163,7 +163,7 @@ def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, An
     try:
         import datasets
     except ImportError:
-        raise RecastError('hfds/NAME needs another package: pip install "recast-vision[data]"') from None
+        raise RecastError("hfds/NAME needs another package: pip install datasets") from None
     try:
         splits: Mapping[str, Any] = datasets.load_dataset(name, cache_dir=cache)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:

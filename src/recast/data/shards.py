@@ -156,7 +156,7 @@ def find_shards(config: DataConfig) -> Found:
     try:
         import webdataset  # noqa: F401
     except ImportError:
-        raise RecastError('wds/NAME needs another package: pip install "recast-vision[data]"') from None
+        raise RecastError("wds/NAME needs another package: pip install webdataset") from None
 
     root = data_dir(config)
     info = _info(root)

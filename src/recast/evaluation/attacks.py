@@ -118,7 +118,7 @@ def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, cl
 
 
 def _package() -> Any:
-    return optional_package("pyautoattack", "autoattack", "AutoAttack comes with pyautoattack").AutoAttack
+    return optional_package("pyautoattack", "pyautoattack", "AutoAttack comes with pyautoattack").AutoAttack
 
 
 def sources_autoattack(context: Context) -> list[Source]:

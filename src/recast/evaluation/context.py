@@ -46,12 +46,12 @@ class NotMeasured(RecastError):
     """
 
 
-def optional_package(name: str, extra: str, what: str) -> Any:
+def optional_package(name: str, package: str, what: str) -> Any:
     """The module of an optional package; NotMeasured that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise NotMeasured(f'{what} ({error}): pip install "recast-vision[{extra}]"') from None
+        raise NotMeasured(f"{what} ({error}): pip install {package}") from None
 
 
 def sampled(images: Images, most: int | None) -> Images:

@@ -54,7 +54,8 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
 
 
 def _package() -> Any:
-    return optional_package("imagecorruptions", "eval", "corruptions come with imagecorruptions-imaug").corrupt
+    package = "imagecorruptions-imaug"
+    return optional_package("imagecorruptions", package, f"corruptions come with {package}").corrupt
 
 
 @dataclass(eq=False)

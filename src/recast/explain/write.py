@@ -81,7 +81,7 @@ def check_target(out: Path) -> None:
     if not out.parent.is_dir():
         raise RecastError(f"the folder of the page does not exist: {out.parent}")
     if ending == PICTURE and find_spec("matplotlib") is None:
-        raise RecastError("a PNG of maps needs matplotlib: pip install 'recast-vision[report]', or write an .html page")
+        raise RecastError("a PNG of maps needs matplotlib: pip install matplotlib, or write an .html page")
 
 
 def page_names(names: list[str]) -> list[str]:

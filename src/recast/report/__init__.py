@@ -46,7 +46,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2"}:
             raise
-        raise RecastError(f"a report needs {error.name}: pip install 'recast-vision[report]'") from None
+        raise RecastError(f"a report needs {error.name}: pip install {error.name}") from None
 
     if figures is not None:
         check_folder(Path(figures))

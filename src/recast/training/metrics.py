@@ -120,7 +120,7 @@ class Journal:
             try:
                 importlib.import_module("torch.utils.tensorboard" if kind == "tensorboard" else kind)
             except ImportError:
-                raise RecastError(f'trackers={kind} needs it: pip install "recast-vision[{kind}]"') from None
+                raise RecastError(f"trackers={kind} needs it: pip install {kind}") from None
         self.recipe, self.out, self.name, self.path = recipe, out, name, out / "metrics.jsonl"
         self.shown, self.warned = shown and is_first(), False
         self.trackers: list[Tracker] = []
