@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from pathlib import Path
 
 import timm
 import torch
@@ -26,6 +28,17 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
             f"device {str(name)!r} cannot be used here ({first_line(error)}): use device=cpu or device=auto"
         ) from None
     return device
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Raise RecastError for what needs more bytes than are free, before any is asked for."""
+    try:
+        told = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
+        free = 1024 * int(told["MemAvailable"])
+    except (OSError, KeyError):  # not Linux: the system says so when it is asked
+        return
+    if needed > free:
+        raise RecastError(f"{what} need {needed / 2**30:,.0f} GiB, {free / 2**30:,.0f} are free: ask for less")
 
 
 def surroundings(device: torch.device) -> dict[str, str | int | None]:

@@ -132,6 +132,15 @@ def _scalar(option: Option, word: str) -> Any:
         return word
 
 
+def as_typed(message: str, asked: Any) -> str:
+    """A message with the keys of recipes as the options that stand for them, unless it is about a recipe file."""
+    if ".yaml" in message:
+        return message
+    shown = {option.dotted: option.shown for option in options_of(asked) if "." in option.dotted}
+    keys = "|".join(map(re.escape, sorted(shown, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w./-])({keys})(?![\w.]*\w)", lambda found: shown[found[1]], message)
+
+
 def _placed(command: Command, options: Sequence[Option], words: list[str]) -> dict[tuple[str, ...], Any]:
     """The words that are no option's, by the path of the field that takes them."""
     values: dict[tuple[str, ...], Any] = {}

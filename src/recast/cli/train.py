@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import TrustOption, Words, parse, print_json
+from recast.cli.options import TrustOption, Words, as_typed, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
@@ -63,6 +63,14 @@ class TrainOptions(TrustOption):
 
 def run(argv: Sequence[str]) -> int:
     """Train the arms of a recipe into a run folder; prints where it lies."""
+    try:
+        return _train(argv)
+    except RecastError as error:
+        error.args = (as_typed(str(error), TrainOptions()),)
+        raise
+
+
+def _train(argv: Sequence[str]) -> int:
     # twice: which recipe is named decides whose values the other options have by default
     arguments = [word for word in argv if word not in ("-h", "--help")]
     named = parse(_command(None), TrainOptions(), arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
     import torch
 
-    from recast.device import choose_device
+    from recast.device import check_memory, choose_device
     from recast.models.build import build, input_defaults
     from recast.surgery.apply import recast_
     from recast.surgery.scales import randomize_scales_
@@ -74,7 +75,9 @@ def run(argv: Sequence[str]) -> int:
     if data is not None:
         batch = _images(data, options.num_images, defaults)
     else:
-        batch = torch.randn(options.num_images, *example_shape(model, options.img_size))
+        shape = options.num_images, *example_shape(model, options.img_size)
+        check_memory(4 * 4 * math.prod(shape), f"{shape[0]:,} images of {shape[2]}×{shape[3]}")  # float32, and copies
+        batch = torch.randn(shape)
     if not (options.pretrained or options.checkpoint):
         # the statistics of a map of one pixel need two images
         randomize_scales_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch)
