@@ -14,9 +14,11 @@ import pytest
 import yaml
 from safetensors import SafetensorError
 
+import recast
 from recast.cli import main
 
 COMMAND = [sys.executable, "-m", "recast"]
+ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def net():
 def test_json_is_nothing_but_json(tmp_path: Path) -> None:
     (tmp_path / "printing.py").write_text(PRINTS, encoding="utf-8")
     words = [*COMMAND, "plan", "printing:net", "--where", "all", "--img-size", "8", "--json"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert json.loads(done.stdout)["model"] == "Net", done.stderr
     assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process"))
 
@@ -98,7 +100,7 @@ def test_streams_that_cannot_be_used(shell: str, code: int, told: str) -> None:
 def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     words = ["/bin/sh", "-c", 'cd gone && rmdir ../gone && "$0" -m recast plan resnet18', sys.executable]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "recast plan: error: the current folder was deleted: go to another one (cd)\n"
 

@@ -18,6 +18,7 @@ from recast.data.images import crop_fraction, decode_errors, is_image_name, midd
 from recast.errors import RecastError
 from recast.explain.scene import Prediction
 from recast.explain.write import safe_stem
+from recast.run.reading import decode, read_bytes
 
 ORIENTATION = 274
 """The EXIF tag that says which side is up."""
@@ -181,9 +182,9 @@ def imagenet_names() -> tuple[list[str], dict[str, str]]:
 def read_class_names(path: Path) -> list[str]:
     """The lines of a text file, a class each. Raises `RecastError` for a file that is none, and for empty lines."""
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        names = [line.strip() for line in decode(read_bytes(path), path).rstrip().splitlines()]
+    except (OSError, RecastError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise RecastError(
             f"cannot read the names of classes in {path}: {reason}; one name a line is expected"
         ) from None
