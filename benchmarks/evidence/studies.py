@@ -68,6 +68,7 @@ TRANSFER: Arms = {
     "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
     "recast, similar": {**LAST, "query_key": "similar"},
     "recast, images": {**LAST, **IMAGES},
+    "recast, images, rates as fine-tuned": {**LAST, **IMAGES},
 }
 
 
@@ -88,7 +89,8 @@ def transfers() -> list[Study]:
         name = f"a-{trained_on}-{data}-{num_train}"
         base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = found[0].name if found else None
-        found.append(Study(name, base, TRANSFER, against(FINE_TUNED, TRANSFER), tuned_on))
+        rates_of = {"recast, images, rates as fine-tuned": FINE_TUNED}
+        found.append(Study(name, base, TRANSFER, against(FINE_TUNED, TRANSFER), tuned_on, rates_of))
     return found
 
 
