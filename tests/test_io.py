@@ -18,6 +18,7 @@ from recast.io import load, read_header, save
 from recast.layers.attention_pool import attention_pools
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
+from recast.models.weights import read_weights
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
@@ -139,6 +140,23 @@ def test_tensors_that_do_not_fit_are_refused(saved: Path) -> None:
         load(saved)
     save_file(tensors | {"layer3.0.conv1.gamma": torch.zeros(8)}, saved, metadata=metadata)
     with pytest.raises(RecastError, match=r"gamma is \(8,\), the model's is \(9,\)"):
+        load(saved)
+
+
+def test_weights_that_are_damaged_or_no_numbers_are_refused(saved: Path) -> None:
+    tensors, name = load_file(saved), "layer3.0.conv1.gamma"
+    content = bytearray(saved.read_bytes())
+    content[content.index(tensors["layer1.0.conv1.weight"].numpy().tobytes())] ^= 1
+    metadata = {"recast": json.dumps(read_header(saved))}
+    saved.write_bytes(content)
+    for read in (load, read_weights):
+        with pytest.raises(RecastError, match=r"child\.safetensors is damaged: its checksum"):
+            read(saved)
+    save_file(tensors | {name: torch.full((9,), torch.nan)}, saved, metadata=metadata)
+    with pytest.raises(RecastError, match=f"NaN or infinity in {name}"):
+        load(saved)
+    save_file(tensors | {name: torch.zeros(9, dtype=torch.int64)}, saved, metadata=metadata)
+    with pytest.raises(RecastError, match=r"not floating point .*gamma is torch\.int64"):
         load(saved)
 
 

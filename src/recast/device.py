@@ -41,6 +41,16 @@ def check_memory(needed: int, what: str) -> None:
         raise RecastError(f"{what} need {needed / 2**30:,.0f} GiB, {free / 2**30:,.0f} are free: ask for less")
 
 
+def free_cores() -> int:
+    """Cores that this process may use and others leave alone, now and in the last minute; at least 1. On Linux."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+        running = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]) - 1
+    except (AttributeError, OSError, ValueError, IndexError):
+        return os.cpu_count() or 1
+    return max(1, cores - round(min(running, os.getloadavg()[0])))
+
+
 def surroundings(device: torch.device) -> dict[str, str | int | None]:
     """Versions and machine, as they stand beside results."""
     return {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+CONTROL = re.compile(r"(?![\n\t])[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class RecastError(ValueError):
@@ -11,6 +14,9 @@ class RecastError(ValueError):
 
     The command line prints the message as one line and exits with code 2.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
     already_told = False
     """True where another process of the same run prints it."""
@@ -34,6 +40,12 @@ def one_line(message: object, limit: int = LONGEST) -> str:
     text = " ".join(str(message).split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
     return text if len(text) <= limit else f"{text[: limit - 203]} … {text[-200:]}"
+
+
+def printable(text: str) -> str:
+    """The text with control characters and what is not UTF-8 written out: names of files may hold what moves a
+    terminal's cursor."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
 from recast.models.build import build_from, check_constructor
-from recast.models.weights import mismatch
-from recast.run.files import replaced, require
+from recast.models.weights import CHECKSUM, HEADER, checksum, load_weights_, read_safetensors
+from recast.run.files import free_space, replaced, require
 from recast.run.reading import parse_json
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan, plan_of
-
-KEY = "recast"
 
 
 def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None) -> Path:
@@ -49,8 +47,13 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(tensor.untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"format": "pt", HEADER: json.dumps(header)}
+    told[CHECKSUM] = checksum(told[HEADER], tensors)
     with replaced(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(header)})
+        try:
+            save_file(tensors, temporary, metadata=told)
+        except SafetensorError as error:  # of a full disk too
+            raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path
 
 
@@ -61,7 +64,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
         raise RecastError(f"no such file: {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(KEY)
+            text = (file.metadata() or {}).get(HEADER)
     except (SafetensorError, OSError, ValueError) as error:
         raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
     if text is None:
@@ -95,8 +98,5 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     if header["plan"] is not None:
         model = recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
-    tensors = load_file(path)
-    if message := mismatch(model, tensors):
-        raise RecastError(f"{path} does not fit the model: {message}")
-    model.load_state_dict(tensors, strict=True)
+    load_weights_(model, read_safetensors(Path(path)), path)
     return refresh_gates_(model.eval())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,25 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "a.png")
     assert load_image(tmp_path / "a.png", 8).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind: type) -> None:
+    Image.fromarray(np.full((8, 8), 1, dtype=kind)).save(tmp_path / "a.tif")
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.tif: pixels of 32 bits .*save it with 8"):
+        load_image(tmp_path / "a.tif", 8)
+
+
+def test_sixteen_bits_of_a_pgm_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.pgm").write_bytes(b"P5 4 4 65535\n" + b"\x80\x00" * 16)
+    assert load_image(tmp_path / "a.pgm", 4).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    for path in (tmp_path / "a.png", Path("/dev/zero")):
+        with pytest.raises(RecastError, match="it is no regular file"):
+            open_image(path)
 
 
 def test_bad_images_are_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from recast.data import load_data
 from recast.data.datasets import Found, ImageFiles
+from recast.data.images import open_image
 from recast.data.sources import assemble
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
@@ -170,7 +171,7 @@ def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
     assert (packed.augment.crop, packed.augment.flip, packed.name) == ("pad", True, tmp_path.name)
 
 
-@pytest.mark.parametrize("prefix", ["", "pets/"])
+@pytest.mark.parametrize("prefix", ["", "pets/", "pets/images/"])
 def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: str) -> None:
     make_tree(tmp_path / "tree" / "train")
     make_tree(tmp_path / "tree" / "val", dict.fromkeys(COLORS, 2))
@@ -181,6 +182,44 @@ def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: st
     assert color_of(data.val[5][0]) == COLORS["zebra"]
 
 
+def test_folders_that_all_images_have_in_common_are_no_classes(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree" / "pets" / "images")
+    Image.new("RGB", (8, 8)).save(tmp_path / "tree" / "pets" / "preview.png")
+    assert load_data(folder(make_zip(tmp_path / "tree", tmp_path / "a.zip"))).classes == CLASSES
+    assert load_data(folder(tree)).classes == CLASSES
+    with pytest.raises(RecastError, match=rf"one class, whose images lie in folders of their own: give {tree}"):
+        load_data(folder(tree.parent))
+
+
+@pytest.mark.parametrize("target", ["..", "../ant", ".", "../../../other/up"])
+def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target: str) -> None:
+    tree = make_tree(tmp_path / "data" / "tree")
+    make_tree(tmp_path / "other")
+    (tmp_path / "other" / "up").symlink_to(tmp_path / "other")
+    data = load_data(folder(tree))
+    (tree / "zebra" / "link").symlink_to(target)
+    with pytest.raises(RecastError, match=r"is a link to .*, whose images would count twice"):
+        load_data(folder(tree))
+    (tree / "zebra" / "link").unlink()
+    (tree / "zebra" / "link").symlink_to(tmp_path / "other" / "ant")  # images from elsewhere
+    (tree / "loop").symlink_to("loop")
+    assert len(load_data(folder(tree)).train) == len(data.train) + 9
+
+
+@pytest.mark.parametrize("where", ["/proc", "/dev", "/sys/class"])
+def test_folders_of_the_system_are_no_data(where: str) -> None:
+    with pytest.raises(RecastError, match="is the system's own"):
+        load_data(DataConfig("folder", where))
+
+
+def test_names_that_are_not_text_are_written_out(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, {"red\x1b[31m": 4, "b\udce9te": 4})
+    assert load_data(folder(tree)).classes == [r"b\udce9te", r"red\x1b[31m"]
+    (tree / "red\x1b[31m" / "0.png").write_bytes(b"broken")
+    with pytest.raises(RecastError, match=r"red\\x1b\[31m/0\.png"):
+        open_image(tree / "red\x1b[31m" / "0.png")
+
+
 def test_bad_archives_are_named(tmp_path: Path) -> None:
     config, path = folder(tmp_path / "a.zip"), tmp_path / "a.zip"
     tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4})
@@ -189,6 +228,14 @@ def test_bad_archives_are_named(tmp_path: Path) -> None:
     content[content.index(b"IDAT") + 8] ^= 0xFF
     path.write_bytes(bytes(content))
     with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: (ant|Bee)/\d\.png: Bad CRC-32"):
+        load_data(config)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for image in tree.rglob("*.png"):
+            archive.writestr(f"{image.parent.name}/{image.name}", bytes(9999))
+    content = bytearray(path.read_bytes())
+    content[60:90] = bytes(30)
+    path.write_bytes(bytes(content))
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: "):
         load_data(config)
     (tree / "ant" / "3.png").write_bytes((tree / "ant" / "3.png").read_bytes()[:60])
     make_zip(tree, path)

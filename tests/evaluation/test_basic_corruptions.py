@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
-from recast.evaluation.basic_corruptions import CORRUPTIONS, cell_means, corrupt
+from recast.evaluation.basic_corruptions import CORRUPTIONS, _random, cell_means, corrupt
 from recast.run.suites import SEVERITIES
 
 
@@ -39,6 +39,11 @@ def test_pixels_follow_the_image_not_the_batch(kind: str) -> None:
     assert 0 <= whole.min() <= whole.max() <= 1
     if kind in ("gaussian_noise", "occlusion"):
         assert not whole.equal(corrupt(images, kind, 3, first_index=101))
+
+
+def test_no_two_kinds_share_their_random_numbers() -> None:
+    one, other = (_random(torch.rand, (3,), kind, range(2)) for kind in ("gaussian_noise", "occlusion"))
+    assert not one.equal(other)
 
 
 def test_occlusions_are_nested_squares() -> None:

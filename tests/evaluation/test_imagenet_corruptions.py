@@ -128,3 +128,17 @@ def test_bad_requests(digits: Data, digits32: Data, score: Score, monkeypatch: p
     monkeypatch.setitem(sys.modules, "imagecorruptions", package)
     with pytest.raises(NotMeasured, match="pip install imagecorruptions-imaug"):
         score("corruptions", nn.Identity(), digits32)
+
+
+def test_an_image_s_seed_is_of_its_kind_and_index(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def watched(image: np.ndarray, _kind: str, _severity: int, seed: int) -> np.ndarray:
+        seeds.append(seed)
+        return image
+
+    monkeypatch.setattr("recast.evaluation.imagenet_corruptions.corrupt_bytes", watched)
+    for kind, severity, index in (("fog", 1, 0), ("fog", 2, 0), ("snow", 1, 0), ("fog", 1, 1)):
+        CorruptedImages(digits.val, kind, severity).changed(index)
+    assert seeds[0] == seeds[1], "severities share what is drawn"
+    assert len(set(seeds)) == 3

@@ -95,10 +95,13 @@ def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any)
     expected = run(spy(), digits, tmp_path)
     (path,) = tmp_path.rglob("*.npz")
     whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"not a zip"):
+    flipped = bytearray(whole)
+    flipped[whole.index(b".npy") + 40] ^= 1
+    for damaged in (whole[: len(whole) // 2], b"", b"not a zip", bytes(flipped)):
         path.write_bytes(damaged)
         model = spy()
-        assert run(model, digits, tmp_path) == expected
+        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measured anew"):
+            assert run(model, digits, tmp_path) == expected
         assert model.seen == 50
 
 

@@ -151,7 +151,11 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(RecastError, match=message):
             write_pages(a_scene(), out)
     page = tmp_path / "page.html"
-    page.write_text("old", encoding="utf-8")
+    page.write_text("mine", encoding="utf-8")
+    with pytest.raises(RecastError, match="was not written by this command"):
+        write_pages(a_scene(), page)
+    old = '<meta name="generator" content="recast">'
+    page.write_text(old, encoding="utf-8")
 
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
@@ -159,7 +163,7 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("recast.run.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the page .*: Permission denied"):
         write_pages(a_scene(), page)
-    assert page.read_text(encoding="utf-8") == "old"
+    assert page.read_text(encoding="utf-8") == old
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 

@@ -244,3 +244,9 @@ def test_layers_whose_maps_differ_most_are_shown() -> None:
     assert [one.name for one in found.shown] == ["0.3", "0.5", "0.1", "0.2"]
     assert found.reading.startswith("Between these images they differ most in 0.5, by 50\u00a0% of")
     assert "are the same in all these images, to 1.00\u00a0% of" in seen(layer("a", 0.01), layer("b", 0.0)).reading
+
+
+def test_a_dollar_in_a_name_is_a_dollar() -> None:
+    name = r"$\frac{1}$ and $\nothing$"
+    series = [Series(name, [Point(x, float(x)) for x in (1, 2)], end=name)]
+    assert r"$\nothing$" in series_chart("a", name, series, "x", xlabel=name).svg

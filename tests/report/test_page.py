@@ -160,7 +160,11 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(epochs=0, without=("attention.npz", "analysis"))
     report = path / "report.html"
-    report.write_text("old", encoding="utf-8")
+    report.write_text("mine", encoding="utf-8")
+    with pytest.raises(RecastError, match="was not written by this command"):
+        write_report([path])
+    old = '<meta name="generator" content="recast">'
+    report.write_text(old, encoding="utf-8")
 
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
@@ -168,7 +172,7 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
     monkeypatch.setattr("recast.run.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
         write_report([path])
-    assert report.read_text(encoding="utf-8") == "old"
+    assert report.read_text(encoding="utf-8") == old
     assert not list(path.glob(".report*"))
 
 

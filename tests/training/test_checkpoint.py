@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,7 +25,7 @@ from recast.errors import RecastError
 from recast.run.config import AugmentConfig, RegularizationConfig
 from recast.training import loop
 from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted, stop_signals
+from recast.training.distributed import Interrupted, stop_signals, undisturbed
 from recast.training.metrics import read_metrics
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
@@ -81,7 +84,10 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) ->
     assert [row["epoch"] for row in read_metrics(log)] == [0, 1, 2]
     with log.open("a", encoding="utf-8") as file:
         file.write('{"epoch": 3, "train_')  # and a line that was cut off
-    rows = small_fit(tmp_path / "run", resume=True)
+    log.write_text(log.read_text(encoding="utf-8").replace('{"epoch": 0', '{"epoch" 0'), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"run has lost epoch 0 of metrics.jsonl: it goes on without"):
+        rows = small_fit(tmp_path / "run", resume=True)
+    expected = expected[1:]
     assert without_clocks(rows) == without_clocks(expected)
     assert_same(tmp_path / "straight", tmp_path / "run")
 
@@ -131,16 +137,42 @@ def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
         small_fit(stopped, parent, data=fewer, resume=True)
 
 
-def test_a_damaged_state_is_passed_over(ctrl_c: CtrlC, tmp_path: Path) -> None:
-    fields = {"save_steps": 1, "keep": 3}
+def test_damaged_and_foreign_states_are_passed_over(ctrl_c: CtrlC, tmp_path: Path) -> None:
+    fields = {"save_steps": 1, "keep": 4, "keep_every": 1}
     small_fit(tmp_path / "straight", **fields)
     with ctrl_c("update", 4), pytest.raises(Interrupted):
         small_fit(tmp_path / "run", **fields)
-    newest = states(tmp_path / "run")[-1]
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match=r"state-00001-00000004\.pt is truncated .* passed over"):
+    _, flipped, cut = states(tmp_path / "run")[-3:]
+    weight = torch.load(flipped, weights_only=True)["model"]["0.weight"].numpy().tobytes()
+    content = bytearray(flipped.read_bytes())
+    content[content.index(weight)] ^= 1
+    flipped.write_bytes(content)
+    cut.write_bytes(cut.read_bytes()[:1000])
+    shutil.copy(states(tmp_path / "straight")[-1], tmp_path / "run" / "resume")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         small_fit(tmp_path / "run", resume=True, **fields)
+    assert [re.sub(r"\S*/(?=\w)", "", str(one.message)) for one in told] == [
+        "state-00004-00000000.pt is of another run than metrics.jsonl: passed over",
+        "state-00001-00000004.pt is truncated or damaged, or no state of a run (File is not a zip file): passed over",
+        "state-00001-00000003.pt is truncated or damaged, or no state of a run (the checksum of 0 is of something "
+        "else): passed over",
+        "run has lost epoch-0000.safetensors: it goes on without",
+    ]
     assert_same(tmp_path / "straight", tmp_path / "run")
+
+
+def test_a_state_without_permission_or_with_wrong_fields_is_called_that(stopped: Path) -> None:
+    with mock.patch.object(torch, "load", side_effect=PermissionError(13, "Permission denied")):
+        with pytest.raises(RecastError, match=r"cannot read .*\.pt: Permission denied"):
+            small_fit(stopped, small_parent(), resume=True)
+    path = states(stopped)[-1]
+    content = torch.load(path, weights_only=True)
+    for key, value in (("position", {"epoch": "one"}), ("optimizer", [1]), ("images", None), ("model", 3)):
+        torch.save(content | {key: value}, path)
+        with pytest.raises(RecastError, match=r"to train again from the start|must be a whole number"):
+            small_fit(stopped, small_parent(), resume=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*passed over")
@@ -169,7 +201,6 @@ def test_states_of_a_future_given_up_are_dropped_not_the_new_one(ctrl_c: CtrlC, 
         small_fit(tmp_path, **fields)
     for path in states(tmp_path)[-2:]:
         path.write_bytes(b"damaged")
-    (tmp_path / "resume" / ".state-00001-00000009.pt.1.tmp").write_bytes(b"left by a process that was killed")
     with ctrl_c("update", 1), pytest.raises(Interrupted):
         small_fit(tmp_path, resume=True, **fields)
     assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
@@ -180,20 +211,42 @@ def test_states_of_a_future_given_up_are_dropped_not_the_new_one(ctrl_c: CtrlC, 
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_saves_too(after: After, tmp_path: Path) -> None:
-    with after("update", 1, lambda: signal.raise_signal(signal.SIGTERM)), pytest.raises(Interrupted):
-        small_fit(tmp_path)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_other_signals_save_too(after: After, tmp_path: Path, name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_DFL)  # whoever started the tests may have had it ignored
+    with after("update", 1, lambda: signal.raise_signal(number)), pytest.raises(Interrupted):
+        small_fit(tmp_path, save_steps=3)
     assert position(tmp_path) == (1, 1)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.signal(number, before) == signal.SIG_DFL
 
 
-def test_a_second_ctrl_c_does_not_wait() -> None:
+def test_a_closed_terminal_is_none_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.is_set()
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_ctrl_c_does_not_wait_and_a_third_does_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with stop_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_wait_until_a_state_is_written() -> None:
+    with stop_signals() as stop:
+        with undisturbed():
+            for _ in range(6):
+                signal.raise_signal(signal.SIGINT)
+            assert not stop.is_set()
+        assert stop.is_set()
 
 
 def test_fit_works_in_a_thread(tmp_path: Path) -> None:

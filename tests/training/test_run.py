@@ -43,6 +43,7 @@ from recast.training import loop
 from recast.training import run as run_module
 from recast.training.distributed import Interrupted
 from recast.training.metrics import measure, read_metrics
+from recast.training.prepare import refuse_used
 from recast.training.run import train
 
 pytest.importorskip("sklearn")
@@ -162,6 +163,19 @@ def test_a_run_that_recasts_nothing(run: Path, tmp_path: Path) -> None:
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)  # finished: left alone
 
 
+def test_busy_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = mock.Mock(data=mock.Mock(bad_images=()))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(run_module, "free_cores", lambda: 2)
+    for threads, told in ((2, 0), (16, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run_module._warn(prepared, CPU)
+        assert len(found) == told
+    assert "OMP_NUM_THREADS=2 may be many times faster" in str(found[0].message)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +218,43 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         with pytest.raises(RecastError, match=message):
             quick(tmp_path / "run", **fields)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_never_began_is_started_anew(run: Path, tmp_path: Path, resume: bool) -> None:
+    """As after SIGKILL between the parent's weights and recipe.yaml, or with a disk that was full before a state."""
+    out, at = tmp_path / "run", ("fit" if resume else "save_recipe")
+    fields = {"model": trained(run, new_head=True), "control": False, "epochs": 0}
+    with mock.patch.object(run_module, at, side_effect=SystemExit), pytest.raises(SystemExit):
+        train(digits_recipe(**fields), out, progress=False)
+    assert (out / "parent.safetensors").is_file()
+    (out / ".recipe.yaml.123.tmp").touch()
+    (out / "metrics.jsonl").write_text('{"epoch": 0}\n', encoding="utf-8")
+    train(digits_recipe(**fields, seed=3), out, resume=resume, progress=False)
+    assert load_recipe(out / "recipe.yaml").seed == 3
+    assert not any(path.name.startswith(".") for path in out.iterdir())
+    load(out / "weights.safetensors")
+
+
+def test_what_was_trained_is_never_started_anew(tmp_path: Path) -> None:
+    begun: dict[str, str] = {"classes.json": "[]", "recipe.yaml": "", "metrics.jsonl": '{"epoch": 0}\n'}
+    for name, text in begun.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    refuse_used(tmp_path)
+    trained: dict[str, str] = {
+        "resume/state-00001-00000000.pt": "", "checkpoints/epoch-0001.safetensors": "", "weights.safetensors": "",
+        "notes.txt": "", "metrics.jsonl": '{"epoch": 0}\n{"epoch": 1}\n',
+    }  # fmt: skip
+    for name, text in trained.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(RecastError, match="exists: choose another one"):
+            refuse_used(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "classes.json").unlink()
+    with pytest.raises(RecastError, match="exists"):  # somebody's recipe, and nothing of ours
+        refuse_used(tmp_path)
 
 
 # --- what is resumed --------------------------------------------------------------------------------------------------

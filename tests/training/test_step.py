@@ -12,7 +12,8 @@ import torch
 from small import small_child, small_fit, small_parent
 from torch import nn
 
-from recast.run.config import RegularizationConfig
+from recast.run.config import AugmentConfig, RegularizationConfig
+from recast.training.objective import Objective
 
 FROZEN = RegularizationConfig(freeze_bn=True)
 
@@ -27,6 +28,20 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
     for name, value in models[0].state_dict().items():
         for model in models[1:]:
             assert torch.allclose(value.double(), model.state_dict()[name].double(), rtol=1e-5, atol=1e-6), name
+
+
+def test_mixed_labels_are_smoothed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    loss = Objective.__call__
+
+    def watched(self: Objective, outputs: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(targets)
+        return loss(self, outputs, images, targets)
+
+    monkeypatch.setattr(Objective, "__call__", watched)
+    smooth = RegularizationConfig(label_smoothing=0.3)
+    small_fit(tmp_path, small_parent(), augment=AugmentConfig(mixup=0.8), regularization=smooth, epochs=1)
+    assert torch.cat(seen).min().item() == pytest.approx(0.1), "of each of the three classes"
 
 
 def test_channels_last_is_the_same_network(tmp_path: Path) -> None:

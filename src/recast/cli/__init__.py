@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ def _run(arguments: list[str]) -> int:
     except RecastError as error:
         return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # on the way out nothing is left to be stopped
         if os.environ.get("RANK", "0") != "0":  # the first process says it
             return 130
         return complain(f"recast {name}", str(error) or "interrupted", 130)

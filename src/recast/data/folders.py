@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import os
+import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -17,11 +17,14 @@ from timm.data import ImageNetInfo
 
 from recast.data.datasets import Found, ImageFiles
 from recast.data.images import PHOTO, is_image_name, open_image
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line, printable
 from recast.run.config import DataConfig
 
 VAL_NAMES = ("val", "test", "validation")
 """Names of the held-out part, best first."""
+
+SYSTEM = (("proc",), ("sys",), ("dev",))
+"""Folders whose files have no end."""
 
 MAX_CLASSES = 100_000
 """More is a mistake in `index.csv`: ImageNet-22k, the largest in use, has 21,841."""
@@ -41,6 +44,8 @@ def data_dir(config: DataConfig) -> Path:
         )
     if not path.exists():
         raise RecastError(f"no such data folder: {path}")
+    if path.resolve().parts[1:2] in SYSTEM and path.resolve().parts[:3] != ("/", "dev", "shm"):
+        raise RecastError(f"{path} is the system's own: give a folder of images")
     return path
 
 
@@ -102,16 +107,34 @@ def find_folder(config: DataConfig) -> Found:
 
 
 def _in_folder(root: Path) -> Tree:
-    classes = {}
-    for entry in os.scandir(root):
-        if entry.is_dir() and not entry.name.startswith("."):
-            classes[entry.name] = [
-                os.path.join(folder, name)
-                for folder, _, names in os.walk(entry.path, followlinks=True)
-                for name in names
-                if is_image_name(name)
-            ]
+    top, links = root.resolve(), set[str]()
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    classes = {printable(path.name): _walked(path, top, links) for path in folders}
+    if len(folders) == 1 and any(classes.values()) and not any(map(is_image_name, os.listdir(folders[0]))):
+        raise RecastError(f"{root} has one class, whose images lie in folders of their own: give {folders[0]}")
     return Tree(str(root), classes)
+
+
+def _walked(folder: Path, top: Path, links: set[str]) -> list[str]:
+    """The images in a class folder and below it. Raises RecastError for a link (`links` are those met before) through
+    which an image of `top` would count twice, perhaps under a wrong label."""
+
+    def check(path: str) -> None:
+        target = os.path.realpath(path)
+        if os.path.islink(path) and (target in links or top.is_relative_to(target) or Path(target).is_relative_to(top)):
+            raise RecastError(f"{path} is a link to {target}, whose images would count twice: remove it")
+        links.add(target)
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[str] = []
+    check(str(folder))
+    for here, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        for name in folders:
+            check(os.path.join(here, name))
+        found += [os.path.join(here, name) for name in names if is_image_name(name)]
+    return found
 
 
 def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
@@ -174,23 +197,31 @@ class Archive:
         self.path = path
         try:
             self.file = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, EOFError) as error:
+        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error) as error:
             raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
         named = {PurePosixPath(name): name for name in self.file.namelist()}
         hidden = (".", "__MACOSX")
         shown = {one: name for one, name in named.items() if not any(part.startswith(hidden) for part in one.parts)}
-        tops = {one.parts[0] for one in shown if one.parts}
-        is_nested = len(tops) == 1 and any(is_image_name(one.name) and len(one.parts) >= 3 for one in shown)
-        top = tops.pop() if is_nested else ""  # cifar/train/cat/1.png
-        self.members = {one.relative_to(top): name for one, name in shown.items() if len(one.parts) > is_nested}
-        """Path in the tree of every member (folders too) → name in the archive; one common top folder is cut off."""
+        images = [one for one in shown if is_image_name(one.name)]
+        top: tuple[str, ...] = ()  # cifar/png/train/cat/1.png: folders that all images have in common are no classes
+        while any(len(one.parts) >= len(top) + 3 for one in images):
+            inside = {one.parts[: len(top) + 1] for one in images if len(one.parts) >= len(top) + 2}
+            if len(inside) > 1:
+                break
+            top = inside.pop()
+        self.members = {
+            PurePosixPath(*one.parts[len(top) :]): name
+            for one, name in shown.items()
+            if one.parts[: len(top)] == top != one.parts
+        }
+        """Path below the common folders of every member (folders too) → name in the archive."""
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.path}: {name}"
         try:
             content = self.file.read(name)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise RecastError(f"cannot read image {where}: {error}") from None
+        except Exception as error:  # of whatever compression it is, damage can break its reader in any way
+            raise RecastError(f"cannot read image {where}: {first_line(error)}") from None
         return open_image(io.BytesIO(content), where)
 
     def tree(self, part: str | None = None) -> Tree:
@@ -200,7 +231,7 @@ class Archive:
             parts = member.parts[part is not None :]
             is_folder = name.endswith("/")
             if part in (None, member.parts[0]) and len(parts) > (not is_folder):
-                images = classes.setdefault(parts[0], [])
+                images = classes.setdefault(printable(parts[0]), [])
                 if not is_folder and is_image_name(name):
                     images.append(name)
         return Tree(f"{self.path}: {part}" if part else str(self.path), classes, self, f"{self.path}:")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -31,6 +33,9 @@ _DECODE_ERRORS = (
     Image.DecompressionBombError,
 )
 
+SIXTEEN_BIT = ("PNG", "PPM")
+"""Formats of which Pillow may give 16-bit pixels as 32-bit ones."""
+
 LONGEST = 20
 """Long side over short side of what is resized."""
 
@@ -50,6 +55,10 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
     """Decode the whole image to RGB. Raises RecastError naming the file (`name`, or the path) if it cannot be read."""
     name = name or str(source)
     with decode_errors(name):
+        if isinstance(source, str | Path) and not stat.S_ISREG(mode := os.stat(source).st_mode):
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError
+            raise OSError("it is no regular file")  # a pipe or a device may never end
         with Image.open(source) as image:
             return to_rgb(image)
 
@@ -71,6 +80,8 @@ def decode_errors(name: str) -> Iterator[None]:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """The image in RGB, whatever its mode; grey ones get three equal channels."""
+    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT):
+        raise RecastError(f"pixels of 32 bits (mode {image.mode}), of which nobody knows what is white: save it with 8")
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
         grey = np.asarray(image).astype(np.float32) / 257
         return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -170,9 +170,11 @@ class _Shares(IterableDataset[Any]):
 
 
 def _ignore_signals(_worker: int) -> None:
-    """Ctrl-C and a queue's SIGTERM reach every process of a run: only the main one decides, and it still needs data."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Ctrl-C, a queue's SIGTERM and a terminal's SIGHUP reach every process of a run: only the main one decides, and it
+    still needs data."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
 
 
 _PROCESSES: list[BaseProcess] = []

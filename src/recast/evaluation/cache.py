@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from recast import __version__
 from recast.data.datasets import LabelledImages
+from recast.errors import first_line
 from recast.evaluation.context import Context, PixelModel, Score, Source
+from recast.models.weights import checksum
 from recast.run.files import replaced
 
 
@@ -29,8 +30,7 @@ def model_key(model: PixelModel) -> str:
     for name, module in model.named_modules():
         told = {key: value for key, value in vars(module).items() if key != "training" and _is_plain(value)}
         digest.update(f"{name} {sorted(told.items())}".encode())
-    for name, tensor in model.state_dict().items():
-        _add(digest, name, tensor)
+    digest.update(checksum(model.state_dict()).encode())
     return digest.hexdigest()
 
 
@@ -78,9 +78,8 @@ class Cache:
         held = vars(images)
         told = sorted((name, value) for name, value in held.items() if _is_plain(value))
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {told}".encode())
-        for name in ("labels", "pixels"):
-            if isinstance(tensor := held.get(name), Tensor):
-                _add(digest, name, tensor)
+        tensors = {name: held[name] for name in ("labels", "pixels") if isinstance(held.get(name), Tensor)}
+        digest.update(checksum(tensors).encode())
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
         for path in map(str, (*held.get("items", ()), *held.get("shards", ()))):
@@ -90,12 +89,6 @@ class Cache:
                 digest.update(f" {found.st_size} {found.st_mtime_ns}".encode())
         self.known[images] = digest.hexdigest()
         return self.known[images]
-
-
-def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    # as bytes: bfloat16 has no NumPy type
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 class Scores:
@@ -113,9 +106,10 @@ class Scores:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             key, done = str(arrays.pop("key")), int(arrays.pop("done"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return  # measured anew
-        if key == self.key and all(array.ndim == 2 and len(array) == self.n for array in arrays.values()):
+        except Exception as error:  # a damaged file, whose checksums are looked at, can break the reader in any way
+            return warnings.warn(f"{path} is damaged ({first_line(error)}): measured anew", stacklevel=2)
+        whole = all(array.ndim == 2 and len(array) == self.n for array in arrays.values())
+        if key == self.key and whole and 0 <= done <= self.n:
             self.done, self.arrays = done, arrays
 
     def put(self, first: int, score: Score) -> None:

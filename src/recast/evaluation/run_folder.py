@@ -124,7 +124,11 @@ def evaluate_run(
     by then is kept.
     """
     check_suites(suites)
-    _provenance(Path(folder))  # what cannot be added to is found before anything is measured
+    folder = Path(folder)
+    _provenance(folder)  # what cannot be added to is found before anything is measured
+    for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+        if (folder / name).is_file():
+            read_records(folder / name, kind)
     run = open_run(folder)
     context = open_context(run.models, run.data, batch_size, device, options, workers)
     if "recast" in run.models:

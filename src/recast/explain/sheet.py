@@ -18,7 +18,7 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.explain.pack import first_layer
 from recast.explain.scene import Floats, Layer, Picture, Scene, percent
-from recast.run.files import replaced
+from recast.run.files import check_ours, replaced
 
 SIDE = 224
 """The longer side of a picture, in pixels of the sheet."""
@@ -74,6 +74,8 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path
     rows = [_row(scene, picture, of) for picture in scene.pictures]
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
     paths = [path, *(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, len(pieces) + 1))]
+    for target in paths:
+        check_ours(target)
     for piece, target in zip(pieces, paths, strict=True):
         _draw(piece, [scene.title, _about(scene, of)], target)
     return paths
@@ -209,4 +211,4 @@ def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> No
                     say(left, below + 4 + LINE * number, line, number == 0)
             top += tall
         with replaced(path) as temporary:
-            figure.savefig(temporary, format="png", dpi=DPI, metadata={"Title": head[0]})
+            figure.savefig(temporary, format="png", dpi=DPI, metadata={"Title": head[0], "Software": "recast"})

@@ -19,7 +19,7 @@ from typing import Any
 from recast.errors import RecastError
 from recast.explain.pack import LIMIT, pack, png
 from recast.explain.scene import Picture, Scene, percent
-from recast.run.files import write_text
+from recast.run.files import check_ours, write_text
 
 THUMBNAIL = 240
 """Sides of the pictures of a list, at most."""
@@ -58,6 +58,8 @@ def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[
     folder.mkdir(exist_ok=True)
     names = page_names([picture.name for picture in scene.pictures])
     items = []
+    for name in names:
+        check_ours(folder / name)
     for picture, name in zip(scene.pictures, names, strict=True):
         one = pack(replace(scene, pictures=(picture,)), limit, layer)
         one |= {"title": f"{picture.name}: {scene.title}", "home": f"../{out.name}"}
@@ -80,6 +82,7 @@ def check_target(out: Path) -> None:
         raise RecastError(f"maps are written as an HTML page or a PNG, got {out}: give it the ending .html or .png")
     if not out.parent.is_dir():
         raise RecastError(f"the folder of the page does not exist: {out.parent}")
+    check_ours(out)
     if ending == PICTURE and find_spec("matplotlib") is None:
         raise RecastError("a PNG of maps needs matplotlib: pip install matplotlib, or write an .html page")
 

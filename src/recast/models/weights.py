@@ -6,6 +6,7 @@ tensors and plain containers and refuses everything else.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import warnings
 import zipfile
@@ -14,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -23,6 +23,22 @@ from recast.errors import RecastError
 PICKLED = (".pth", ".pt", ".bin", ".tar")
 WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # where training scripts keep the weights
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+HEADER, CHECKSUM = "recast", "recast_checksum"
+"""In the metadata of a file of `recast.save`: how to build the model, and the `checksum` of that and of the tensors."""
+
+
+def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
+    """SHA-256 of texts, and of tensors with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for part in content:
+        if not isinstance(part, Mapping):
+            digest.update(f"{part!r}\n".encode())
+            continue
+        for name, tensor in sorted(part.items()):
+            digest.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            # as bytes: bfloat16 has no NumPy type
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -36,10 +52,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"checkpoint {path} does not exist" if not path.exists() else f"checkpoint {path} is not a file"
         )
     if path.suffix == ".safetensors":
-        try:
-            content: Any = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
+        content: Any = read_safetensors(path)
     elif path.suffix in PICKLED:
         content = _read_pickled(path)
     else:
@@ -47,6 +60,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"checkpoint {path} must end in .safetensors, {', '.join(PICKLED)}, got {path.suffix or 'no suffix'}"
         )
     return _checked(unwrapped(content), path)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` file. Raises RecastError for a truncated one, and where they are not those that
+    its checksum is of (files of `recast.save` carry one)."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
+    if CHECKSUM in told and told[CHECKSUM] != checksum(told.get(HEADER), tensors):
+        raise RecastError(f"checkpoint {path} is damaged: its checksum is of other content. Use a copy or make it anew")
+    return tensors
 
 
 def _read_pickled(path: Path) -> Any:

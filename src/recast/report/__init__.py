@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recast.errors import RecastError
-from recast.run.files import write_text
+from recast.run.files import check_ours, write_text
 
 __all__ = ["write_report"]
 
@@ -39,6 +39,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         raise RecastError(f"the report must be a file, got the folder {target}: add a name such as report.html")
     if out is not None and not target.parent.is_dir():
         raise RecastError(f"the folder of the report does not exist: {target.parent}")
+    check_ours(target)
     try:
         from recast.report.export import check_folder, write_figures
         from recast.report.load import read_run

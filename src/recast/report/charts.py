@@ -138,6 +138,7 @@ def styled(palette: Palette) -> Iterator[None]:
     settings: dict[str, Any] = {
         "svg.fonttype": "none" if palette is PAGE else "path",
         "svg.hashsalt": "recast",
+        "text.parse_math": False,  # a dollar in a name is a dollar
         "font.size": 8.5,
         "axes.formatter.useoffset": False,
         "axes.edgecolor": palette["rule"],

@@ -6,13 +6,14 @@
     RUN/differences.csv evaluation.json analysis/*.csv what `recast evaluate` adds to rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
 
-A file that is there must be whole: a truncated one is an error that names it.
+A file that is needed must be whole: a truncated one is an error that names it. Of the others, and of the lines of
+metrics.jsonl, what is damaged is told and left out.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from recast.errors import RecastError
 from recast.report.maps import Attention, read_attention
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
-from recast.run.files import read_json, read_names, read_text, require
+from recast.run.files import read_json, read_lines, read_names, read_text, require
 from recast.run.recipe import load_recipe, why_untaught
 from recast.run.records import (
     Difference,
@@ -159,7 +160,11 @@ def read_run(path: Path) -> Run:
     recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml", complete=True)
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
-        return read(path / name) if (path / name).is_file() else None
+        try:
+            return read(path / name) if (path / name).is_file() else None
+        except RecastError as error:
+            warnings.warn(f"the report goes without {error}", stacklevel=3)
+            return None
 
     def records(name: str, kind: type[T]) -> list[T]:
         return optional(name, lambda file: read_records(file, kind)) or []
@@ -211,18 +216,19 @@ def _plan(path: Path) -> dict[str, Any]:
 
 def _metrics(path: Path) -> list[Epoch]:
     by_epoch: dict[int, Epoch] = {}
-    for index, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
+    lines, damaged = read_lines(path)
+    wrong = [f"{path} line {number} is truncated or not JSON" for number in damaged]
+    for number, line in lines:
         try:
-            row = read_fields(Epoch, json.loads(line), f"{path} line {index}", strict=False)
-        except json.JSONDecodeError:
-            raise RecastError(
-                f"{path} line {index} is truncated or not JSON: remove that line, or resume the run, and try again"
-            ) from None
-        by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
+            row = read_fields(Epoch, line, f"{path} line {number}", strict=False)
+            by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
+        except RecastError as error:
+            wrong.append(str(error))
     if not by_epoch:
-        raise RecastError(f"{path} is empty: expected one line per epoch, the first measured before training")
+        empty = f"{path} is empty: expected one line per epoch, the first measured before training"
+        raise RecastError(wrong[0] if wrong else empty)
+    if wrong:
+        warnings.warn(f"the report goes without {'; '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}", stacklevel=4)
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 

@@ -1,17 +1,118 @@
-"""Files of a run folder: atomic writes, and reading that names the file in every error. Imports no torch."""
+"""Files of a run folder: one writer at a time, atomic writes, and reading that names the file in every error.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import shutil
+import socket
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
 from recast.run.reading import LARGEST, decode, parse_json, read_bytes
+
+LOCK = ".lock"
+"""In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
+process: none is ever stale, on this machine or on another one of the same storage."""
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+"""Names of `replaced`."""
+MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
+"""In the pages and the PNG pictures that we write."""
+_HELD: dict[Path, int] = {}
+"""Folders that this process holds, and the thread that does."""
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Be the only writer of `folder` for the block; the same thread may ask again inside of it.
+
+    The folder is made where there is none, and taken away again if nothing came of it; what a writer that was killed
+    left half-written is swept. Raises RecastError while another process or thread holds it.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise RecastError(f"{folder} is a file: choose another folder with --out")
+    key, me = folder.resolve(), threading.get_ident()
+    if _HELD.get(key) == me:
+        yield
+        return
+    if _HELD.setdefault(key, me) != me:
+        raise RecastError(f"{folder} is in use by another thread of this process: choose another folder")
+    made = [one for one in (key, *key.parents) if not one.exists()]
+    try:
+        key.mkdir(parents=True, exist_ok=True)
+        with _system_lock(key / LOCK, folder):
+            for left in key.rglob(".*.tmp"):
+                if TEMPORARY.fullmatch(left.name) and left.is_file():
+                    left.unlink(missing_ok=True)
+            yield
+    finally:
+        del _HELD[key]
+        for one in made:
+            with suppress(OSError):  # not empty
+                one.rmdir()
+
+
+@contextmanager
+def _system_lock(path: Path, folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody is kept out
+        yield
+        return
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            holder = os.read(file, 200).decode("utf-8", "replace").strip()
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
+            except (BlockingIOError, PermissionError):
+                holder = holder or "another process"
+                raise RecastError(f"{folder} is in use by {holder}: wait until it ends, or stop it") from None
+            except OSError as error:
+                told = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
+                warnings.warn(told, stacklevel=4)
+            if not (path.exists() and os.path.samestat(os.fstat(file), path.stat())):
+                continue  # its holder ended meanwhile and took this file away: the next one is another
+            if holder:
+                warnings.warn(f"{folder} is taken over from {holder}, which ended without a word", stacklevel=4)
+            with suppress(OSError):  # a full disk: only messages need it
+                os.ftruncate(file, 0)
+                os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(file)
+
+
+def check_ours(path: Path) -> None:
+    """Raise RecastError for a file that is there and was not written by us: a page or a picture says so at its head."""
+    if not path.exists():
+        return
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(2**16)
+            if any(mark in head for mark in MARKS):
+                return
+    raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")
+
+
+def free_space(folder: Path) -> str:
+    """What is left of the disk below a folder."""
+    return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB"
 
 
 @contextmanager
@@ -45,7 +146,8 @@ def replaced(path: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     """Replace the text file `path`."""
     with replaced(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        # names of files need not be text
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:
@@ -55,8 +157,12 @@ def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None
 
 def read_text(path: str | Path, limit: int = LARGEST) -> str:
     """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
+    return decode(_read(path, limit), path)
+
+
+def _read(path: str | Path, limit: int = LARGEST) -> bytes:
     try:
-        return decode(read_bytes(path, limit), path)
+        return read_bytes(path, limit)
     except FileNotFoundError:
         raise RecastError(f"{path} is missing: {Path(path).parent} is not a complete run folder") from None
 
@@ -72,6 +178,18 @@ def read_names(path: Path) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise RecastError(f"{path} must be a JSON list of names")
     return found
+
+
+def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
+    """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    damaged = []
+    for number, line in enumerate(_read(path).split(b"\n"), start=1):
+        try:
+            found.append((number, require("", parse_json(line.decode("utf-8"), path))))
+        except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
+            damaged += [number] if line.strip() else []
+    return found, damaged
 
 
 def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:

@@ -9,8 +9,11 @@ processes.
 
 from __future__ import annotations
 
-import shutil
+import hashlib
+import json
 import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
-from recast.run.files import replaced
+from recast.run.fields import read_fields
+from recast.run.files import free_space, replaced
 from recast.run.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
 from recast.training.switches import Switches
 
@@ -62,6 +66,8 @@ class State:
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
     position: Position = field(default_factory=Position)
+    rows: dict[int, str] = field(default_factory=dict)
+    """Epoch → `row_digest` of its row in metrics.jsonl: no two runs have the same, as clocks are in it."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -72,6 +78,11 @@ class State:
 def states(folder: Path) -> list[Path]:
     """The states of the run in `folder`, oldest first."""
     return sorted((folder / "resume").glob("state-*.pt"))
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """What tells a row of metrics.jsonl from all others."""
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
 def newest_state(folder: Path) -> str:
@@ -100,6 +111,8 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "recipe": recipe_to_dict(recipe),
         "position": asdict(position),
         "images": images,
+        "rows": state.rows,
+        "kept": _kept(folder),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -113,27 +126,51 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
             torch.save(content, temporary)
     except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk in a RuntimeError
         reason = getattr(error, "strerror", None) or "torch could not write it all"
-        free = shutil.disk_usage(folder).free / 2**20
         raise RecastError(
-            f"cannot save the state in {path.parent} ({reason}; its disk has {free:,.0f} MiB left); "
+            f"cannot save the state in {path.parent} ({reason}; its disk has {free_space(folder)} left); "
             f"{newest_state(folder)}"
         ) from None
     found = states(folder)
     own = found.index(path) + 1
     for old in (*found[: max(0, own - max(1, recipe.keep))], *found[own:]):  # later ones are of a future given up
         old.unlink(missing_ok=True)
-    for left in path.parent.glob(".state-*.tmp"):  # by processes that were killed while they wrote
-        left.unlink(missing_ok=True)
 
 
-def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path | None = None) -> Path:
+def _kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("epoch-*.safetensors"))
+
+
+def restore_(
+    state: State, recipe: Recipe, folder: Path, images: int, rows: Iterable[Mapping[str, Any]] = (),
+    path: Path | None = None,
+) -> Path:  # fmt: skip
     """Load the newest whole state on disk into `state` (or `path`, where it was chosen before); returns its path.
 
-    A damaged one is passed over with a warning. Raises RecastError if none is whole, or if it belongs to another recipe
-    (every difference is listed), model or number of training images.
+    One that is damaged, or of another run than `rows` of metrics.jsonl, is passed over with a warning; what is gone of
+    the run since then is told too. Raises RecastError if no state is left, or if it belongs to another recipe (every
+    difference is listed), model or number of training images.
     """
     start_again = f"delete {folder / 'resume'} to train again from the start"
-    content, path = _newest_whole(states(folder) if path is None else [path], folder, start_again)
+    known = {row["epoch"]: row_digest(row) for row in rows}
+    content, chosen = _newest_whole(states(folder) if path is None else [path], known, folder, start_again)
+    try:
+        _fill_(state, content, recipe, folder, images, chosen, start_again)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, RecastError):
+            raise
+        raise RecastError(f"{chosen} is no state of this run ({first_line(error)}): {start_again}") from None
+    if path is None:
+        gone = [f"epoch {epoch} of metrics.jsonl" for epoch in state.rows if epoch not in known]
+        gone += [f"checkpoints/{name}" for name in content.get("kept", ()) if name not in _kept(folder)]
+        if gone:
+            named = ", ".join(gone[:5]) + (f" and {len(gone) - 5} more" if len(gone) > 5 else "")
+            warnings.warn(f"{folder} has lost {named}: it goes on without", stacklevel=2)
+    return chosen
+
+
+def _fill_(
+    state: State, content: dict[str, Any], recipe: Recipe, folder: Path, images: int, path: Path, start_again: str
+) -> None:
     saved = recipe_from_dict(content["recipe"], str(path))
     if changed := changes(saved, recipe, ignore=MAY_CHANGE):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
@@ -153,21 +190,32 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
         state.ema.module.load_state_dict(content["ema"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
-    state.position = Position(**content["position"])
-    return path
+    state.position = read_fields(Position, content["position"], str(path))
+    state.rows = dict(content.get("rows", {}))
 
 
-def _newest_whole(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
+def _newest_whole(
+    candidates: list[Path], known: Mapping[int, str], folder: Path, start_again: str
+) -> tuple[dict[str, Any], Path]:
     for path in reversed(candidates):
         try:
+            with zipfile.ZipFile(path) as file:
+                if damaged := file.testzip():  # torch writes a checksum of every tensor, and looks at none
+                    raise ValueError(f"the checksum of {damaged} is of something else")
             content = torch.load(path, map_location="cpu", weights_only=True)
-            version = content["version"]
+            version, rows = content["version"], content.get("rows", {})
+            others = sum(rows.get(epoch, digest) != digest for epoch, digest in known.items())
+        except PermissionError as error:
+            raise RecastError(f"cannot read {path}: {error.strerror}. Its owner can allow it (chmod u+r)") from None
         except Exception as error:  # a damaged file can break the reader in any way
-            reason = f"{path} is truncated or no state of a run ({type(error).__name__})"
+            reason = f"{path} is truncated or damaged, or no state of a run ({first_line(error)})"
             warnings.warn(f"{reason}: passed over", stacklevel=2)
             continue
         if version != VERSION:
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
+        if others:
+            warnings.warn(f"{path} is of another run than metrics.jsonl: passed over", stacklevel=2)
+            continue
         return content, path
     if candidates and not candidates[-1].exists():
         raise RecastError(f"{candidates[-1]} is not seen from here: all machines must share the run folder's storage")

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -29,8 +30,16 @@ from recast.run.records import Epoch, Measured
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
-from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
-from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count, stop_signals
+from recast.training.checkpoint import Position, State, newest_state, restore_, row_digest, save_state, states
+from recast.training.distributed import (
+    Interrupted,
+    Stopped,
+    is_first,
+    on_first,
+    process_count,
+    stop_signals,
+    undisturbed,
+)
 from recast.training.metrics import Journal, heads_of, measure, read_metrics
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer
@@ -72,7 +81,9 @@ def fit(
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
         return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
-    with distributed.process_group(recipe.device) as device, stop_signals() as stop, seeded(0):
+    with (
+        distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0)
+    ):  # fmt: skip
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 ended = Plan.from_json(saved, f"{weights}'s plan")  # its pool is in the model that was given
@@ -121,9 +132,9 @@ class _Loop:
         state, recipe, out = self.state, self.recipe, self.out
         if resume and on_first(lambda: bool(states(out))):
             images = len(self.data.train)
-            newest = on_first(lambda: restore_(state, recipe, out, images))
+            newest = on_first(lambda: restore_(state, recipe, out, images, read_metrics(out / "metrics.jsonl")))
             if not is_first():
-                restore_(state, recipe, out, images, newest)
+                restore_(state, recipe, out, images, path=newest)
             if state.switches is not None:
                 self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
         try:
@@ -201,8 +212,7 @@ class _Loop:
         if switches is None:
             return
         if due := switches.due(epoch):
-            row = on_first(lambda: read_metrics(self.journal.path)[-1])
-            before = Measured(row["val_loss"], row["val_top1"])
+            before = Measured(*on_first(lambda: self._measured_after(epoch - 1)))
             switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe, self.data)
             # the averaging of gradients is bound to the parameters that there were
             self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
@@ -211,6 +221,10 @@ class _Loop:
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([]))
         self._write_schedule()
+
+    def _measured_after(self, epoch: int) -> tuple[float, float]:
+        rows = (row for row in read_metrics(self.journal.path) if row["epoch"] == epoch)
+        return next(((row["val_loss"], row["val_top1"]) for row in rows), (math.nan, math.nan))
 
     def _write_schedule(self) -> None:
         switches = self.state.switches
@@ -276,6 +290,7 @@ class _Loop:
             layers=heads_of(state.evaluated, self._probe()),
         )
         self.journal.write(row)
+        state.rows[row.epoch] = row_digest(asdict(row))
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
             # before the state: a run that goes on from an earlier one writes the same file again
             self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
@@ -296,7 +311,8 @@ class _Loop:
     def _save(self) -> None:
         """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
         self._look_at(self._finished())
-        on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
+        with undisturbed():
+            on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
 
     def _write_weights(self, model: nn.Module, name: str) -> None:
         if is_first():

@@ -28,7 +28,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
 from recast.run.config import Recipe
-from recast.run.files import write_text
+from recast.run.files import read_lines, write_text
 from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch, Wakefulness
 from recast.training.checkpoint import Position
@@ -98,14 +98,9 @@ def heads_of(model: nn.Module, images: list[Tensor]) -> dict[str, dict[str, Any]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a metrics.jsonl; a line that a crash cut off is left out."""
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    """All whole rows of a metrics.jsonl; a line that a crash cut off, or that was damaged, is left out."""
+    lines = read_lines(path)[0] if path.is_file() else []
+    return [row for _, row in lines if isinstance(row.get("epoch"), int)]
 
 
 class Journal:

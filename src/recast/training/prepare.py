@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
 from recast.run.config import Recipe
+from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
@@ -25,6 +27,10 @@ from recast.training.optim import check_trainable
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
+
+WRITTEN = ("classes.json", PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json", "verify.json",
+           "schedule.json", "metrics.jsonl")  # fmt: skip
+"""The files that a run folder holds before its first state, in the order in which they are written."""
 
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
@@ -44,15 +50,37 @@ class Prepared:
     """The parent's weights are found nowhere else (random ones, or a new head): the run folder is to keep them."""
 
 
+def never_began(out: Path) -> bool:
+    """Whether `out` is free, or holds what a run writes before its first state and nothing else: the run that left it
+    was killed, or its disk was full, and the same command may start again."""
+    there = {path.name for path in out.iterdir()} - {PARENT, LOCK} if out.is_dir() else set()
+    kept = {path.name for path in (out / "checkpoints").glob("*")}
+    return (
+        (not there or WRITTEN[0] in there)
+        and there <= {*WRITTEN, "resume", "checkpoints", "tensorboard", "wandb.id", "wandb"}
+        and not any((out / "resume").glob("*"))
+        and kept <= {"epoch-0000.safetensors"}
+        and (len(read_lines(out / "metrics.jsonl")[0]) < 2 if "metrics.jsonl" in there else True)
+    )
+
+
+def withdraw(out: Path, parent: str | None) -> None:
+    """Remove what a run wrote into `out` that never came to its first state, but the weights that it started from."""
+    for path in (out / name for name in WRITTEN):
+        if parent is None or path.resolve() != Path(parent).resolve():
+            path.unlink(missing_ok=True)
+    for name in ("checkpoints", "resume", "tensorboard"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
 def refuse_used(out: Path) -> None:
-    """Raise RecastError unless `out` is free for a new run."""
-    if out.is_file():
-        raise RecastError(f"{out} is a file: choose another folder with --out")
-    used = sorted(path.name for path in out.iterdir() if path.name != PARENT) if out.is_dir() else []
+    """Raise RecastError unless a new run may start in `out`."""
+    if never_began(out):
+        return
+    used = sorted(path.name for path in out.iterdir() if path.name not in (PARENT, LOCK))
     if "recipe.yaml" in used:
         raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
-    if used:
-        raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
+    raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
 
 
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import operator
-import shutil
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,13 +19,13 @@ import torch
 from torch import nn
 
 from recast.data.seeding import mix_seed, seeded
-from recast.device import surroundings
+from recast.device import free_cores, surroundings
 from recast.errors import RecastError
 from recast.io import save
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.run.config import Recipe, ScheduleConfig
-from recast.run.files import write_json, write_text
+from recast.run.files import number, read_json, write_json, write_text
 from recast.run.recipe import PARENT_WEIGHTS, save_recipe
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
@@ -41,6 +40,7 @@ from recast.training.distributed import (
     Interrupted,
     check_shares,
     first_then_all,
+    held,
     is_first,
     on_first,
     process_count,
@@ -50,10 +50,12 @@ from recast.training.loop import fit
 from recast.training.prepare import (
     WAKING_IMAGES,
     Prepared,
+    never_began,
     prepare,
     recipe_of_run,
     refuse_used,
     some_images,
+    withdraw,
 )
 
 VERIFIED = 500
@@ -61,9 +63,6 @@ VERIFIED = 500
 
 ASLEEP = 16.0
 """Above this relative bias too little of the gradient reaches C-MHSA's attention (results/cmhsa_training.csv)."""
-
-WRITTEN = ("recipe.yaml", "classes.json", "environment.json", "plan.json", "verify.json", "schedule.json")
-"""What a run folder holds before its first state."""
 
 
 def train(
@@ -90,7 +89,11 @@ def train(
     and what `fit` raises; Interrupted after Ctrl-C or SIGTERM.
     """
     out = Path(out)
-    with process_group(recipe.device) as device:
+    with process_group(recipe.device) as device, held(out):
+        given = recipe.model.checkpoint
+        if resume and on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
+            # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
+            resume = given is not None and Path(given).parent == out.resolve()
         if resume:
             recipe = first_then_all(lambda: recipe_of_run(recipe, out))
         else:
@@ -98,15 +101,15 @@ def train(
         on_first(lambda: check_shares(recipe))
         prepared = first_then_all(lambda: prepare(recipe, out, resume))
         if is_first():
-            _warn(prepared)
+            _warn(prepared, device)
         run = _Run(prepared, out, device, resume, progress, say)
         on_first(run.open)
         try:
             with _environment(out, device, command):
                 run.train()
-        except RecastError:
-            if is_first() and not resume:
-                _withdraw(out)
+        except (RecastError, OSError):  # the mistake mended, the same command starts again
+            if is_first() and not resume and never_began(out):
+                withdraw(out, given)
             raise
         except KeyboardInterrupt as stopped:
             folder = f'"{out}"' if " " in str(out) else str(out)
@@ -116,7 +119,11 @@ def train(
     return out
 
 
-def _warn(prepared: Prepared) -> None:
+def _warn(prepared: Prepared, device: torch.device) -> None:
+    threads, free = torch.get_num_threads(), free_cores()
+    if device.type == "cpu" and threads > free and "OMP_NUM_THREADS" not in os.environ:
+        reason = f"other programs leave about {free} cores free, on which {threads} threads wait for each other"
+        warnings.warn(f"{reason}: OMP_NUM_THREADS={free} may be many times faster", stacklevel=3)
     bad, config = prepared.data.bad_images, prepared.recipe.recast
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
@@ -133,32 +140,26 @@ def _environment(out: Path, device: torch.device, command: str) -> Iterator[None
         yield
         return
     path, started = out / "environment.json", time.time()
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before: dict[str, Any] = {}
+    try:
+        before = read_json(path) if path.is_file() else {}
+    except RecastError as error:
+        warnings.warn(f"{error}; it is written anew", stacklevel=4)
     environment = {
         **surroundings(device),
         "processes": process_count(),
         "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
         "command": before.get("command") or command,
-        "seconds": before.get("seconds", 0.0),
     }
+    spent = number(before.get("seconds", 0.0))
+    environment["seconds"] = spent
     write_json(path, environment)
     try:
         yield
     finally:
-        environment["seconds"] = round(environment["seconds"] + time.time() - started, 1)
+        environment["seconds"] = round(spent + time.time() - started, 1)
         with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
             write_json(path, environment)
-
-
-def _withdraw(out: Path) -> None:
-    """Remove what a run wrote that never got to its first state: the mistake mended, the same command starts again."""
-    if states(out):
-        return
-    for name in (*WRITTEN, PARENT_WEIGHTS, "metrics.jsonl"):
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    with suppress(OSError):  # not empty: somebody else's files
-        out.rmdir()
 
 
 class _Run:
@@ -173,12 +174,13 @@ class _Run:
 
     def open(self) -> None:
         """Write what is known before training, the parent's weights too where nothing else holds them."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        if not self.resume:
+            withdraw(self.out, self.recipe.model.checkpoint)
+        write_json(self.out / "classes.json", self.data.classes)
         if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             save(self.parent, self.out / PARENT_WEIGHTS, made_by)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
-        write_json(self.out / "classes.json", self.data.classes)
 
     def train(self) -> None:
         """Train the recast arm and the control arm, or the parent alone where nothing is recast."""

@@ -1,0 +1,77 @@
+"""One writer at a time, and what those leave that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from recast.errors import RecastError
+from recast.run.files import LOCK, check_ours, locked, read_lines
+
+HOLDS = """
+import sys, time
+from recast.run.files import locked
+with locked(sys.argv[1]):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_writer_and_a_dead_one_is_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(RecastError, match=f"mine is in use by process {other.pid} on .*: wait until it ends"):
+            with locked(folder):
+                pass
+        (folder / ".classes.json.17.tmp").touch()
+        (folder / "resume").mkdir()
+        (folder / "resume" / f".state-00001-00000009.pt.{os.getpid()}.tmp").touch()
+        (folder / ".notes.tmp").touch()
+        other.send_signal(signal.SIGKILL)
+    with pytest.warns(UserWarning, match=f"taken over from process {other.pid} on"), locked(folder):
+        assert sorted(path.name for path in folder.rglob("*")) == [LOCK, ".notes.tmp", "resume"]
+    assert sorted(path.name for path in folder.rglob("*")) == [".notes.tmp", "resume"]
+
+
+def test_a_thread_may_ask_again_another_may_not_and_nothing_stays(tmp_path: Path) -> None:
+    folder, refused = tmp_path / "runs" / "mine", []
+
+    def other() -> None:
+        try:
+            with locked(folder):
+                pass
+        except RecastError as error:
+            refused.append(str(error))
+
+    with locked(folder), locked(folder), locked(folder / "finetuned"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert "another thread" in refused[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_that_are_no_objects_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n\n{"a": 2}\n{"a": ' + b"[" * 100_000 + b'\n{"a": 3}\n{"a"')
+    assert read_lines(path) == ([(1, {"a": 1}), (5, {"a": 2}), (7, {"a": 3})], [2, 3, 6, 8])
+
+
+def test_only_what_we_wrote_is_replaced(tmp_path: Path) -> None:
+    page, notes, photo = tmp_path / "a.html", tmp_path / "b.html", tmp_path / "c.png"
+    check_ours(page)
+    page.write_text('<!doctype html><meta name="generator" content="recast">', encoding="utf-8")
+    check_ours(page)
+    notes.write_text("<p>mine</p>", encoding="utf-8")
+    photo.write_bytes(b"\x89PNG")
+    for path in (notes, photo, Path(os.devnull)):
+        with pytest.raises(RecastError, match="was not written by this command and is left as it is"):
+            check_ours(path)
