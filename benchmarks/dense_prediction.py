@@ -29,10 +29,11 @@ from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50
 
 from recast.surgery.apply import recast_
+from recast.surgery.exactness import relative_error
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import randomize_scales_
-from recast.surgery.verify import relative_error, swapped_heads, trace, verify
+from recast.surgery.verify import swapped_heads, trace, verify
 from recast.tracing.observe import Example, run_example
 
 RESULT = Path(__file__).parents[1] / "results" / "dense_prediction.csv"

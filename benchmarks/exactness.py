@@ -28,9 +28,10 @@ from recast.data.datasets import IMAGENET
 from recast.models.build import build
 from recast.run.config import Backend, DataConfig, ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
 from recast.surgery.scales import randomize_scales_
-from recast.surgery.verify import Exactness, swapped_heads, verify
+from recast.surgery.verify import swapped_heads, verify
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.csv"
 HEADER = (

@@ -20,10 +20,11 @@ from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_
+from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import randomize_scales_
-from recast.surgery.verify import TOLERANCE, relative_error, swapped_heads, trace, verify
+from recast.surgery.verify import swapped_heads, trace, verify
 from recast.tracing.observe import Example, run_example
 
 SLOW = bool(os.environ.get("RECAST_SLOW"))

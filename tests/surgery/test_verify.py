@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
 from recast.models.small import CifarResNet
-from recast.run.config import RecastConfig
+from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
+from recast.surgery.exactness import TOLERANCE, relative_error
+from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
-from recast.surgery.verify import TOLERANCE, relative_error, trace, verify
+from recast.surgery.verify import trace, verify
 
 slow = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: set RECAST_SLOW=1")
 X = torch.zeros(2, 3, 16, 16)
@@ -171,15 +174,176 @@ def test_any_nest_of_tensors(answer: str) -> None:
     assert exactness.to_dict()["images"] == exactness.images
 
 
-def test_outputs_that_cannot_be_compared_are_refused() -> None:
-    parent = Outputs(lambda y: {"a": y})
+OTHER_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]] = {
+    "more tensors": (lambda y: {"a": y}, lambda y: {"a": y, "b": y}),
+    "no tensor": (lambda y: "text", lambda y: "text"),
+    "other keys": (lambda y: {"a": y}, lambda y: {"b": y}),
+    "None for a tensor": (lambda y: {"out": y, "aux": None}, lambda y: {"out": y, "aux": y}),
+    "double for single precision": (lambda y: y.double(), lambda y: y),
+    "a tuple for a list": (lambda y: [y, y], lambda y: (y, y)),
+    "another number": (lambda y: (y, 3), lambda y: (y, 4)),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_OUTPUTS)
+def test_outputs_of_another_kind_are_refused(case: str) -> None:
+    parent = Outputs(lambda y: y)
     child = recast_(copy.deepcopy(parent), plan(parent, X))
-    for of_parent, of_child in ((parent.answer, lambda y: {"a": y, "b": y}), (lambda y: "text", lambda y: "text")):
-        parent.answer, child.answer = of_parent, of_child
-        with pytest.raises(RecastError, match="different kinds of output"):
-            verify(parent, child, X)
+    parent.answer, child.answer = OTHER_OUTPUTS[case]
+    with pytest.raises(RecastError, match="different kinds of output"):
+        verify(parent, child, torch.randn(X.shape))
+
+
+# --- no false proofs ------------------------------------------------------------------------------------------------
+
+
+def pair() -> tuple[CifarResNet, CifarResNet]:
+    parent = small()
+    return parent, recast_(copy.deepcopy(parent), plan(parent, X))  # type: ignore[return-value]
+
+
+def open_and_triple_(child: nn.Module) -> None:
+    with torch.no_grad():
+        for layer in gpsa_layers(child).values():
+            layer.gamma.fill_(0.7)
+            assert layer.value is not None
+            layer.value.mul_(3)
+
+
+@pytest.mark.parametrize(
+    ("message", "images"),
+    [("no image", torch.zeros(0, 3, 16, 16)), ("no tensor", None), ("same network", X), ("for CifarResNet knows", X)],
+)
+def test_what_cannot_be_a_proof_is_refused(message: str, images: Any) -> None:
+    parent, child = pair()
+    other: nn.Module = {"same network": child, "for CifarResNet knows": CifarResNet((1, 1, 1), (8, 8, 12))}.get(
+        message, parent
+    )
+    for wrapped in (other, nn.Sequential(other)):
+        with pytest.raises(RecastError, match=message):
+            verify(wrapped, child, images)
     with pytest.raises(RecastError, match="was not recast"):
-        verify(parent, parent, X)
+        verify(child, parent, X)
+
+
+@pytest.mark.parametrize(
+    "images", [X, X + 0.3, torch.ones(2, 3, 16, 16) * torch.randn(2, 3, 1, 1)], ids=["zero", "constant", "colours"]
+)
+def test_images_without_a_signal_prove_nothing(images: Tensor) -> None:
+    parent, child = pair()
+    exactness = verify(parent, child, images)
+    assert not exactness.ok()
+    assert exactness.blind == ["layer3.0.conv1", "layer3.0.conv2"]
+    assert "nothing is proved, no signal reached layer3.0.conv1 and 1 more" in str(exactness)
+    both = exactness + verify(parent, child, torch.randn(X.shape))  # others showed it
+    assert both.ok()
+    assert both.layers == dict.fromkeys(both.signal, 0.0)
+
+
+@pytest.mark.parametrize("hides", ["a zero norm after the blocks", "a huge bias after the layer", "of the layer"])
+def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
+    """The outputs are equal to rounding, and the layers are not."""
+    parent, _ = pair()
+    with torch.no_grad():
+        if hides == "a zero norm after the blocks":
+            nn.init.zeros_(parent.layer3[0].bn2.weight)
+        elif hides == "of the layer":
+            parent.layer3[0].conv2.bias = nn.Parameter(torch.full((16,), 1e4))
+        parent.fc.bias.fill_(1e12)
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    x = torch.randn(X.shape)
+    assert verify(parent, child, x).ok()
+    open_and_triple_(child)
+    exactness = verify(parent, child, x)
+    assert exactness.max_relative_error <= TOLERANCE
+    assert max(exactness.layers.values()) > 0.1
+    assert not exactness.ok()
+    assert not exactness.bitwise
+    assert "bitwise" not in str(exactness)
+
+
+def test_a_layer_that_runs_less_often_is_another_function() -> None:
+    """Whatever it gives when it runs: the parent's layer runs twice, the child's once."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.again = nn.Conv2d(3, 3, 3, padding=1), True
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x)
+            return y + 0 * self.conv(x) if self.again else y
+
+    parent = Twice().eval()
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child.again = False
+    exactness = verify(parent, child, torch.randn(X.shape))
+    assert exactness.max_relative_error == 0
+    assert exactness.layers == {"conv": INF}
+    assert not exactness.ok()
+
+
+class Wrapped(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Any:
+        return self.network(x)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, Wrapped])
+def test_the_layers_of_a_wrapped_network_are_compared(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    parent, child = pair()
+    x = torch.randn(X.shape)
+    assert verify(wrap(parent), child, x).layers.keys() == {"layer3.0.conv1", "layer3.0.conv2"}
+    nn.init.zeros_(parent.layer3[0].bn2.weight)
+    nn.init.zeros_(child.layer3[0].bn2.weight)
+    open_and_triple_(child)
+    assert not verify(wrap(parent), child, x).ok()
+
+
+def test_a_norm_that_was_folded_in_is_compared_too() -> None:
+    parent, child = pair()
+    x = torch.randn(4, 3, 16, 16)
+    fold_(child, batch_norm=True, data=x)
+    assert verify(parent, child, x).ok()
+    with torch.no_grad():
+        child.layer3[0].conv1.weight.mul_(1.01)
+    assert verify(parent, child, x).layers["layer3.0.conv1"] > 1e-3
+
+
+def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
+    class Restless(nn.Module):
+        """Draws, and counts, in eval mode."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += len(x)
+            if not float(x.abs().sum()) >= 0:  # a value: shapes alone do not run it
+                raise ValueError
+            return self.conv(x + torch.randn_like(x))  # type: ignore[no-any-return]
+
+    parent, pooled = Restless().eval(), small()
+    state = torch.get_rng_state()
+    planned = plan(parent, X)
+    assert planned.note.startswith("planned from one real pass")
+    plan(pooled, X, pool=PoolConfig("single"))
+    assert torch.equal(torch.get_rng_state(), state)
+    child = recast_(copy.deepcopy(parent), planned)
+    state, x = torch.get_rng_state(), torch.randn(16, *X.shape[1:])
+    torch.set_rng_state(state)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda form: verify(parent, child, x, backend=form), ["split", "dense"] * 4))
+    assert all(exactness.ok() for exactness in found)  # both drew the same
+    assert [exactness.backend for exactness in found] == ["split", "dense"] * 4
+    assert child.conv.backend == "auto"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert parent.seen == child.seen == 0
 
 
 def test_a_denser_output_is_another_function_and_can_be_printed() -> None:

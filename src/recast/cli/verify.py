@@ -63,8 +63,9 @@ def run(argv: Sequence[str]) -> int:
     from recast.device import check_memory, choose_device
     from recast.models.build import build, input_defaults
     from recast.surgery.apply import recast_
+    from recast.surgery.exactness import TOLERANCE
     from recast.surgery.scales import randomize_scales_
-    from recast.surgery.verify import TOLERANCE, shifted_queries, swapped_heads, verify
+    from recast.surgery.verify import shifted_queries, swapped_heads, verify
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)

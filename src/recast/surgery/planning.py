@@ -23,6 +23,7 @@ from recast.surgery.rules import computes_weight, find_rule, is_convolution, ref
 from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
+from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Example, Observation, observe, on_meta
 
 
@@ -48,8 +49,19 @@ def plan(
     """
     if not isinstance(model, nn.Module):
         raise RecastError(f"plan takes a network, got {shown(model)}: timm.create_model(NAME) makes one of a name")
-    config, pool = config or RecastConfig(), pool if pool is not None and pool.is_on else None
-    limits = Budget.parse(budget)
+    pool = pool if pool is not None and pool.is_on else None
+    with undisturbed(model):
+        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)
+
+
+def _plan(
+    model: nn.Module,
+    example: Example,
+    config: RecastConfig,
+    where: Where | None,
+    limits: Budget,
+    pool: PoolConfig | None,
+) -> Plan:
     if is_none(where) and pool is None:
         raise RecastError(
             "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "

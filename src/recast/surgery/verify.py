@@ -2,105 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import recast_layers
+from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Backend
+from recast.surgery.exactness import Exactness, relative_error
 from recast.surgery.plan import Plan, applied_plan
-from recast.surgery.rules import parametrization_of
-from recast.tracing.hooks import captured_outputs, hooked, in_eval, named
-from recast.tracing.observe import Example, batch_of, run_example
+from recast.surgery.records import Step
+from recast.surgery.rules import convert, find_rule, parametrization_of
+from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
+from recast.tracing.observe import Example, batch_of, on_meta, run_example
 
-TOLERANCE = 1e-5
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
-TIES = 10_000
-"""One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
+_ALONE = RLock()
+"""A comparison sets modes and backends, and gives them back: one at a time, or a second would keep those of a first."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model computed for a batch: its output, and the output of every planned layer, by name."""
+    """What a model computed for a batch: its output, and of every planned layer, by name, the output of each call."""
 
     output: Any
     layers: dict[str, list[Tensor]]
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """How far a child is from its parent. Relative error is max|child − parent| / max|parent| over a tensor."""
-
-    images: int
-    max_relative_error: float
-    bitwise: bool
-    argmax_agreement: float
-    """Share of images (of pixels, where a map is predicted) with the same argmax over the first output's channels, 0 to
-    1; NaN where there is none to compare."""
-    backend: str
-    layers: dict[str, float]
-    predictions: int = 0
-    """Images or pixels whose argmax was compared."""
-
-    def ok(self, tol: float = TOLERANCE) -> bool:
-        """Relative error within `tol`, and the same argmax everywhere but for one in 10,000 (ties, among pixels)."""
-        agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
-        return agree and self.max_relative_error <= tol
-
-    @property
-    def differing(self) -> int:
-        """Images or pixels with another argmax."""
-        return 0 if math.isnan(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
-        return asdict(self)
-
-    def __add__(self, other: Exactness) -> Exactness:
-        """Both batches together."""
-        images = self.images + other.images
-        predictions = self.predictions + other.predictions
-        agreement = 1 - (self.differing + other.differing) / predictions if predictions else float("nan")
-        return Exactness(
-            images,
-            max(self.max_relative_error, other.max_relative_error),
-            self.bitwise and other.bitwise,
-            agreement,
-            self.backend,
-            {name: max(error, other.layers[name]) for name, error in self.layers.items()},
-            predictions,
-        )
-
-    def __str__(self) -> str:
-        how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
-        if math.isnan(self.argmax_agreement):
-            return f"{how} ({self.backend})"
-        same = self.predictions - self.differing
-        of = "images" if self.predictions == self.images else "pixels"
-        return f"{how}; same prediction on {same} of {self.predictions} {of} ({self.backend})"
-
-
-def relative_error(a: Tensor, b: Tensor) -> float:
-    """max|a − b| / max|b|; infinite where a value is not finite or the shapes differ."""
-    if a.shape != b.shape:
-        return float("inf")
-    if a.numel() == 0 or torch.equal(a, b):
-        return 0.0
-    if not (a.is_floating_point() and b.is_floating_point()):
-        a, b = a.cpu().double(), b.cpu().double()
-    scale = b.abs().max().clamp_min(torch.finfo(b.dtype).tiny)
-    error = float((a - b).abs().max() / scale)
-    return error if error == error else float("inf")
+    scales: dict[str, list[float]]
+    """max|output − bias| of each call."""
+    signal: dict[str, float]
+    """Share of that which is made of what varies in the input (`Exactness.signal`)."""
 
 
 @contextmanager
@@ -132,59 +71,164 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
 
 @torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
-    """Run `batch` in eval mode and keep the outputs that `verify` compares: take it before an in-place recast."""
-    steps = named(model, (step.name for step in plan.steps))
-    with in_eval(model), full_precision(), captured_outputs(steps) as layers:
+    """Run `batch` in eval mode and keep what `verify` compares: take it before an in-place recast.
+
+    Raises `RecastError` for a model without the plan's layers, and a batch without images.
+    """
+    batch_of(batch)
+    scales: dict[str, list[float]] = {}
+    signal: dict[str, float] = {}
+    varied = _varies(batch)
+
+    def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        scale, share = _signal(module, inputs[0], output)
+        scales.setdefault(name, []).append(scale)
+        signal[name] = max(signal.get(name, 0.0), share if varied else 0.0)
+
+    layers = _layers_of(model, plan)
+    with _ALONE, hooked(layers.items(), after=measure):
+        return Trace(*_run(model, layers, batch), scales, signal)
+
+
+@torch.no_grad()
+def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
+    """The model's output, and those of the layers."""
+    with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
         output = run_example(model, batch)
-    return Trace(tree_map_only(Tensor, torch.clone, output), layers)
+    return tree_map_only(Tensor, torch.clone, output), outputs
+
+
+def _varies(batch: Example) -> bool:
+    """Whether an image has two different pixels; images are what has three axes or more."""
+    images = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > 2 and t.numel()]
+    return not images or any(bool((t != t[..., :1, :1]).any()) for t in images)
+
+
+def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[float, float]:
+    """max|output − bias| of a layer that is linear in its input, and the share in it of what varies in the input: what
+    is gone when every pixel of all images is their mean."""
+    image = x[:1]
+    mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
+    scale, varied = (float((output - module.forward(flat)).abs().max()) for flat in (torch.zeros_like(image), mean))
+    return scale, varied / scale if scale > 0 else 0.0
+
+
+def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
+    """The layers of the plan's steps in a model, whatever it is wrapped in (torch.compile, DataParallel, a module of
+    the user's). Raises `RecastError` for a model that has not all of them.
+
+    Where a BatchNorm was folded into a layer, what the norm puts out is compared: in the folded network the layer does.
+    """
+
+    def plain(name: str) -> str:
+        return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+    modules = {plain(name): module for name, module in model.named_modules()}
+    first = plain(plan.steps[0].name) if plan.steps else ""
+    prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
+    missing = first
+    for prefix in prefixes:
+        wanted = {step.name: prefix + plain(step.name) for step in plan.steps}
+        lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
+        if not lacking:
+            norms = {s.name: prefix + s.fold.batch_norm for s in plan.steps if s.fold and s.fold.batch_norm}
+            return {name: modules[place] for name, place in (wanted | norms).items()}
+        missing = lacking[0]
+    raise RecastError(
+        f"{type(model).__name__} has no layer {missing!r} as the plan for {plan.model} knows it: pass the network that "
+        "was recast, and the parent it was made from"
+    )
+
+
+def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
+    """Whether a module is the convolution of a step, or what became of it."""
+    if module is None or find_rule(module) is None:
+        return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
+    layer = convert(on_meta(module), plan.config)
+    found = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
+    kernels = (step.parent_geometry.kernel, step.fold.kernel if step.fold else ())
+    return found[:3] == (step.input[0], step.output[0], step.groups) and found[3] in kernels
 
 
 def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
     """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
 
-    Sets eval mode and TF32 off, and restores both. `backend` makes every layer compute with that code. With
-    `stride="dilate"` layers are compared at the parent's positions, the even ones of the child. Outputs may be any nest
-    of tensors. Raises `RecastError` if the outputs cannot be compared.
+    Sets eval mode and TF32 off, and restores both, buffers and torch's random state. `backend` makes every layer
+    compute with that code. With `stride="dilate"` layers are compared at the parent's positions, the even ones of the
+    child. Outputs may be any nest of tensors. The result says which layers were compared and on what signal: it proves
+    something (`ok`) only where there was one in each. Raises `RecastError` if the outputs cannot be compared, if parent
+    and child are the same object, and for a parent that is another network.
     """
+    with _ALONE:
+        return _verify(parent, child, batch, backend)
+
+
+def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend: Backend | None) -> Exactness:
     plan = applied_plan(child)
+    attention = {child, *recast_layers(child).values(), *attention_pools(child).values()}
+    if not isinstance(parent, Trace) and (parent in child.modules() or not attention.isdisjoint(parent.modules())):
+        raise RecastError("parent and child are the same network: recast a copy, recast_(copy.deepcopy(parent), plan)")
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
-        after = trace(child, plan, batch)
+        output, found = _run(child, _layers_of(child, plan), batch)
         with in_eval(child), torch.no_grad():  # as it just ran
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
-    if silent := [name for name in before.layers if name not in after.layers]:
+    if silent := [name for name in before.layers if name not in found]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
-    outputs, expected = tree_leaves(after.output), tree_leaves(before.output)
-    pairs = zip(outputs, expected, strict=False)
-    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    if not tensors or len(outputs) != len(expected):
-        raise RecastError("parent and child return different kinds of output: they cannot be compared")
+    tensors = _comparable(output, before.output)
     images, (first, reference) = batch_of(batch), tensors[0]
     # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
     boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
     comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
     equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
+    layers = {name: _layer_error(found[name], ys, before.scales[name]) for name, ys in before.layers.items()}
+    signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
+    if plan.pool is not None:
+        with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
+            moved = _comparable(run_example(child, batch), output)
+        share = max(relative_error(a, b) for a, b in moved) if _varies(batch) else 0.0
+        signal[next(iter(attention_pools(child)))] = share
     return Exactness(
         images=images,
         max_relative_error=max(relative_error(a, b) for a, b in tensors),
-        bitwise=all(torch.equal(a, b) for a, b in tensors),
+        bitwise=all(torch.equal(a, b) for a, b in tensors) and not any(layers.values()),
         argmax_agreement=float(equal.double().mean()),
         backend=", ".join(backends) or ("convolution" if plan.pool is None else "attention pooling"),
-        layers={name: _layer_error(after.layers[name], outputs) for name, outputs in before.layers.items()},
+        layers=layers,
         predictions=equal.numel(),
+        signal=signal,
     )
 
 
-def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor]) -> float:
+def _comparable(output: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of two outputs in pairs. Raises `RecastError` unless both are nests of one kind, with as many tensors
+    of the same types and the same other values in the same places."""
+    (found, nest), (wanted, other) = tree_flatten(output), tree_flatten(expected)
+    every = list(zip(found, wanted, strict=False))
+    pairs = [(a, b) for a, b in every if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    plain = (bool, int, float, str, type(None))
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.dtype == b.dtype
+        return type(a) is type(b) and (not isinstance(a, plain) or bool(a == b))
+
+    if not pairs or nest != other or not all(alike(a, b) for a, b in every):
+        told = (tree_map_only(Tensor, lambda t: str(t.dtype).removeprefix("torch."), o) for o in (expected, output))
+        raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*told))
+    return pairs
+
+
+def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], scales: Sequence[float]) -> float:
     """Over all calls of a layer. Of a map that is s times denser than the parent's, every s-th pixel is compared."""
     if len(child) != len(parent):
         return float("inf")
     errors = []
-    for a, b in zip(child, parent, strict=True):
+    for a, b, scale in zip(child, parent, scales, strict=True):
         if a.dim() == 4 and a.shape != b.shape:
             s0, s1 = (-(-c // p) for c, p in zip(a.shape[2:], b.shape[2:], strict=True))
             a = a[:, :, ::s0, ::s1]
-        errors.append(relative_error(a, b))
+        errors.append(relative_error(a, b, scale))
     return max(errors)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Before = Callable[[str, nn.Module, tuple[Any, ...]], object]
@@ -29,6 +30,27 @@ def in_eval(*models: nn.Module) -> Iterator[None]:
         for module, training in before:
             # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: restore the flag alone
             module.training = training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """What a pass changes even in eval mode is put back: buffers that follow the data, and torch's random state.
+
+    So two passes draw the same random numbers, where a network draws any in eval mode.
+    """
+    buffers = [(held, dict(held)) for module in model.modules() if isinstance(held := module._buffers, dict)]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    cuda = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(sorted(cuda)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                if not value.is_meta and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for held, own in buffers:
+            held.update(own)
 
 
 @contextmanager

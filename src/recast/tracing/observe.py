@@ -70,7 +70,9 @@ def batch_of(example: Example) -> int:
         return len(first)  # as torchvision's detection models take them
     for value in tree_leaves(arguments):
         if isinstance(value, Tensor) and value.dim() > 0:
-            return max(1, value.shape[0])
+            if not value.numel():
+                raise RecastError(f"the example holds no image: expected one or more, got {tuple(value.shape)}")
+            return value.shape[0]
     raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
 
 

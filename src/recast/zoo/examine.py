@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.exactness import relative_error
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.verify import Trace, full_precision, relative_error, swapped_heads, trace, use_backend, verify
+from recast.surgery.verify import Trace, full_precision, swapped_heads, trace, use_backend, verify
 from recast.tracing.hooks import captured_inputs
 from recast.tracing.observe import Example, batch_of, run_example
 from recast.zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions

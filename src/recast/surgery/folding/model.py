@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import describe, fold_layer, last_of, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
-from recast.surgery.verify import relative_error
 from recast.tracing.hooks import captured_inputs, in_eval
 
 KERNELS = (3, 5, 7, 9, 11)

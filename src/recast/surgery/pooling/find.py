@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import in_eval, undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,
@@ -46,7 +46,7 @@ def find_place(model: nn.Module, example: Tensor) -> Place:
     kind = type(model).__name__
     if name := next((name for name, module in model.named_modules() if isinstance(module, BY_ATTENTION)), None):
         raise RecastError(f"{kind} pools by attention already ({name}): build it with another global_pool")
-    with in_eval(model):
+    with in_eval(model), undisturbed(model):
         net = Probe(model, example)
         found = _pooling_module(net) or _head(net) or _after_sequential(net)
     if found is None:
