@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -178,11 +179,11 @@ def open_two(layer: GPSA) -> GPSA:
 
 
 def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(heads_run: list[int]) -> None:
-    layer = open_two(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))).eval()
+    layer = open_two(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval())
     x = torch.randn(1, 3, 5, 5)
     with torch.no_grad():
         everything = layer(x)
-        assert heads_run == [9]  # nobody looked at the gates yet
+        assert heads_run == [9]  # nobody looked at the gates since they were written
         assert layer.refresh_gates() == (1, 4)
         torch.testing.assert_close(layer(x), everything)
         assert heads_run == [9, 2]
@@ -194,14 +195,44 @@ def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(head
     assert heads_run == [9, 2, 9, 9]
 
 
-def test_nothing_is_computed_when_all_heads_are_closed(heads_run: list[int]) -> None:
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    layer = recast_layer(conv).eval()
-    assert layer.refresh_gates() == ()
+def _reloaded(layer: GPSA) -> GPSA:
+    again = GPSA(3, 4, layer.geometry).eval()
+    again.load_state_dict(layer.state_dict())
+    return again
+
+
+def _assigned(layer: GPSA) -> GPSA:
+    with torch.device("meta"):
+        again = GPSA(3, 4, layer.geometry).eval()
+    again.load_state_dict(layer.state_dict(), assign=True)
+    return again
+
+
+WAYS: dict[str, Callable[[GPSA], GPSA]] = {
+    "as it is": lambda layer: layer,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda layer: pickle.loads(pickle.dumps(layer)),
+    "state": _reloaded,
+    "state assigned": _assigned,
+    "trained and back": lambda layer: layer.train().eval(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_computed_when_all_heads_are_closed(way: str, heads_run: list[int]) -> None:
+    """Without a call by the user; and heads that are opened afterwards are computed."""
+    conv = nn.Conv2d(3, 4, 3, padding=1).eval()
+    layer = WAYS[way](recast_layer(conv))
     x = torch.randn(1, 3, 5, 5)
     with torch.no_grad():
         assert torch.equal(layer(x), conv(x))
-    assert heads_run == []
+        assert heads_run == []
+        open_two(layer)
+        assert not torch.allclose(layer(x), conv(x))
+        assert heads_run == [9]
+        opened = WAYS[way](layer.eval())
+        torch.testing.assert_close(opened(x), layer(x))
+        assert heads_run == [9, 2, 2]
 
 
 @pytest.mark.parametrize("change", ["train", "load", "load assign", "optimiser", "refresh in training", "copy"])

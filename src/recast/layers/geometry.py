@@ -11,6 +11,7 @@ flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian,
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -47,6 +48,11 @@ class Geometry:
     """The kernel is that of a transposed convolution, flipped; its `stride` is 1."""
 
     def __post_init__(self) -> None:
+        pairs = {name: getattr(self, name) for name in ("kernel", "stride", "dilation", "upsample")}
+        for name, value, length in (*((name, value, 2) for name, value in pairs.items()), ("padding", self.padding, 4)):
+            whole = isinstance(value, tuple) and all(isinstance(n, Integral) for n in value)
+            if not whole or len(value) != length:
+                raise RecastError(f"{name} must be a tuple of {length} whole numbers, got {value!r}")
         positive = (*self.kernel, *self.stride, *self.dilation, *self.upsample)
         if min(positive) < 1 or min(self.padding) < 0:
             raise RecastError(f"kernel, stride and dilation must be ≥ 1 and padding ≥ 0, got {self}")

@@ -40,11 +40,15 @@ def _version(gate: Tensor) -> int:
     return -1 if gate.is_inference() else gate._version
 
 
+OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
+"""Heads whose Gaussian gate is open, and heads whose content gate is."""
+
+
 class _SeenGates:
     """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
 
-    def __init__(self, gaussian: tuple[int, ...], content: tuple[int, ...], *gates: Tensor) -> None:
-        self.open_maps = gaussian, content
+    def __init__(self, open_maps: OpenMaps, *gates: Tensor) -> None:
+        self.open_maps = open_maps
         # the tensors themselves: Python gives the address of a freed one out again
         self.gates = [(gate, _version(gate)) for gate in gates]
 
@@ -69,10 +73,10 @@ class GPSA(AttentionConv2d):
     the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
-    eval without gradients, maps that `refresh_gates` found closed are left out: call `recast.refresh_gates_(model)`
-    after the weights changed, as `load` and `fit` do. Gates that an optimiser, an EMA or `load_state_dict` wrote to
-    since then are noticed, and every map runs again; writes through `.data`, and writes under a compiled layer, are
-    not.
+    eval without gradients, maps whose gates are closed are left out: the layer looks at its gates when `eval()` is
+    called and when a state is loaded in eval mode, and copies and pickles know what it saw. Gates that an optimiser or
+    an EMA wrote to since then are noticed, and every map runs again, until `eval()` or `recast.refresh_gates_(model)`
+    looks anew; writes through `.data`, and writes under a compiled layer, are not.
 
     `backend` names the code that runs (`layers.functional`), "auto" the cheapest. All agree to rounding. In eval with
     all heads closed that is the convolution itself, bit for bit.
@@ -83,8 +87,7 @@ class GPSA(AttentionConv2d):
     content_heads: tuple[int, ...]
     """Heads that have a content map; the others' was pruned."""
     _seen: _SeenGates | None
-    _skips_closed: bool
-    """Whether eval leaves out what was closed; not what was only known from the start, or before a training."""
+    """None in training, and where nobody looked."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter
@@ -95,7 +98,7 @@ class GPSA(AttentionConv2d):
             raise RecastError("GPSA has gate='linear' or gate='sigmoid': the layer of gate='bias' is CMHSA")
         self.backend = self.config.backend
         self.gaussian_heads = self.content_heads = tuple(range(self.num_heads))
-        self._seen, self._skips_closed = None, False
+        self._seen = None
         self.center = self._parameter(self.num_heads, 2)
         self.raw_alpha = self._parameter(self.num_heads)
         for name in ("gamma", "spread") if self.config.gate == "linear" else ("lam",):
@@ -110,8 +113,8 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "linear":
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
-            if self.config.gamma_init == self.config.s_init == 0:  # no value is read: they are closed
-                self.note_closed()
+            if self.config.gamma_init == self.config.s_init == 0:  # on the meta device nobody can look
+                self._seen = _SeenGates(((), ()), self.gamma, self.spread)
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
@@ -154,14 +157,7 @@ class GPSA(AttentionConv2d):
     @property
     def open_heads(self) -> tuple[int, ...] | None:
         """Heads that eval computes beyond the shift, None: all of them."""
-        if not self._skips_closed or self._seen is None:
-            return None
-        gaussian, content = self._seen.open_maps
-        return tuple(sorted({*gaussian, *content}))
-
-    def note_closed(self) -> None:
-        """The gates were just set to 0: until somebody writes to them, eval need not look."""
-        self._seen = _SeenGates((), (), self.gamma, self.spread)
+        return None if self._seen is None else tuple(sorted({h for heads in self._seen.open_maps for h in heads}))
 
     @torch.no_grad()
     def refresh_gates(self) -> tuple[int, ...] | None:
@@ -171,17 +167,18 @@ class GPSA(AttentionConv2d):
         """
         if self.config.gate != "linear":
             return None
-        gates = self.gates()
-        self._seen = _SeenGates(_where(gates["s"] != 0), _where(gates["gamma"] != 0), self.gamma, self.spread)
-        self._skips_closed = True
+        # fake, sharded and meta tensors have no values here
+        if type(self.gamma) in (Tensor, nn.Parameter) and not self.gamma.is_meta:
+            gates = self.gates()
+            self._seen = _SeenGates((_where(gates["s"] != 0), _where(gates["gamma"] != 0)), self.gamma, self.spread)
         return self.open_heads
 
-    def _maps_to_run(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    def _maps_to_run(self) -> OpenMaps | None:
         """Heads whose Gaussian and whose content map is open where the others may be skipped, None where all run.
 
         Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for.
         """
-        if self.training or torch.is_grad_enabled() or not self._skips_closed or self._seen is None:
+        if self.training or torch.is_grad_enabled() or self._seen is None:
             return None
         if torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread):
             return self._seen.open_maps
@@ -240,15 +237,19 @@ class GPSA(AttentionConv2d):
         s, gamma = take_heads(gates["s"], self.gaussian_heads), take_heads(gates["gamma"], self.content_heads)
         return torch.cat([s.abs(), gamma.abs()])
 
+    def check_closes(self, tol: float) -> None:
+        """Raise `RecastError` where maps are to be closed within `tol`, and `gate_range` does not hold 0."""
+        low, high = self.config.gate_range or (0.0, 0.0)
+        if tol > 0 and not low <= 0 <= high:
+            raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
+
     @torch.no_grad()
     def close_maps_(self, tol: float) -> None:
         """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`).
 
         Raises `RecastError` where `gate_range` does not hold 0.
         """
-        low, high = self.config.gate_range or (0.0, 0.0)
-        if tol > 0 and not low <= 0 <= high:
-            raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
+        self.check_closes(tol)
         # what is not within the tolerance is open, NaN among it
         opened = _where(~(self.gate_sizes() <= tol))
         gaussian, first = self.gaussian_heads, 0
@@ -308,19 +309,32 @@ class GPSA(AttentionConv2d):
         offsets = [geometry.offsets()[h] for h in self.gaussian_heads]
         self.center.copy_(torch.tensor(offsets, dtype=torch.float32).view(-1, 2))
 
-    # --- what was seen of the gates is forgotten where they may change ------------------------------------------------
+    # --- what was seen of the gates: looked at anew where they may have changed ---------------------------------------
 
     def train(self, mode: bool = True) -> GPSA:
-        self._skips_closed = self._skips_closed and not mode
-        return super().train(mode)
+        super().train(mode)
+        self._look()
+        return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self._skips_closed = False
         super()._load_from_state_dict(state_dict, *args, **kwargs)
+        self._look()
+
+    def _look(self) -> None:
+        if self.training:
+            self._seen = None
+        else:
+            self.refresh_gates()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles know nothing of what was seen of the original's gates."""
-        return self.__dict__ | {"_seen": None, "_skips_closed": False}
+        """Copies and pickles know what was seen of the gates, if it still holds."""
+        holds = self._seen is not None and self._seen.still_hold(self.gamma, self.spread)
+        return self.__dict__ | {"_seen": self._seen.open_maps if self._seen is not None and holds else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        open_maps: Any = self._seen
+        self._seen = None if open_maps is None else _SeenGates(open_maps, self.gamma, self.spread)
 
     def extra_repr(self) -> str:
         maps = [len(self.gaussian_heads), len(self.content_heads)]

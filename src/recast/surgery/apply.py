@@ -15,7 +15,7 @@ from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, convert, refusal
-from recast.surgery.stride import Edit, apply_edits_, replace_module_
+from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 
 
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
@@ -30,15 +30,17 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     """
     if steps is not None and not steps:
         return model
-    chosen = plan if steps is None else plan.only(list(steps)).without_pool()
+    chosen = plan if steps is None else plan.only(steps).without_pool()
     done = plan_of(model)
     modules, layers = check_recast(model, plan, chosen)
+    edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
+    check_edits(model, edits, plan.model)
     if chosen.pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
-        assert chosen.place is not None
+        if chosen.place is None:
+            raise RecastError("the plan has a pool and does not say where it goes: plan again")
         put_pool_(model, chosen.pool, chosen.place)
 
-    if done is None or not done.steps:
-        apply_edits_(model, _edits(plan, chosen.steps))
+    apply_edits_(model, edits)
     for name, layer in layers.items():
         if name == "":
             model = layer
@@ -67,6 +69,13 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
             raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
+    for step in chosen.steps:
+        norm = step.fold and step.fold.batch_norm
+        if norm and not isinstance(dict(model.named_modules()).get(norm), nn.BatchNorm2d):
+            raise RecastError(
+                f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
+                f"into {step.name}"
+            )
     return modules, layers
 
 

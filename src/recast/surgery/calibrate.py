@@ -7,23 +7,25 @@ child's heads gather to what the parent's layer computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.run.fields import Positive, check_value
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import Example, run_example
+from recast.tracing.observe import Example, batch_of, run_example
 
 
 class _Reached(Exception):
@@ -40,8 +42,8 @@ def calibrate_(
     Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
     `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
     the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
-    layer without bias gets one. Returns `child`. Raises `RecastError` for no batches, a parent that lacks a layer, and
-    C-MHSA layers.
+    layer without bias gets one. Returns `child`. Raises `RecastError`, and leaves `child` as it was, for no batches,
+    ones without images or with NaN, a parent that lacks a layer, and C-MHSA layers.
     """
     plan = applied_plan(child)
     layers = gpsa_layers(child)
@@ -53,14 +55,17 @@ def calibrate_(
     held = list(batches)
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
-    if ridge <= 0:
-        raise RecastError(f"ridge must be positive, got {ridge}")
+    check_value(Positive, ridge, "ridge")
+    for batch in held:
+        batch_of(batch)
+        if not all(bool(t.isfinite().all()) for t in tree_leaves(batch) if isinstance(t, Tensor)):
+            raise RecastError("calibrate_ got a batch with NaN or infinite values: look at the images")
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in parents]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
-    with in_eval(child, parent), full_precision():
+    with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
         order: list[str] = []
         with hooked(layers.items(), before=lambda name, _module, _inputs: order.append(name)):
             run_example(child, held[0])
@@ -76,6 +81,22 @@ def calibrate_(
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     set_plan_(child, replace(plan, steps=steps))
     return child
+
+
+@contextmanager
+def _given_back_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
+    """Kernels and biases are as before where something goes wrong half-way."""
+    before = [(m, m.weight.clone(), None if m.bias is None else m.bias.clone()) for m in layers.values()]
+    try:
+        yield
+    except BaseException:
+        for layer, weight, bias in before:
+            layer.weight.copy_(weight)
+            if bias is None or layer.bias is None:
+                layer.bias = None
+            else:
+                layer.bias.copy_(bias)
+        raise
 
 
 def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = False) -> Tensor:

@@ -60,7 +60,7 @@ def recast_during_training_(
     """
     network, copies = _checked(model), [_checked(average) for average in averages]
     optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
-    chosen = plan if steps is None else plan.only(list(steps))
+    chosen = plan if steps is None else plan.only(steps)
     names = [step.name for step in chosen.steps]
     if not names:
         return model

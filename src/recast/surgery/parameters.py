@@ -13,6 +13,7 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
+from recast.run.fields import NotNegative, Positive, check_value
 from recast.surgery.plan import Plan
 
 LINEAR_GATE_LR_RATIO = 10.0
@@ -47,8 +48,15 @@ def param_groups(
     plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
     empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
 
-    Raises RecastError where layer decay is asked of a network without `group_matcher`.
+    Raises RecastError where layer decay is asked of a network without `group_matcher`, and for a rate or a decay that
+    is negative or no finite number.
     """
+    given = {"lr": lr, "gate_lr": gate_lr, "weight_decay": weight_decay, "pool_lr": pool_lr, "qk_lr": qk_lr}
+    for name, value in given.items():
+        if value is not None:
+            check_value(NotNegative, value, name)
+    if layer_decay is not None:
+        check_value(Positive, layer_decay, "layer_decay")
     kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -95,8 +96,10 @@ class Plan:
         asked: dict[str, Any] = {key: found[key] for key in ("config", "pool") if key in found}
         return replace(read_fields(Edited, asked, source), steps=steps)
 
-    def only(self, names: list[str]) -> Plan:
+    def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
+        if isinstance(names, str):
+            raise RecastError(f"steps takes a list of names, [{names!r}], got {names!r}")
         known = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in known]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")

@@ -113,11 +113,27 @@ def refusal(module: nn.Module) -> str | None:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
         return f"{kind} carries hooks, which the new layer would lose"
+    if reason := _hung_on(module):
+        return reason
     if patched := [name for name in ("forward", "_conv_forward") if name in vars(module)]:
         return f"{kind} has a {patched[0]} of its own, set on the instance"
     if any(parameter.is_complex() for parameter in module.parameters()):
         return f"{kind} has complex weights: attention is real"
     return None
+
+
+def _hung_on(module: nn.Module) -> str | None:
+    """What somebody hung on a convolution of torch or timm, which the new layer would lose: a buffer, a parameter, a
+    module, a hook of its state. (A rule of one's own knows its module.)"""
+    found = find_rule(module)
+    if found is None or found[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
+        return None
+    kind, known = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
+    for name in (*module._buffers, *module._parameters, *module._modules):
+        if name not in known:
+            return f"{kind} has a {name!r} of its own, which the new layer would lose"
+    hooks = (module._state_dict_hooks, module._state_dict_pre_hooks, module._load_state_dict_pre_hooks)
+    return f"{kind} carries hooks, which the new layer would lose" if any(map(len, hooks)) else None
 
 
 def check_finite(name: str, module: nn.Module) -> None:
@@ -261,6 +277,8 @@ def _layer(
     if conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
+    if made and not any(parameter.requires_grad for parameter in made.values()):
+        layer.requires_grad_(False)  # what was frozen stays frozen, whole
     layer.train(conv.training)
     if given is not None:
         # moved whole: an inverse would give other numbers with the same result, or refuse them

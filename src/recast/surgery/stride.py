@@ -49,6 +49,23 @@ def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
             replace_module_(model, module, pool.train(module.training))
 
 
+def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> None:
+    """Raise `RecastError` for an edit of a layer that is not there, or is of another kind."""
+    modules = dict(model.named_modules())
+    for edit in edits:
+        module = modules.get(edit.name)
+        if edit.geometry is not None:
+            fits = isinstance(module, nn.Conv2d) and module.kernel_size == edit.geometry.kernel
+        else:
+            fits = module is not None and (edit.action != "stride_1" or hasattr(module, "stride"))
+        if not fits:
+            found = "no such layer" if module is None else f"a {type(module).__name__} there"
+            raise RecastError(
+                f"the plan is for another model: it changes {edit.name!r} ({edit.action.replace('_', ' ')}), and "
+                f"{type(model).__name__} has {found} (planned for {planned_for})"
+            )
+
+
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put `new` wherever `old` stands in `model` (a shared module stands in several places)."""
     for parent in list(model.modules()):

@@ -27,6 +27,7 @@ from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens
 from recast.run.config import RecastConfig
+from recast.run.fields import Positive, check_value
 from recast.tracing.hooks import hooked, in_eval
 
 VARIANCE = 0.99
@@ -96,20 +97,27 @@ def wake_(
     grows with e to the difference of two logits, a hundredfold and more.
 
     layers: names of the layers that are woken; None: all. Returns what became of their content maps, in the order of
-    the network. Raises `RecastError` for a model without such layers and for no images.
+    the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
+    were all pruned, for no images, and for images or a `logit_std` that are not finite.
     """
+    check_value(Positive, logit_std, "logit_std")
     found = {name: layer for name, layer in recast_layers(model).items() if layers is None or name in layers}
     if not found:
         raise RecastError(f"{type(model).__name__} has no such layer that was recast: there is no attention to wake")
+    if pruned := [name for name, layer in found.items() if not len(layer.query)]:
+        raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
     seen = {name: _Moments() for name in found}
     with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
         for batch in [batches] if isinstance(batches, Tensor) else batches:
             model(batch)
+    for name, moments in seen.items():
+        if not moments.count:
+            raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
+        if not moments.products.isfinite().all():
+            raise RecastError(f"{name} saw NaN or infinite values: look at the images, and at the weights before it")
     generator = torch.Generator().manual_seed(seed)
     woken = []
     for name, layer in found.items():
-        if not seen[name].count:
-            raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
         inputs = torch.cat(seen[name].sample)
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)

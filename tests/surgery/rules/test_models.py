@@ -128,7 +128,7 @@ def test_precision_is_kept(dtype: torch.dtype, keep: bool, recast_and_verify: An
     assert [child.get_submodule(n).training for n in ("0.down", "0.up", "1", "2")] == [True, True, True, False]
     assert not child[1].weight.requires_grad
     assert not child[1].bias.requires_grad
-    assert child[1].gamma.requires_grad
+    assert not child[1].gamma.requires_grad
 
 
 def old_style() -> nn.Module:

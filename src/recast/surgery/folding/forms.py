@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.utils._pytree import tree_leaves
 
+from recast.errors import RecastError
 from recast.layers.functional.operands import expand_heads, fold_value
 from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA
 from recast.surgery.records import Fold
-from recast.tracing.hooks import hooked
+from recast.tracing.hooks import hooked, replaced_output
 from recast.tracing.observe import Example, run_example
 
 
@@ -90,7 +93,8 @@ def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
     if fold.kernel == layer.geometry.kernel:
         return layer.to_conv()
     wider = larger_geometry(layer.geometry, fold.kernel[0])
-    assert wider is not None, f"{layer.geometry} has no {fold.kernel} form"
+    if wider is None:
+        raise RecastError(f"the plan does not fit: {layer.geometry} has no form with a kernel of {fold.kernel}")
     weight = layer.weight.new_zeros(*layer.weight.shape[:2], *wider.kernel)
     return convolution(wider, weight, layer.bias, layer.groups).train(layer.training)
 
@@ -98,22 +102,37 @@ def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
 # --- BatchNorm in eval mode is a scale and a shift per channel: both go into the layer before it ----------------------
 
 
-def norms_after(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> dict[str, str]:
-    """Which BatchNorm takes the output of which layer, by name: seen in one forward pass, the very same tensor."""
+def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Example) -> dict[str, str]:
+    """Which BatchNorm alone takes the output of which layer, by name: seen in forward passes, the very same tensor."""
     made: dict[int, tuple[str, Any]] = {}  # with the tensor: an address is given out again once its tensor is gone
-    found: dict[str, str] = {}
+    takes: dict[str, list[str | None]] = {}
 
     def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         made[id(output)] = name, output
 
     def meet(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if inputs and id(inputs[0]) in made:
-            found[made[id(inputs[0])][0]] = name
+        takes.setdefault(name, []).append(made.get(id(inputs[0]), (None,))[0])
 
     norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.track_running_stats}
     with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
+        outputs = tree_leaves(run_example(model, batch))
+    once = [(name, seen[0]) for name, seen in takes.items() if len(seen) == 1]
+    return {
+        layer: norm
+        for norm, layer in once
+        if layer is not None and _is_only_reader(model, layers[layer], norms[norm], batch, outputs)
+    }
+
+
+def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Any]) -> bool:
+    """Whether nothing but `norm` reads what `layer` gives: with another output of the layer, and the norm's own as it
+    was, the model's outputs have the same bits."""
+    kept: list[Tensor] = []
+    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: kept.append(y.clone())):
         run_example(model, batch)
-    return found
+    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: kept[0].clone()):
+        changed = tree_leaves(run_example(model, batch))
+    return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True) if isinstance(a, Tensor))
 
 
 @torch.no_grad()

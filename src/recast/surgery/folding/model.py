@@ -8,19 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import describe, fold_layer, last_of, multiply_in_, norms_after, what_remains
+from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import captured_inputs, in_eval
+from recast.tracing.observe import batch_of
 
 KERNELS = (3, 5, 7, 9, 11)
-HAS_ANOTHER_READER = 1e-3
-"""A BatchNorm whose removal changes the outputs by more than this (relative) had another reader: it stays."""
-
 Batches = list[tuple[Tensor, Tensor | None]]
 
 
@@ -42,11 +40,11 @@ class Folded:
     batch_norm: str | None = None
     """The BatchNorm that was multiplied into the layer."""
     layer_error: float | None = None
-    """Relative change of the layer's output on the data's first batch, max|a−b| / max|b|."""
+    """Relative change of the layer's output on the data's first batch, max|a−b| / max|b|, before the BatchNorm."""
     output_error: float | None = None
-    """Relative change of the model's outputs on the data, by this layer and those before it."""
+    """Relative change of the model's outputs on the data, by this layer, its BatchNorm and those before it."""
     accuracy: float | None = None
-    """Top-1 on the data after this layer and those before it were folded, in percent."""
+    """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
 
 
 @torch.no_grad()
@@ -70,10 +68,11 @@ def fold_(
     `data` is a batch of images, or batches of (images, labels): the report then says how far each layer's output and
     the model's moved, and with labels the accuracy after each. `timm.utils.reparameterize_model` does the same through
     `GPSA.fuse`, at tol = 0 and without the plan (`save` cannot replay it). A model that is itself a layer is not
-    replaced: use its `fold()`. Raises `RecastError` for an even or small `kernel`, a negative `tol`, or no data where
-    it is needed.
+    replaced: use its `fold()`. Raises `RecastError`, before any change, for an even or small `kernel`, a negative or
+    NaN `tol` (infinity closes every gate: what the network is without attention), no data where it is needed, and data
+    that the model cannot be measured on.
     """
-    if tol < 0:
+    if not tol >= 0:
         raise RecastError(f"tol is how far from closed a gate may be, 0 or more; got {tol}")
     if kernel is not None and kernel not in KERNELS:
         raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
@@ -82,22 +81,24 @@ def fold_(
     batches: Batches = [] if data is None else [(data, None)] if isinstance(data, Tensor) else list(data)
     if data is not None and not batches:
         raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
+    if not all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in batches):
+        raise RecastError("data is a batch of images, or batches of (images, labels)")
+    layers = gpsa_layers(model)
+    for layer in layers.values():
+        layer.check_closes(tol)
     report: list[Folded] = []
     with in_eval(model):
-        before = [model(images) for images, _ in batches]
-        for name, layer in gpsa_layers(model).items():
-            report.append(_fold_one(model, name, layer, tol, kernel, batches))
+        before = _outputs(model, batches)
+        norms_of = norms_after(model, layers, batches[0][0]) if batch_norm else {}
+        for name, layer in layers.items():
+            done = _fold_one(model, name, layer, tol, kernel, batches)
+            norm = norms_of.get(name)
+            if name and norm is not None and _fold_norm(model, model.get_submodule(name), norm):
+                done = replace(done, batch_norm=norm)
             if batches:
-                change, accuracy = _change_of_outputs(model, batches, before)
-                report[-1] = replace(report[-1], output_error=change, accuracy=accuracy)
-        if batch_norm:
-            images = batches[0][0]
-            layers = {done.name: model.get_submodule(done.name) for done in report if done.name}
-            norms_of = norms_after(model, layers, images)
-            for i, done in enumerate(report):
-                norm = norms_of.get(done.name)
-                if norm is not None and _fold_norm(model, layers[done.name], norm, images):
-                    report[i] = replace(done, batch_norm=norm)
+                change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
+                done = replace(done, output_error=change, accuracy=accuracy)
+            report.append(done)
     if (plan := plan_of(model)) is not None:
         norms = {done.name: done.batch_norm for done in report if done.name}
         steps = tuple(_noted(model, step, norms) if step.name in norms else step for step in plan.steps)
@@ -130,33 +131,41 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
     )  # fmt: skip
 
 
-def _change_of_outputs(model: nn.Module, batches: Batches, before: list[Tensor]) -> tuple[float, float | None]:
+def _outputs(model: nn.Module, batches: Batches) -> list[Tensor]:
+    """What the model gives for every batch. Raises `RecastError` for data that it cannot be measured on."""
+    outputs = []
+    for images, labels in batches:
+        count = batch_of(images)
+        try:
+            output = model(images)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise RecastError(f"{type(model).__name__} cannot run on the data: {first_line(error)}") from error
+        if not isinstance(output, Tensor):
+            raise RecastError(f"fold_ measures what gives a tensor, got {type(output).__name__}: leave data out")
+        if labels is not None and labels.shape != output.shape[:1]:
+            raise RecastError(f"data gives {tuple(labels.shape)} labels for {count} images: expected one an image")
+        outputs.append(output)
+    return outputs
+
+
+def _change_of_outputs(now: list[Tensor], before: list[Tensor], batches: Batches) -> tuple[float, float | None]:
     """How far the outputs are from those before, and the accuracy where there are labels."""
-    error, right, count = 0.0, 0, 0
-    for (images, labels), expected in zip(batches, before, strict=True):
-        outputs = model(images)
-        error = max(error, relative_error(outputs, expected))
+    right = count = 0
+    for outputs, (_, labels) in zip(now, batches, strict=True):
         if labels is not None:
             right += int((outputs.argmax(-1) == labels).sum())
             count += len(labels)
+    error = max(relative_error(a, b) for a, b in zip(now, before, strict=True))
     return error, 100 * right / count if count else None
 
 
-def _fold_norm(model: nn.Module, layer: nn.Module, name: str, images: Tensor) -> bool:
-    """Multiply the BatchNorm of this name into `layer`; whether it could be. One with another reader is put back."""
-    before, norm = model(images), model.get_submodule(name)
-    kept = {key: value.clone() for key, value in layer.state_dict().items()}
+def _fold_norm(model: nn.Module, layer: nn.Module, name: str) -> bool:
+    """Multiply the BatchNorm of this name into `layer`; whether it could be."""
+    norm = model.get_submodule(name)
     if not multiply_in_(layer, norm):
         return False
-    rest = what_remains(norm)
-    replace_module_(model, norm, rest)
-    if relative_error(model(images), before) <= HAS_ANOTHER_READER:
-        return True
-    replace_module_(model, rest, norm)
-    if not any(key.endswith("bias") for key in kept):
-        last_of(layer).bias = None
-    layer.load_state_dict(kept)
-    return False
+    replace_module_(model, norm, what_remains(norm))
+    return True
 
 
 def _noted(model: nn.Module, step: Step, norms: dict[str, str | None]) -> Step:

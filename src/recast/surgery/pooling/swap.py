@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +72,11 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
     """
     _check_own_pool(model)
     at = _module_at(model, place.name)
-    if place.how == "head" and not hasattr(model, "forward_head"):
-        raise RecastError(f"the plan is for another model: {type(model).__name__} has no forward_head")
+    if place.how == "head" and (not hasattr(model, "forward_head") or hasattr(model, "attention_pool")):
+        has = "no forward_head" if not hasattr(model, "forward_head") else "an attention_pool of its own"
+        raise RecastError(f"the plan is for another model: {type(model).__name__} has {has}")
+    if place.how == "append" and not isinstance(at, nn.Sequential):
+        raise RecastError(f"the plan is for another model: {place.name} is {type(at).__name__}, no nn.Sequential")
     head = None
     if config.kind == "per_class":
         if place.classifier is None:
@@ -88,8 +92,9 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
         pool.replaced = (at,)
         replace_module_(model, at, pool)
     elif place.how == "append":
-        assert isinstance(at, nn.Sequential)
-        at.extend([nn.ReLU(), pool] if place.relu else [pool])
+        for layer in [nn.ReLU().train(model.training), pool] if place.relu else [pool]:
+            # not append(): the number that comes next may be another layer's name
+            at.add_module(next(str(i) for i in count(len(at._modules)) if not hasattr(at, str(i))), layer)
     else:
         model.attention_pool = pool
     hold_pool_(model, before_head=place.how == "head")
