@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
@@ -17,11 +19,13 @@ from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
 from recast.surgery.parameters import param_groups
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
+from recast.surgery.wake import wake_
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -113,11 +117,13 @@ class Snapshot:
         self.modules = list(model.named_modules())
         self.state = {name: value.clone() for name, value in model.state_dict().items()}
         self.text, self.plan = repr(model), getattr(model, "recast_plan", None)
+        self.flags = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
 
     def check(self, model: nn.Module) -> None:
         assert [(n, id(m)) for n, m in model.named_modules()] == [(n, id(m)) for n, m in self.modules]
         assert repr(model) == self.text
         assert getattr(model, "recast_plan", None) is self.plan
+        assert ([m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]) == self.flags
         for name, value in model.state_dict().items():
             assert torch.equal(value.nan_to_num(7.5), self.state[name].nan_to_num(7.5))
 
@@ -146,6 +152,125 @@ def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
     before.check(model)
 
 
+def opened() -> nn.Module:
+    """A recast network, the first layer's heads closed, the second's open."""
+    model = recast_(small(), plan(small(), X))
+    nn.init.constant_(list(gpsa_layers(model).values())[1].gamma, 0.5)
+    return model
+
+
+def pruned() -> nn.Module:
+    model = opened()
+    first = next(iter(gpsa_layers(model).values()))
+    first.prune_(range(9), ())
+    return model
+
+
+def folded_plan() -> Plan:
+    model = recast_(small(), plan(small(), X))
+    fold_(model, batch_norm=True, data=X + torch.randn(X.shape))
+    return applied_plan(model)
+
+
+def without(name: str) -> nn.Module:
+    """A network whose layer of this name is another's."""
+    model = small()
+    model.layer3[0]._modules[f"other_{name}"] = model.layer3[0]._modules.pop(name)
+    return model
+
+
+def never_closing() -> nn.Module:
+    config = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
+    model = small()
+    recast_(model, plan(model, X, where=["layer2.0.conv1"]))
+    layer = GPSA(16, 16, Geometry((3, 3), padding=(1, 1, 1, 1)), bias=False, config=config)
+    model.layer3[0].conv2 = layer
+    return model
+
+
+def hung(hang: Callable[[Any], Any]) -> nn.Module:
+    model = small()
+    hang(model.layer3[0].conv2)
+    return model
+
+
+def sigmoid() -> nn.Module:
+    model = small()
+    return recast_(model, plan(model, X, RecastConfig(gate="sigmoid")))
+
+
+NAN = float("nan")
+POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
+BATCH = (torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
+REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "an edit": ("another model: it changes 'layer3.0.downsample", lambda: without("downsample"), lambda m: recast_(
+        m, plan(small(), X, RecastConfig(stride="remove")))),
+    "a norm": ("has no BatchNorm 'layer3.0.bn2'", lambda: without("bn2"), lambda m: recast_(m, folded_plan())),
+    "a form": ("has no form with a kernel", small, lambda m: recast_(m, replace(p := folded_plan(), steps=(*p.steps[:1],
+        replace(p.steps[1], fold=replace(p.steps[1].fold, kernel=(4, 4))))))),
+    "a place": ("does not say where it goes", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
+    "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
+    "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
+    "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),
+    "no pairs": ("or batches of", opened, lambda m: fold_(m, data=[X])),
+    "labels": ("one an image", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
+    "data": ("cannot run on the data", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
+    "tol": ("0 or more; got nan", opened, lambda m: fold_(m, tol=NAN)),
+    "closes": ("does not hold 0", never_closing, lambda m: fold_(m, tol=0.1)),
+    "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
+    "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
+    "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
+    "pruned": ("conv1 has no content map left", pruned, lambda m: wake_(m, BATCH[0])),
+    "NaN": ("conv1 saw NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
+    "no image": ("conv1 saw no image", opened, lambda m: wake_(m, [])),
+    "calibrate NaN": ("NaN or infinite", opened, lambda m: calibrate_(m, small(), [BATCH[0], BATCH[0] * NAN])),
+    "calibrate size": (
+        "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),
+    "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
+    "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
+    "layer_decay": ("layer_decay must be a positive", small, lambda m: param_groups(m, layer_decay=float("inf"))),
+    "pair": ("kernel must be a tuple of 2", small, lambda _: Geometry((3,))),  # type: ignore[arg-type]
+    "padding": ("padding must be a tuple of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),  # type: ignore[arg-type]
+    "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
+        lambda m: plan(m, X, where=["layer3.0.conv2"])),
+    "state hook": ("carries hooks", lambda: hung(lambda conv: conv._register_state_dict_hook(lambda *_: None)),
+        lambda m: plan(m, X, where=["layer3.0.conv2"])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_is_one_line_and_changes_nothing(case: str) -> None:
+    message, make, change = REFUSED[case]
+    torch.manual_seed(0)
+    model = make()
+    before = Snapshot(model)
+    with pytest.raises(RecastError, match=message) as refused:
+        change(model)
+    assert "\n" not in str(refused.value)
+    before.check(model)
+
+
+def test_pooling_after_a_sequential_whose_names_are_not_its_numbers() -> None:
+    """The number of its next layer is another's name."""
+    trunk = nn.Sequential(OrderedDict({"1": nn.Conv2d(3, 8, 3), "2": nn.Conv2d(8, 8, 3)}))
+    model = Averaged(trunk).eval()
+    expected = model(X + 1)
+    attention_pool_(model, example=X + torch.randn(X.shape))
+    assert list(trunk._modules)[:2] == ["1", "2"]
+    assert len(attention_pools(model)) == 1
+    torch.testing.assert_close(model(X + 1), expected, rtol=1e-5, atol=1e-5)
+
+
+class Averaged(nn.Module):
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.fc = trunk, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.trunk(x).mean((2, 3)))
+        return logits
+
+
 def test_recast_survives_a_deep_copy() -> None:
     model = recast_(small(), plan(small(), X)).eval()
     clone = copy.deepcopy(model)
@@ -168,8 +293,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
 
 
 # --- attention pooling ----------------------------------------------------------------------------------------------
-
-POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
 
 
 def sized() -> nn.Module:

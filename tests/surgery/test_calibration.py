@@ -97,7 +97,7 @@ def test_nothing_but_weight_and_bias_moves_and_modes_are_given_back() -> None:
     ("change", "message"),
     [
         ({"batches": []}, "at least one batch"),
-        ({"ridge": 0.0}, "ridge must be positive"),
+        ({"ridge": 0.0}, "ridge must be a positive number"),
         ({"parent": nn.Sequential(nn.ReLU())}, "no convolution at '0'"),
     ],
 )

@@ -146,3 +146,30 @@ def test_bad_requests_change_nothing(child: nn.Module) -> None:
             recast.fold_(child, **arguments)
     assert gpsa_layers(child) == layers
     assert all(torch.equal(value, before[name]) for name, value in child.state_dict().items())
+
+
+@torch.no_grad()
+def test_a_norm_beside_another_reader_stays_however_little_that_reads() -> None:
+    """The other reader moves the outputs by 1e-6 of themselves; the report counts the norms."""
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.one = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+            self.second, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            z: Tensor = self.two(self.second(self.one(y)))
+            return (z + 1e-6 * y).mean((2, 3))
+
+    model = Read().eval()
+    for norm in (model.one, model.two):
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+    x = X[..., :8, :8]
+    recast.recast_(model, recast.plan(model, x, where="all"))
+    first, second = recast.fold_(model, batch_norm=True, data=x)
+    assert (first.batch_norm, second.batch_norm) == (None, "two")
+    assert isinstance(model.one, nn.BatchNorm2d)
+    assert second.output_error is not None
+    assert 0 < second.output_error < 1e-5

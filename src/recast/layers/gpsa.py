@@ -339,7 +339,7 @@ class GPSA(AttentionConv2d):
     def extra_repr(self) -> str:
         maps = [len(self.gaussian_heads), len(self.content_heads)]
         gaussian, content = ("all" if count == self.num_heads else count for count in maps)
-        opened = "all" if self.open_heads is None else len(self.open_heads)
+        opened = "all" if self.training or self.open_heads is None else len(self.open_heads)
         kind = "" if self.config.content == "softmax" else f", content={self.config.content}"
         return self._repr(
             f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",
