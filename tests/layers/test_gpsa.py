@@ -402,6 +402,73 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
             torch.testing.assert_close(compiled(x), layer(x))
 
 
+# --- other ways to run and to differentiate ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["split", "merged"])
+@pytest.mark.parametrize(
+    ("stride", "groups", "content", "padding_mode"),
+    [(1, 1, "softmax", "zeros"), (2, 2, "softmax", "reflect"), (1, 1, "linear", "zeros")],
+)
+def test_second_derivatives_of_the_fast_forms(
+    stride: int, groups: int, content: Any, padding_mode: Any, backend: Any, open_gates: Any, error_of: Any
+) -> None:
+    geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1), padding_mode)
+    config = RecastConfig(content=content, backend=backend, gate_range=(-2.0, 2.0))
+    layer = open_gates(GPSA(4, 4, geometry, groups=groups, config=config)).double()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    found = []
+    for layer.backend in (backend, "dense"):
+        inputs = [x, *layer.parameters()]
+        first = torch.autograd.grad(layer(x).sin().sum(), inputs, create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)])
+    assert max(error_of(a, b) for a, b in zip(*found, strict=True)) < 1e-9
+
+
+def per_sample(layer: GPSA, x: Tensor) -> Tensor:
+    """Gradients of γ for every image, as differential privacy takes them."""
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(p: dict[str, Tensor], image: Tensor) -> Tensor:
+        output: Tensor = torch.func.functional_call(layer, p, (image[None],))
+        return output.square().sum()
+
+    return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)["gamma"]
+
+
+TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
+    "vmap": lambda layer, x: torch.func.vmap(layer)(x[None]),
+    "grad of each image": per_sample,
+    "jacrev": lambda layer, x: torch.func.jacrev(lambda z: layer(z).sum((1, 2, 3)))(x),
+    "hessian": lambda layer, x: torch.func.hessian(lambda z: layer(z).square().sum())(x[:1, :, :3, :3]),
+    "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_function_transforms_agree_with_the_reference(transform: str, open_gates: Any, error_of: Any) -> None:
+    config = RecastConfig(gate_range=(-2.0, 2.0))
+    layer = open_gates(GPSA(4, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=config)).double()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    found = TRANSFORMS[transform](layer, x)
+    layer.backend = "reference"
+    assert error_of(found, TRANSFORMS[transform](layer, x)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda layer, x: torch.jit.trace(layer, x), r"torch\.export\.export"),
+        (lambda layer, _: torch.fx.symbolic_trace(layer), r"torch\.export\.export"),
+        (lambda layer, x: layer(x.double()), "weights in torch.float32, got torch.float64"),
+    ],
+)
+def test_what_cannot_be_run_says_so(run: Callable[[nn.Module, Tensor], Any], message: str) -> None:
+    for layer in (GPSA(3, 4, Geometry((3, 3))), CMHSA(3, 4, Geometry((3, 3)))):
+        with pytest.raises(RecastError, match=message):
+            run(layer, torch.zeros(1, 3, 5, 5))
+
+
 # --- what a user sees -----------------------------------------------------------------------------------------------
 
 

@@ -157,9 +157,16 @@ class AttentionConv2d(nn.Module):
             self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels))
 
     def _check_input(self, x: Tensor) -> None:
+        if isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing():
+            raise RecastError(
+                f"{type(self).__name__} cannot be followed by torch.jit.trace or torch.fx.symbolic_trace: take "
+                "torch.export.export, or make it a leaf (Tracer.is_leaf_module)"
+            )
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
             raise RecastError(f"{kind} expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")
+        if x.dtype != self.query.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise RecastError(f"{type(self).__name__} has weights in {self.query.dtype}, got {x.dtype}: convert either")
 
     def _repr(self, heads: str, rest: str) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""

@@ -44,6 +44,11 @@ OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
 """Heads whose Gaussian gate is open, and heads whose content gate is."""
 
 
+def _in_transform() -> bool:
+    """Whether torch.func is at work (vmap, grad, jacrev, …), which takes plain operations only."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 class _SeenGates:
     """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
 
@@ -218,7 +223,8 @@ class GPSA(AttentionConv2d):
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = select_heads(w, *maps)
-        output: Tensor = getattr(functional, self.chosen_backend())(input, w)
+        backend = "dense" if _in_transform() and (w.gaussian_heads or w.content_heads) else self.chosen_backend()
+        output: Tensor = getattr(functional, backend)(input, w)
         return output
 
     def attention(self, x: Tensor) -> AttentionMaps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from recast.errors import RecastError, suggest
@@ -18,6 +19,7 @@ from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 
 
+@torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
     """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
     returns the model (a new one if it is a conv itself).

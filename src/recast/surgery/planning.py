@@ -50,7 +50,7 @@ def plan(
     if not isinstance(model, nn.Module):
         raise RecastError(f"plan takes a network, got {shown(model)}: timm.create_model(NAME) makes one of a name")
     pool = pool if pool is not None and pool.is_on else None
-    with undisturbed(model):
+    with torch.inference_mode(False), undisturbed(model):
         return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)
 
 

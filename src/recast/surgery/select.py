@@ -106,8 +106,7 @@ def _wanted(
 ) -> tuple[set[str], dict[str, str]]:
     """The names of convolutions that are asked for by their full name, and why each that is not asked for is left."""
     if callable(where):
-        explicit = {name for name, module in convolutions.items() if where(name, module)}
-        return explicit, {name: "excluded by the predicate" for name in convolutions if name not in explicit}
+        return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {where!r}")

@@ -7,7 +7,7 @@ thousand queries at a time stay in the processor's cache. The backward pass comp
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
 Here are the two custom operators, one node each for `torch.compile`, and their cost; the steps are in `stream` and
-`backward`. Derivatives of the first order only: `dense` has the others.
+`backward`. Where a derivative of the gradient is asked for (`create_graph=True`), the backward pass writes maps out.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Any, ...]:
         return (None,) * 17
     *tensors, kept = ctx.saved_tensors
     dy = dy.contiguous()
-    gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
+    if torch.is_grad_enabled():
+        gradients = _differentiable_gradients(dy, tensors, ctx.numbers)
+    else:
+        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
     if tensors[5] is None:
         gradients[5] = None
     bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
@@ -121,6 +124,38 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Any, ...]:
 
 
 attend.register_autograd(_backward, setup_context=_save)
+
+
+def _differentiable_gradients(dy: Tensor, tensors: list[Tensor | None], numbers: Any) -> list[Tensor | None]:
+    """What `attend_backward` gives, by operations that have derivatives themselves."""
+    inputs = [t for t in tensors if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(dense_attend(tensors, numbers), inputs, dy, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in tensors]
+
+
+def dense_attend(tensors: Any, numbers: Any) -> Tensor:
+    """`attend` without its bias, head by head with the maps written out: (B, I, J, O)."""
+    s = Stream(*tensors, *numbers)
+    y = torch.zeros((), dtype=s.values.dtype, device=s.values.device)
+    for h, W_out in enumerate(s.weight):
+        content, gaussian = s.head_maps(h)
+        gathered = s.values.new_zeros(s.batch, s.I, s.J, s.channels)
+        if content is not None:
+            q, gate = s.query[..., s.part(content)], s.content[content].to(s.values.dtype)
+            if s.linear:
+                mixed = q @ s.key[:, s.part(content)]
+            else:
+                mixed = torch.softmax(q @ s.key[..., s.part(content)].mT * s.scale, -1) @ s.seen
+            gathered = gathered + gate * mixed.view_as(gathered)
+        if gaussian is not None:
+            by_rows = torch.einsum("iy,byxc->bixc", s.rows[gaussian], s.values)
+            gathered = gathered + torch.einsum("jx,bixc->bijc", s.columns[gaussian], by_rows)
+        if s.shift is not None and (views := s.shift_views(h, slice(0, s.I))):
+            seen = torch.zeros_like(gathered)
+            seen[:, views[0][0], views[0][1]] = s.values[:, views[1][0], views[1][1]]
+            gathered = gathered + s.shift[h].to(seen.dtype) * seen
+        y = y + torch.einsum("bijgc,goc->bijgo", gathered.unflatten(-1, (len(W_out), -1)), W_out).flatten(-2)
+    return y
 
 
 # --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
