@@ -151,6 +151,8 @@ def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
     assert left["stem"] == (
         "has too many tokens: 100 (2.0× the budget of 50); lower the resolution or set the budget to tokens=100"
     )
+    by_hand = plan(Model(), X, where=lambda name, _: name in ("stem", "last"), budget="tokens=50")
+    assert names_of(by_hand) == ["last"]  # a predicate is a pattern: what is over the budget is left
     with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
         plan(Model(), X, where=["stem", "last"], budget="tokens=50")
     with pytest.raises(RecastError, match="nothing is within the budget: last has too many tokens: 24"):

@@ -132,7 +132,9 @@ def _hung_on(module: nn.Module) -> str | None:
     for name in (*module._buffers, *module._parameters, *module._modules):
         if name not in known:
             return f"{kind} has a {name!r} of its own, which the new layer would lose"
-    hooks = (module._state_dict_hooks, module._state_dict_pre_hooks, module._load_state_dict_pre_hooks)
+    # (torch's own weight_norm has one for the names of before)
+    loads = {} if parametrization_of(module) is not None else module._load_state_dict_pre_hooks
+    hooks = (module._state_dict_hooks, module._state_dict_pre_hooks, loads)
     return f"{kind} carries hooks, which the new layer would lose" if any(map(len, hooks)) else None
 
 
