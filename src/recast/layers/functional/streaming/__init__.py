@@ -128,9 +128,11 @@ attend.register_autograd(_backward, setup_context=_save)
 
 def _differentiable_gradients(dy: Tensor, tensors: list[Tensor | None], numbers: Any) -> list[Tensor | None]:
     """What `attend_backward` gives, by operations that have derivatives themselves."""
-    inputs = [t for t in tensors if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(dense_attend(tensors, numbers), inputs, dy, create_graph=True, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in tensors]
+    # views: one input may be made of another (a shift's share of a gate), whose gradient is not this node's
+    seen = [None if t is None else t.view_as(t) for t in tensors]
+    inputs = [t for t in seen if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(dense_attend(seen, numbers), inputs, dy, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in seen]
 
 
 def dense_attend(tensors: Any, numbers: Any) -> Tensor:
