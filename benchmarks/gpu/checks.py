@@ -31,9 +31,9 @@ from recast.layers.functional.streaming import stream
 from recast.layers.gpsa import GPSA
 from recast.models.build import build
 from recast.run.config import ModelConfig, RecastConfig
+from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.rules import convert
 from recast.surgery.scales import randomize_scales_
-from recast.surgery.verify import TOLERANCE, relative_error
 
 SIZE = (2, 32, 17, 14)
 CUDNN = 1e-6

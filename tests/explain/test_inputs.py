@@ -41,7 +41,6 @@ GREY = np.asarray(photo().convert("L"))
 KINDS = {  # the modes that validation knows too are in tests/data
     "grey and alpha.png": photo().convert("LA"),
     "16 bit.png": Image.fromarray(GREY.astype(np.uint16) * 257),
-    "float.tiff": Image.fromarray(GREY.astype(np.float32)),
     "palette with transparency.png": with_transparency(),
     "palette.gif": photo().convert("P"),
     "CMYK.jpg": photo().convert("CMYK"),

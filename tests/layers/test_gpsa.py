@@ -445,6 +445,7 @@ TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.jit is deprecated
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_function_transforms_agree_with_the_reference(transform: str, open_gates: Any, error_of: Any) -> None:
     config = RecastConfig(gate_range=(-2.0, 2.0))
@@ -455,6 +456,7 @@ def test_function_transforms_agree_with_the_reference(transform: str, open_gates
     assert error_of(found, TRANSFORMS[transform](layer, x)) < 1e-9
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.jit is deprecated
 @pytest.mark.parametrize(
     ("run", "message"),
     [

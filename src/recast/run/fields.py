@@ -6,6 +6,7 @@ A range is part of the type, `lr: NotNegative = 1e-4`. The same types read a rec
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -100,7 +101,8 @@ def check_value(hint: Any, value: Any, name: str) -> None:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value has the type of a field. A list may stand for a tuple, a whole number for a fraction."""
+    """Whether a value has the type of a field. A list may stand for a tuple, a whole number for a fraction, a path for
+    text."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _fits(args[0], value)
@@ -111,6 +113,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return fits and all(_fits(args[0], item) for item in value)
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if hint is str:
+        return isinstance(value, str | os.PathLike)
     return hint is Any or (value in args if origin is Literal else isinstance(value, origin or hint))
 
 

@@ -107,6 +107,8 @@ def _varies(batch: Example) -> bool:
 def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[float, float]:
     """max|output − bias| of a layer that is linear in its input, and the share in it of what varies in the input: what
     is gone when every pixel of all images is their mean."""
+    if not output.numel():  # no boxes were found: nothing to differ
+        return 0.0, 0.0
     image = x[:1]
     mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
     scale, varied = (float((output - module.forward(flat)).abs().max()) for flat in (torch.zeros_like(image), mean))

@@ -28,6 +28,7 @@ from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import number, read_json, write_json, write_text
 from recast.run.recipe import PARENT_WEIGHTS, save_recipe
 from recast.run.schedule import Schedule
+from recast.run.trust import trusting
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.plan import Plan, applied_plan, plan_of
@@ -67,7 +68,7 @@ ASLEEP = 16.0
 
 def train(
     recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True, command: str = "",
-    say: Callable[[str], object] = lambda text: None,
+    say: Callable[[str], object] = lambda text: None, trust: bool = False,
 ) -> Path:  # fmt: skip
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
 
@@ -83,13 +84,14 @@ def train(
     plan, no control.
     recipe.yaml is the recipe with what was left open filled in (classes, normalisation), so that it replays the run.
     With `resume` a run goes on where it stopped, with the recipe in its folder; what is finished is left alone.
-    `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text.
+    `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text. A recipe that
+    names a function of its own (`pkg.module:function`) needs `trust`.
 
     Raises RecastError for a folder in use, whatever is wrong with recipe, data or parent (before the folder is made),
     and what `fit` raises; Interrupted after Ctrl-C or SIGTERM.
     """
     out = Path(out)
-    with process_group(recipe.device) as device, held(out):
+    with trusting(trust=trust), process_group(recipe.device) as device, held(out):
         given = recipe.model.checkpoint
         if resume and on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
             # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
