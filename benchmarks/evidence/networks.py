@@ -67,7 +67,7 @@ def parent_of(job: Job, out: Path, root: Path) -> Prepared:
     return model
 
 
-def plan_of(job: Job, model: Prepared) -> Plan | None:
+def plan_for(job: Job, model: Prepared) -> Plan | None:
     """Which layers of the arm become attention, and how."""
     if job.where is None:
         if job.stride == "remove":

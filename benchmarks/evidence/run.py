@@ -13,7 +13,7 @@ import torch
 from images import Augment, Labelled
 from job import Job
 from measure import Data, measure, right
-from networks import Prepared, fold_all, parent_of, plan_of, put_pool_, wake
+from networks import Prepared, fold_all, parent_of, plan_for, put_pool_, wake
 from safetensors.torch import save_model
 from timm.data import Mixup
 from torch import nn
@@ -34,7 +34,7 @@ LOOKED_AT = 1000
 
 def dates(job: Job, model: Prepared) -> tuple[Any, Schedule | None]:
     """The plan and the update, from 1, before which each of its layers becomes attention."""
-    plan = plan_of(job, model)
+    plan = plan_for(job, model)
     if plan is None:
         return None, None
     if job.schedule == "at_once":
