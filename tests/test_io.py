@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast.errors import RecastError
-from recast.io import load, read_header, save
+from recast.io import load, save
 from recast.layers.attention_pool import attention_pools
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
-from recast.models.weights import read_weights
+from recast.models.weights import read_header, read_weights
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_

@@ -10,15 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 from recast.models.build import build_from, check_constructor
-from recast.models.weights import CHECKSUM, HEADER, checksum, load_weights_, read_safetensors
-from recast.run.files import free_space, replaced, require
-from recast.run.reading import parse_json
+from recast.models.weights import CHECKSUM, HEADER, checksum, load_weights_, read_header, read_safetensors
+from recast.run.files import free_space, replaced
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan, plan_of
 
@@ -55,28 +54,6 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         except SafetensorError as error:  # of a full disk too
             raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path
-
-
-def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …}` of a saved file. Raises `RecastError` if it is missing, truncated or foreign."""
-    path = Path(path)
-    if not path.is_file():
-        raise RecastError(f"no such file: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(HEADER)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
-    if text is None:
-        raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
-    try:
-        header = require("its header", parse_json(text, "its header"))
-    except RecastError as error:
-        raise RecastError(f"{path} carries a damaged header ({error})") from None
-    constructor, plan = header.get("constructor"), header.get("plan")
-    if not isinstance(plan, str | None):
-        raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
-    return {"constructor": constructor, "plan": plan}
 
 
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:

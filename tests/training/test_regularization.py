@@ -3,12 +3,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
 import torchvision
+from small import small_child, small_fit, small_parent
 from timm.layers import BatchNormAct2d, DropPath
 from timm.models.cait import Cait
 from timm.models.mlp_mixer import MlpMixer, ResBlock
@@ -174,6 +176,39 @@ def test_frozen_statistics_stay_while_the_rest_trains() -> None:
     assert [m.training for m in (model[1], model[2], model[2].act, model[3])] == [True, False, True, True]
     train_mode(model, Recipe())
     assert model[0].training
+
+
+FROZEN: list[tuple[str, bool, set[str]]] = [
+    ("all_but_batch_norm", False, {"1.", "5.", "9."}),
+    ("all_but_batch_norm", True, {"1.weight", "1.bias", "5.weight", "5.bias", "9."}),
+    ("all_but_attention", False, {"4.", "9."}),
+]
+
+
+@pytest.mark.parametrize(("freeze", "freeze_bn", "trained"), FROZEN)
+def test_only_what_is_left_out_of_the_frozen_changes(
+    freeze: Any, freeze_bn: bool, trained: set[str], tmp_path: Path
+) -> None:
+    """BatchNorms are 1 and 5, the recast layer 4, the classifier 9; running statistics end in running_ and so on."""
+    model = small_child() if freeze == "all_but_attention" else small_parent()
+    before = copy.deepcopy(model.state_dict())
+    frozen = RegularizationConfig(freeze=freeze, freeze_bn=freeze_bn)
+    where = ["4"] if freeze == "all_but_attention" else ["none"]
+    rows = small_fit(tmp_path, model, regularization=frozen, where=where)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
+    assert freeze_bn or freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed
+    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+
+
+def test_attention_is_found_in_networks_of_others() -> None:
+    model = prepare_(vit(), Recipe(regularization=RegularizationConfig(freeze="all_but_attention")))
+    assert {".".join(n.split(".")[2:]) for n, p in model.named_parameters() if p.requires_grad} == {
+        *(f"attn.{part}.{kind}" for part in ("qkv", "proj") for kind in ("weight", "bias")), "",
+    }  # fmt: skip
+    assert model.head.weight.requires_grad
+    train_mode(model, Recipe(regularization=RegularizationConfig(freeze="all_but_attention")))
+    assert model.blocks[1].drop_path1.training, "the rest drops what it drops"
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------

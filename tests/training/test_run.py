@@ -163,6 +163,24 @@ def test_a_run_that_recasts_nothing(run: Path, tmp_path: Path) -> None:
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)  # finished: left alone
 
 
+def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Path) -> None:
+    """Its attention and its trunk are what they were, its classifier is new, and only what may train does."""
+    saved = run / "weights.safetensors"
+    parent = ModelConfig("digits_resnet", checkpoint=str(saved), new_head=True)
+    frozen = RegularizationConfig(freeze="all_but_attention")
+    data = DataConfig("digits", img_size=8, batch_size=20, num_train=40, num_val=20)
+    recipe = digits_recipe(model=parent, where=["none"], epochs=1, data=data)
+    train(replace(recipe, regularization=frozen), tmp_path / "run", progress=False)
+    before, after = load_file(saved), load_file(tmp_path / "run" / "weights.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    layers = gpsa_layers(load(tmp_path / "run" / "weights.safetensors"))
+    assert list(layers) == list(gpsa_layers(load(saved)))
+    assert {"fc.weight", *(f"{name}.gamma" for name in layers)} <= changed
+    assert all(name.startswith(("fc.", *(f"{layer}." for layer in layers))) for name in changed)
+    with pytest.raises(RecastError, match="digits_resnet has no attention; take freeze=trunk"):
+        quick(tmp_path / "no", where=["none"], regularization=frozen)
+
+
 def test_busy_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = mock.Mock(data=mock.Mock(bad_images=()))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

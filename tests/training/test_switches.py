@@ -18,7 +18,7 @@ from torch import nn
 from recast import CMHSA, GPSA, Plan, Schedule, load, recast_
 from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
-from recast.io import read_header
+from recast.models.weights import read_header
 from recast.run.config import RegularizationConfig, ScheduleConfig
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted

@@ -27,6 +27,12 @@ MAX_PREFIX = 16
 """Tokens before the grid (class, distillation, registers) that are taken for such; more of them are another layout."""
 
 
+def is_attention(module: nn.Module) -> bool:
+    """Whether it is a layer that attends, ours or another library's, over whatever it may be."""
+    says = isinstance(getattr(module, "attn_drop", None), nn.Module) or hasattr(module, "fused_attn")
+    return says or isinstance(module, nn.MultiheadAttention | RecastLayer)
+
+
 class Grids:
     """Sizes of the maps of whole images that a forward pass has made so far: tokens lie on one of them."""
 

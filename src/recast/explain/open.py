@@ -11,9 +11,9 @@ from torch import nn
 
 from recast.data.images import is_image_name
 from recast.errors import RecastError
-from recast.io import load, read_header
+from recast.io import load
 from recast.models.build import build
-from recast.models.weights import PICKLED
+from recast.models.weights import PICKLED, read_header
 from recast.run.config import ModelConfig
 from recast.run.names import FORMS
 from recast.run.trust import is_function, may_run

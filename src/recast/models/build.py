@@ -22,11 +22,13 @@ from recast.errors import RecastError, first_line, shown, suggest
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
-from recast.models.weights import first_nonfinite, load_weights_, read_weights
+from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights
 from recast.run.config import ModelConfig
 from recast.run.fields import Classes, Pixels, check_value
 from recast.run.names import FORMS, split_name, unknown_model
 from recast.run.trust import check_trusted, elsewhere, import_path, trusting
+from recast.surgery.apply import recast_
+from recast.surgery.plan import Plan
 
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
@@ -37,7 +39,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
 
     `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes).
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
-    `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it.
+    `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
+    network's file makes a recast network: its plan is replayed.
     A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.run.trust`).
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
@@ -56,6 +59,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
     model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
     if weights is not None:
+        if config.checkpoint is not None and (plan := _plan_in(config.checkpoint)) is not None:
+            model = recast_(model, plan)
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
         if config.new_head:
@@ -74,6 +79,15 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     elif bad := first_nonfinite(model, model.state_dict()):
         raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
     return model
+
+
+def _plan_in(checkpoint: str) -> Plan | None:
+    """What was recast in a network that `recast.save` wrote; None of any other file."""
+    try:
+        saved = read_header(checkpoint)["plan"]
+    except RecastError:  # foreign: its weights were read before
+        return None
+    return None if saved is None else Plan.from_json(saved, f"{checkpoint}'s plan")
 
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:

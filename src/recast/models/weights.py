@@ -18,7 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
+from recast.run.files import require
+from recast.run.reading import parse_json
 
 PICKLED = (".pth", ".pt", ".bin", ".tar")
 WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # where training scripts keep the weights
@@ -74,6 +76,28 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     if CHECKSUM in told and told[CHECKSUM] != checksum(told.get(HEADER), tensors):
         raise RecastError(f"checkpoint {path} is damaged: its checksum is of other content. Use a copy or make it anew")
     return tensors
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """`{"constructor": …, "plan": …}` of a saved file. Raises `RecastError` if it is missing, truncated or foreign."""
+    path = Path(path)
+    if not path.is_file():
+        raise RecastError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(HEADER)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
+    if text is None:
+        raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
+    try:
+        header = require("its header", parse_json(text, "its header"))
+    except RecastError as error:
+        raise RecastError(f"{path} carries a damaged header ({error})") from None
+    constructor, plan = header.get("constructor"), header.get("plan")
+    if not isinstance(plan, str | None):
+        raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
+    return {"constructor": constructor, "plan": plan}
 
 
 def _read_pickled(path: Path) -> Any:

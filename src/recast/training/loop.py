@@ -20,10 +20,10 @@ from recast.data import Data, Loader
 from recast.data.loading import worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
-from recast.io import read_header, save
+from recast.io import save
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
-from recast.models.weights import load_weights_, read_weights
+from recast.models.weights import load_weights_, read_header, read_weights
 from recast.run.config import Recipe
 from recast.run.files import write_json
 from recast.run.records import Epoch, Measured

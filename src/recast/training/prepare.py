@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torchvision.transforms.v2.functional import normalize
 
+from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
@@ -22,6 +23,7 @@ from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.surgery.scales import batch_norms
 from recast.tracing.hooks import in_eval
 from recast.training.optim import check_trainable
 
@@ -154,6 +156,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
             "pool.kind=single"
         )
+    _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
@@ -163,6 +166,18 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
     recipe = replace(recipe, model=config, data=replace(recipe.data, mean=data.mean, std=data.std))
     return Prepared(recipe, data, parent, planned, keeps_parent)
+
+
+def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
+    """Raise RecastError where the network has nothing of what the recipe would train."""
+    freeze = recipe.regularization.freeze
+    has = {
+        "all_but_attention": recipe.has_layers or any(map(is_attention, parent.modules())),
+        "all_but_batch_norm": batch_norms(parent),
+    }
+    if not has.get(freeze, True):
+        what = freeze.removeprefix("all_but_").replace("_", " ")
+        raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {what}; take freeze=trunk")
 
 
 def some_images(

@@ -17,10 +17,11 @@ from timm.models.xcit import ClassAttentionBlock
 from torch import nn
 from torchvision.ops import StochasticDepth
 
+from recast.analysis.transformers import is_attention
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
-from recast.run.config import Recipe
+from recast.run.config import Freeze, Recipe
 from recast.surgery.scales import batch_norms, layer_scales
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
@@ -81,12 +82,18 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-def heads(model: nn.Module, num_classes: int | None = None) -> list[nn.Module]:
-    """What trains where the trunk is frozen: attention pooling, where there is any, and the classifiers.
+def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
+    """What trains where the rest is frozen: attention pooling, where there is any, and the classifiers; what `freeze`
+    leaves out beside them, where the network has it.
 
     Raises RecastError where one cannot tell which layer is the classifier (`recast.models.adapt.classifiers`).
     """
-    return [*attention_pools(model).values(), *map(model.get_submodule, classifiers(model, num_classes))]
+    parts = [*attention_pools(model).values(), *map(model.get_submodule, classifiers(model, num_classes))]
+    if freeze == "all_but_attention":
+        parts += filter(is_attention, model.modules())
+    elif freeze == "all_but_batch_norm":
+        parts += batch_norms(model)
+    return parts
 
 
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -95,9 +102,9 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
 
     LayerScale, y = x + γ·F(x) with γ one number a channel (Touvron et al. 2021, CaiT), is set in class-attention blocks
     too, as in the published code, and whatever weights the network has: weights to go on from are loaded after this.
-    Checkpointing recomputes activations in the backward pass, block by block (Chen et al. 2016). Where the trunk is
-    frozen, nothing but `heads` asks for a gradient, so that no optimiser is given it. Raises RecastError for what the
-    network has not.
+    Checkpointing recomputes activations in the backward pass, block by block (Chen et al. 2016). Where something is
+    frozen, nothing but `trained_parts` asks for a gradient, so that no optimiser is given it. Raises RecastError for
+    what the network has not.
     """
     config = recipe.regularization
     if config.drop_path is not None:
@@ -107,8 +114,9 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
             raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
         for scale in scales.values():
             nn.init.constant_(scale, config.layer_scale)
-    if config.freeze == "trunk":
-        trained = {id(p) for head in heads(model, recipe.model.num_classes) for p in head.parameters()}
+    if config.freeze != "none":
+        parts = trained_parts(model, config.freeze, recipe.model.num_classes)
+        trained = {id(p) for part in parts for p in part.parameters()}
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained)
     if recipe.grad_checkpointing:
@@ -128,13 +136,15 @@ def train_mode(model: nn.Module, recipe: Recipe) -> None:
     """Training mode, but for what the recipe freezes.
 
     A frozen trunk is in eval mode: BatchNorm uses its stored statistics and does not update them, dropout and
-    stochastic depth let everything through. Frozen BatchNorm does so too, and its weight and bias are trained.
+    stochastic depth let everything through; so it is with all_but_batch_norm, but for BatchNorm itself. Beside
+    attention that trains the rest drops what it drops, on stored statistics. With `freeze_bn` statistics rest wherever
+    they are, and BatchNorm's weight and bias train.
     """
-    frozen = recipe.regularization.freeze == "trunk"
-    model.train(not frozen)
-    if frozen:
-        for head in heads(model, recipe.model.num_classes):
-            head.train()
-    elif recipe.regularization.freeze_bn:
+    config = recipe.regularization
+    rests = config.freeze in ("trunk", "all_but_batch_norm")
+    model.train(not rests)
+    for part in trained_parts(model, config.freeze, recipe.model.num_classes) if rests else ():
+        part.train()
+    if config.freeze_bn or config.freeze == "all_but_attention":
         for norm in batch_norms(model):
             norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

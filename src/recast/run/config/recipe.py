@@ -89,6 +89,7 @@ def check_recipe(recipe: Recipe) -> None:
 def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     """What fields ask of one another, and what is wrong where they do not get it."""
     gate, scale, feature_epochs = recipe.recast.gate, recipe.augment.scale, recipe.distill.feature_epochs
+    freeze = recipe.regularization.freeze
     yield scale[0] > scale[1], f"augment.scale must be (smallest, largest) share of the area, got {scale}"
     yield (
         recipe.calibrate > 0 and gate != "sigmoid",
@@ -100,9 +101,9 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     )
     yield from _schedule_clashes(recipe)
     yield (
-        recipe.regularization.freeze == "trunk" and recipe.has_layers,
-        "regularization.freeze=trunk trains attention pooling and the classifier alone, so the recast layers "
-        f"(where {' '.join(recipe.where)}) would never train: add --where none, or leave freeze out",
+        freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
+        f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
+        "would never train; add --where none, or take freeze=all_but_attention",
     )
     yield (
         feature_epochs > recipe.epochs,

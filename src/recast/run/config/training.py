@@ -7,6 +7,8 @@ from typing import Literal
 
 from recast.run.fields import BelowOne, Checked, Count, NotNegative, Pixels, Positive, Probability, Share
 
+Freeze = Literal["none", "trunk", "all_but_attention", "all_but_batch_norm"]
+
 
 @dataclass
 class OptimConfig(Checked, prefix="optim."):
@@ -65,9 +67,11 @@ class RegularizationConfig(Checked, prefix="regularization."):
     """linear: from 0 at the first block to drop_path at the last; uniform: the same in every block."""
     layer_scale: NotNegative | None = None
     """Value that the network's LayerScale starts with. None: as the network was built."""
-    freeze: Literal["none", "trunk"] = "none"
+    freeze: Freeze = "none"
     """trunk: only attention pooling and the classifier train (in the control arm the classifier); everything else keeps
-    its weights and BatchNorm statistics and drops nothing."""
+    its weights and BatchNorm statistics and drops nothing. all_but_batch_norm: as trunk, and BatchNorm trains and
+    measures (FixRes). all_but_attention: attention trains too, recast layers and transformers' own; other BatchNorm
+    keeps its statistics."""
     freeze_bn: bool = False
     """BatchNorm normalises with its stored statistics and does not update them."""
     ema_decay: BelowOne | None = None
