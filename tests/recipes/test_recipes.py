@@ -17,7 +17,7 @@ HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
 
 RECAST = {
-    *recipes_by_paper()["to start from"],
+    *(name for name in recipes_by_paper()["to start from"] if not name.startswith("transfer")),
     *(name for name in RECIPES if name.startswith(("tcnn", "prs", "cmhsa"))),
     "resnet50_attention_pool",
 } - {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in ("", "_gpu", "_small")}
@@ -66,8 +66,9 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
         assert words[:3] == ["recast", "train", name]
         assert {"--data-dir", "--out"} <= set(words), name
         if name not in recipes_by_paper()["to start from"]:
-            of = {"imagenet": "IMAGENET", "folder": "IMAGENET21K", "cifar100": "CIFAR100"}
-            assert words[words.index("--data-dir") + 1] == of[make_recipe(name).data.name], name
+            of = {"imagenet": "IMAGENET", "folder": "INAT18" if name.endswith("_inat") else "IMAGENET21K"}
+            data = make_recipe(name).data.name
+            assert words[words.index("--data-dir") + 1] == of.get(data, data.removeprefix("torch/").upper()), name
         assert ("--checkpoint" in words) == (name in NEEDS_WEIGHTS), name
         if name in AFTER:
             assert f"runs/{AFTER[name]}/weights.safetensors" in words, name

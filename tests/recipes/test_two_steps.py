@@ -51,8 +51,19 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def one_of_a_kind() -> list[str]:
-    """A recipe of every kind: those that differ in the size of their network and data alone are the same here."""
-    kinds = {repr(tiny(entry.make())): name for name, entry in reversed(RECIPES.items())}
+    """A recipe of every kind: those that differ in the size of their network and data, or in rates and strengths alone,
+    are the same here."""
+
+    def kind(recipe: Recipe) -> str:
+        optim = replace(recipe.optim, lr=1e-4, base_batch=None, warmup_lr=1e-6, min_lr=1e-6, weight_decay=0.05)
+        regularization = replace(
+            recipe.regularization,
+            drop_path=recipe.regularization.drop_path and 0.1,
+            layer_scale=recipe.regularization.layer_scale and 1e-4,
+        )
+        return repr(replace(recipe, optim=optim, regularization=regularization))
+
+    kinds = {kind(tiny(entry.make())): name for name, entry in reversed(RECIPES.items())}
     return list(kinds.values())[::-1]
 
 

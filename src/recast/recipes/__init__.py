@@ -14,7 +14,8 @@ from recast.run.recipe import load_recipe, save_recipe
 __all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "recipes_by_paper", "save_recipe"]
 
 _BY_PAPER = read_papers((
-    "own", "tcnn", "tcnn_star", "prs", "deit", "deit3", "cait", "resmlp", "patchconvnet", "rsb", "attention_pool",
+    "own", "transfer", "tcnn", "tcnn_star", "prs", "deit", "deit3", "cait", "resmlp", "patchconvnet", "rsb",
+    "attention_pool",
 ))  # fmt: skip
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}

@@ -18,9 +18,12 @@ import yaml
 from recast.run.config import Recipe
 from recast.run.recipe import recipe_from_dict
 
-IMAGES = {"imagenet": 1_281_167, "folder": 14_197_122, "cifar100": 50_000}
-"""Training images by data set; the folder is the whole of ImageNet-21k (Fall 2011), 21,841 classes."""
-DATA_DIRS = {"imagenet": "IMAGENET", "folder": "IMAGENET21K", "cifar100": "CIFAR100"}
+DATA = {
+    "imagenet": (1_281_167, "IMAGENET"), "folder": (14_197_122, "IMAGENET21K"), "cifar100": (50_000, "CIFAR100"),
+    "torch/CIFAR100": (50_000, "CIFAR100"), "torch/Flowers102": (2_040, "FLOWERS102"), "INAT18": (437_513, "INAT18"),
+}  # fmt: skip
+"""Training images of a data set and the name of its folder in a command. A folder is the whole of ImageNet-21k (Fall
+2011), 21,841 classes, unless the recipe's `data` names another."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's is ten times faster."""
 
@@ -46,6 +49,8 @@ class Entry:
     needs_weights: bool = False
     """It means nothing from random weights."""
     given_command: str | None = None
+    data: str | None = None
+    """Of `DATA`. None: what the settings say."""
 
     def make(self) -> Recipe:
         """A fresh recipe."""
@@ -61,7 +66,7 @@ class Entry:
         if self.given_command:
             return self.given_command
         weights = f" --checkpoint runs/{self.after}/weights.safetensors" if self.after else ""
-        data_dir = DATA_DIRS[self.settings["data.name"]]
+        _, data_dir = DATA[self.data or self.settings["data.name"]]
         return f"recast train {self.name} --data-dir {data_dir}{weights} --out runs/{self.name}"
 
     @property
@@ -73,13 +78,15 @@ class Entry:
         )
 
 
-def compute(settings: Mapping[str, Any], gmacs: float | list[list[float]], teacher_gmac: float = 0.0) -> str:
+def compute(
+    settings: Mapping[str, Any], gmacs: float | list[list[float]], teacher_gmac: float = 0.0, data: str | None = None
+) -> str:
     """Floating-point operations of a training: images · epochs · 2 · (3 · gmac + teacher_gmac), as text.
 
     Two operations a multiply-add, a backward pass twice the forward pass, a teacher runs forward only. `gmacs`:
     billions of multiply-adds of one image, forward; where they change, [gmac, epochs] each.
     """
-    images = IMAGES[settings["data.name"]] * float(settings.get("data.data_fraction", 1.0))
+    images = DATA[data or settings["data.name"]][0] * float(settings.get("data.data_fraction", 1.0))
     parts = gmacs if isinstance(gmacs, list) else [[gmacs, settings["epochs"]]]
     exa = images * sum(epochs * 2 * (3 * gmac + teacher_gmac) for gmac, epochs in parts) * 1e9 / 1e18
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
@@ -103,12 +110,12 @@ def read_papers(names: Sequence[str]) -> dict[str, list[Entry]]:
         for name, table in recipes_of(paper):
             own, cost = settings({"from": table.get("from", []), **table.get("set", {})}), table.get("cost", "")
             if "gmac" in table:
-                cost = compute(own, table["gmac"], table.get("teacher_gmac", 0.0)) + cost
+                cost = compute(own, table["gmac"], table.get("teacher_gmac", 0.0), table.get("data")) + cost
             source = f"{paper['paper']}: {table['experiment']}" if "experiment" in table else table["paper"]
             found[paper["paper"]].append(Entry(
                 name, table["title"], source, table["expected"], cost, table["inferred"], own,
                 after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
-                given_command=table.get("command"),
+                given_command=table.get("command"), data=table.get("data"),
             ))  # fmt: skip
     return found
 
