@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from claims import judged
 from job import Job
 from studies import Study, studies
-from tables import RESULTS, collect, write
+from tables import RESULTS, differences, write
 from workers import carry_out, images
 
 
@@ -83,8 +82,6 @@ def main() -> None:
     rehearsal = {"updates": options.updates, "num_train": options.num_train}
     rehearsal = {name: value for name, value in rehearsal.items() if value}
     every = {name: replace(study, base=replace(study.base, **rehearsal)) for name, study in every.items()}
-    rows: list[dict[str, Any]] = []
-    differences: list[dict[str, Any]] = []
     for name in options.study:
         study = every[name]
         if not options.collect:
@@ -95,11 +92,9 @@ def main() -> None:
             images(root, study.base.data, options.out, options.few, options.num_test, "cpu")  # corrupted images: once
             for batch in jobs(study, every, options):
                 go(batch)
-        found = collect(options.out, study)
-        rows += found[0]
-        differences += found[1]
+    rows, found = differences(options.out, [every[name] for name in options.study])
     options.results.mkdir(parents=True, exist_ok=True)
-    for file, table in (("", rows), ("_differences", differences), ("_claims", judged(differences))):
+    for file, table in (("", rows), ("_differences", found), ("_claims", judged(found))):
         if table:
             print(write(options.results / f"evidence{file}.csv", table))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,22 @@ def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
     return found
 
 
-def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of evidence.csv and evidence_differences.csv."""
+Right = dict[str, dict[tuple[str, int], dict[str, np.ndarray]]]
+"""Arm → study and seed → metric → which images were right."""
+Awake = dict[str, list[Wakefulness]]
+
+
+def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake]:
+    """Rows of evidence.csv, and what `compare` takes."""
     rows: list[dict[str, Any]] = []
-    right: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
-    awake: dict[str, list[Wakefulness]] = defaultdict(list)
+    right: Right = defaultdict(dict)
+    awake: Awake = defaultdict(list)
     for arm, seeds in finished(out, study.name).items():
         is_folded = arm.endswith(FOLDED)
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
-            right[arm][seed] = dict(np.load(folder / ("folded.npz" if is_folded else "right.npz")))
+            found = dict(np.load(folder / ("folded.npz" if is_folded else "right.npz")))
+            right[arm][study.name, seed] = found
             attention = None if is_folded else Wakefulness.of(result["wakefulness"])
             job = Job(**result["job"])
             common = {
@@ -86,23 +93,54 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], list[dict[st
                 "train_loss": round(result["train_loss"], 4), "train_top1": result["train_top1"],
             }  # fmt: skip
             awake[arm] += [attention] if attention else []
-            means = {metric: 100 * float(values.mean()) for metric, values in right[arm][seed].items()}
+            means = {metric: 100 * float(values.mean()) for metric, values in found.items()}
             means |= {f"delta(pi) {block}": delta for block, _, delta in result.get("fourier", ())}
             rows += [{**common, "metric": metric, "value": round(value, 3)} for metric, value in means.items()]
-    differences = []
-    folded = tuple((name, study.pairs[0][1]) for name in right if name.endswith(FOLDED)) if study.pairs else ()
-    for arm, control in study.pairs + folded:
+    return rows, right, awake
+
+
+def compare(name: str, pairs: Iterable[tuple[str, str]], right: Right, awake: Awake) -> list[dict[str, Any]]:
+    """Rows of evidence_differences.csv, of a study or of several whose runs stand together in `right`."""
+    rows = []
+    for arm, control in pairs:
         shared = sorted(right[arm].keys() & right[control].keys())
         if len(shared) < 2:
             continue
         state = "awake" if all(2 * found.awake >= found.heads for found in awake[arm]) else "asleep"
         for metric in right[arm][shared[0]]:
-            ours, theirs = (np.stack([right[name][seed][metric] for seed in shared]) for name in (arm, control))
+            ours, theirs = (np.stack([right[name][run][metric] for run in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
             verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
-            row = {"study": study.name, "arm": arm, "against": control, "metric": metric, "seeds": len(shared), **found}
-            differences.append({**row, "verdict": verdict, "attention": state if awake[arm] else ""})
-    return rows, differences
+            row = {"study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared), **found}
+            rows.append({**row, "verdict": verdict, "attention": state if awake[arm] else ""})
+    return rows
+
+
+def differences(out: Path, chosen: Sequence[Study]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of evidence.csv and evidence_differences.csv; studies of the same test images are also compared together,
+    under the beginning of their names: chance is then that of seeds and settings."""
+    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    together: dict[str, list[tuple[Study, Right, Awake]]] = defaultdict(list)
+    for study in chosen:
+        own, right, awake = collect(out, study)
+        rows += own
+        found += compare(study.name, pairs(study, right), right, awake)
+        together[study.name.rpartition("-")[0]].append((study, right, awake))
+    for name, members in together.items():
+        if len(members) > 1 and name.startswith("a-"):
+            right, awake = defaultdict(dict), defaultdict(list)
+            for _, runs, attention in members:
+                for arm in runs:
+                    right[arm] |= runs[arm]
+                    awake[arm] += attention[arm]
+            found += compare(f"{name}-*", pairs(members[0][0], right), right, awake)
+    return rows, found
+
+
+def pairs(study: Study, right: Right) -> Iterable[tuple[str, str]]:
+    """What is compared, the folded networks with the study's first control too."""
+    return study.pairs + tuple((name, study.pairs[0][1]) for name in right if name.endswith(FOLDED) and study.pairs)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
