@@ -134,6 +134,19 @@ def test_repeated_augmentation_shows_fewer_images_more_often(epoch_of: WholeEpoc
     assert epoch_of(data, 4, parts=2, shuffle_seed=4, epoch=2, repeats=3)[0].equal(images)
 
 
+@pytest.mark.parametrize("data", [make_data(), make_data(augment=None)], ids=["augmented", "plain"])
+def test_views_are_of_the_same_images_each_augmented_anew(data: ImageTensors) -> None:
+    one, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
+    shares = [list(Loader(data, 6, shuffle_seed=4, epoch=2, views=3, part=part, parts=2)) for part in range(2)]
+    for batch, (images, labels) in enumerate(several):
+        assert images.shape[1:] == (3, 3, 8, 8)
+        assert labels.equal(one[batch][1])
+        assert images[:, 0].equal(one[batch][0])
+        assert images[:, 1].equal(images[:, 2]) == (data.augment is None)
+        for part in range(2):
+            assert images[part::2].equal(shares[part][batch][0])
+
+
 def test_the_order_of_repeats_is_that_of_timms_sampler() -> None:
     from timm.data.distributed_sampler import RepeatAugSampler
 

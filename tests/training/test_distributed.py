@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import small_child, small_data
+from small import small_child, small_data, small_fit
 from torch import nn
-from two_processes import ODD, recipe, run, run_scheduled
+from two_processes import EMBEDDING, ODD, embedded, recipe, run, run_scheduled
 
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig, ScheduleConfig
@@ -92,6 +92,18 @@ def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
     assert mine["dates"] == theirs["dates"] == {"4": 2, "0": 3}
     for one, two in zip(mine["switches"], theirs["switches"], strict=True):
         assert one["after"] == pytest.approx(two["after"], rel=1e-5)
+
+
+@slow
+def test_processes_share_one_memory(folder: Path, tmp_path: Path) -> None:
+    small_fit(tmp_path / "one", embedded(), recipe(embedding=EMBEDDING, accumulate=2), data=small_data(ODD))
+    assert_close(tmp_path / "one", folder / "embedding")
+    one, two = (
+        torch.load(states(where)[-1], weights_only=True)["embedding"]
+        for where in (tmp_path / "one", folder / "embedding")
+    )
+    assert torch.allclose(one["memory"], two["memory"], atol=1e-5)
+    assert one["memory"].any(1).all()
 
 
 @slow

@@ -11,16 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small import small_child, small_data, small_fit, small_parent, small_plan, small_recipe
+from small import CLASSES, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
 from torch import nn
 
-from recast.run.config import AugmentConfig, Recipe, RegularizationConfig, ScheduleConfig
+from recast.models.embedding import add_embedding_
+from recast.run.config import AugmentConfig, EmbeddingConfig, Recipe, RegularizationConfig, ScheduleConfig
 from recast.training.distributed import Interrupted, is_first, process_group
 from recast.training.loop import fit
 from recast.training.metrics import measure
 
 BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
 ODD = 19
+EMBEDDING = EmbeddingConfig("mlp", dim=5, hidden=7, views=2)
+
+
+def embedded() -> nn.Module:
+    """The small child with an embedding."""
+    child = small_child()
+    torch.manual_seed(3)
+    return add_embedding_(child, EMBEDDING, CLASSES)
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -52,6 +61,7 @@ def main(folder: Path) -> None:
         found["counted"] = _count_images()
         run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
         run_scheduled(folder / "scheduled", recipe(schedule=ScheduleConfig("progressive")))
+        small_fit(folder / "embedding", embedded(), recipe(embedding=EMBEDDING), data=small_data(ODD))
         _stop_in_the_second_process(folder / "stopped")
         run(folder / "begun_by_one", recipe(), resume=True)
         if is_first():

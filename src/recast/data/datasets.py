@@ -78,6 +78,10 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         """The same data set with these items only, in this order."""
         raise NotImplementedError
 
+    def relabelled(self, labels: Tensor) -> Self:
+        """The same images with these labels (N,)."""
+        return replace(self, labels=labels)  # type: ignore[type-var]  # every subclass is a data class
+
     def augmented(self, augment: AugmentConfig | None) -> Self:
         """The same images with this augmentation; None: without any."""
         return replace(self, augment=augment)  # type: ignore[type-var]  # every subclass is a data class

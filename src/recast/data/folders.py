@@ -89,7 +89,8 @@ def _found(name: str, train: Tree | None, val: Tree | None, **defaults: Any) -> 
 
 
 def find_folder(config: DataConfig) -> Found:
-    """An image folder: `index.csv`, or train/ and val/ (or test/), or class folders.
+    """An image folder: `index.csv`, or train/ and val/ (or test/), or class folders; with `rank=folder` these lie in
+    folders of their coarse classes.
 
     Raises RecastError when there is no image, a class has none, or train/ and val/ have different classes.
     """
@@ -102,17 +103,25 @@ def find_folder(config: DataConfig) -> Found:
     train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
     if not train.is_dir() and val is None:
         train = root
-    trees = (_in_folder(part) if part is not None and part.is_dir() else None for part in (train, val))
+    two_levels = config.rank == "folder"
+    trees = (_in_folder(part, two_levels) if part is not None and part.is_dir() else None for part in (train, val))
     return _found(name, *trees, crop="random")
 
 
-def _in_folder(root: Path) -> Tree:
+def _in_folder(root: Path, two_levels: bool = False) -> Tree:
     top, links = root.resolve(), set[str]()
-    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    folders = _folders_in(root)
+    if two_levels:
+        inner = [path for outer in folders for path in _folders_in(outer)]
+        return Tree(str(root), {printable(f"{p.parent.name}/{p.name}"): _walked(p, top, links) for p in inner})
     classes = {printable(path.name): _walked(path, top, links) for path in folders}
     if len(folders) == 1 and any(classes.values()) and not any(map(is_image_name, os.listdir(folders[0]))):
         raise RecastError(f"{root} has one class, whose images lie in folders of their own: give {folders[0]}")
     return Tree(str(root), classes)
+
+
+def _folders_in(root: Path) -> list[Path]:
+    return [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
 
 
 def _walked(folder: Path, top: Path, links: set[str]) -> list[str]:

@@ -61,6 +61,8 @@ class Loader:
     repeats: int = 1
     """Repeated augmentation (Hoffer et al. 2020, as in DeiT): each shuffled image so many times, side by side, cut to
     the images of the data set; an epoch stays as long."""
+    views: int = 1
+    """Each image so many times, augmented anew: with more than one the images of a batch are (B, views, C, S, S)."""
     drop_last: bool = False
     """Leave the last batch of an epoch out if it is smaller."""
     part: int = 0
@@ -74,7 +76,7 @@ class Loader:
     """Names of the images that could not be read so far, each once."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("repeats", 1), ("workers", 0)):
+        for name, least in (("batch_size", 1), ("repeats", 1), ("views", 1), ("workers", 0)):
             if (value := getattr(self, name)) < least:
                 raise RecastError(f"{name} must be at least {least}, got {value}")
         if not 0 <= self.part < self.parts:
@@ -137,7 +139,7 @@ class Loader:
         if self.dataset.augment is not None:
             seeds = [mix_seed("augment", self.shuffle_seed, self.epoch, positions[slot]) for slot in slots]
         try:
-            return Loaded(*self.dataset.load([items[slot] for slot in slots], seeds))
+            return self._load([items[slot] for slot in slots], seeds)
         except RecastError:
             if self.bad_image == "stop":
                 raise
@@ -146,7 +148,7 @@ class Loader:
             candidates = self.dataset.candidates(items, slot)
             for candidate in candidates if self.shuffle_seed is not None else candidates[:1]:
                 try:
-                    found.append(self.dataset.load([candidate], [seed]))
+                    found.append(self._load([candidate], [seed])[:2])
                     break
                 except RecastError as error:
                     reason = error
@@ -156,6 +158,14 @@ class Loader:
                     raise RecastError(f"{len(candidates)} images in a row cannot be read; the last: {reason}")
         images, labels = zip(*(found or [NOTHING[:2]]), strict=True)
         return Loaded(torch.cat(images), torch.cat(labels), bad)
+
+    def _load(self, items: Sequence[Any], seeds: Sequence[int]) -> Loaded:
+        """Images and labels of items; every view has seeds of its own, the first those of a single one."""
+        images, labels = self.dataset.load(items, seeds)
+        if self.views == 1:
+            return Loaded(images, labels)
+        others = [[mix_seed("view", view, seed) for seed in seeds] for view in range(1, self.views)]
+        return Loaded(torch.stack([images, *(self.dataset.load(items, own)[0] for own in others)], 1), labels)
 
 
 class _Shares(IterableDataset[Any]):

@@ -9,6 +9,7 @@ import torch
 
 from recast.data import digits
 from recast.data.augment import resolve
+from recast.data.coarse import Coarse, coarse_classes
 from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
@@ -35,6 +36,8 @@ class Data:
     """Side of the training images in pixels."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     """What is done to the training images, with nothing left open."""
+    coarse: Coarse | None = None
+    """The coarse classes above `classes`, where they are known; None where the labels are those."""
     bad_images: tuple[str, ...] = ()
     """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
 
@@ -78,6 +81,9 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
     classes = found.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
+    coarse = coarse_classes(config, classes)
+    if config.labels == "coarse" and isinstance(val, ImageStream):
+        raise RecastError("WebDataset shards are a stream, whose labels are as they are: data.labels must be fine")
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
@@ -103,7 +109,10 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     resolved = resolve(augment, train.img_size, crop=found.crop, flip=found.flip)
     mean, std = (tuple(own or theirs) for own, theirs in zip((config.mean, config.std), found.norm, strict=True))
     train = train.augmented(resolved)
-    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, tuple(bad))
+    if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
+        train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
+        classes, coarse = coarse.names, None
+    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, coarse, tuple(bad))
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

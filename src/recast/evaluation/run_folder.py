@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 import warnings
@@ -27,6 +28,7 @@ from recast.io import load
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
+from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import read_json, read_names, replaced, require, write_json
@@ -91,12 +93,13 @@ def open_run(folder: str | Path) -> Run:
             )
     if recipe.is_plain:
         network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
+        add_embedding_(network, recipe.embedding, classes)
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=classes).eval()
-    models = {"parent": parent}
+    models, trained = {"parent": parent}, add_embedding_(copy.deepcopy(parent), recipe.embedding, classes)
     if (control := folder / "finetuned" / "weights.safetensors").is_file():
-        models["finetuned"] = load(control, parent=parent)
-    models["recast"] = load(folder / "weights.safetensors", parent=parent)
+        models["finetuned"] = load(control, parent=trained)
+    models["recast"] = load(folder / "weights.safetensors", parent=trained)
     return Run(folder, recipe, data, models)
 
 
@@ -153,7 +156,8 @@ def evaluate_run(
 
 def _kept_model(run: Run, path: Path) -> nn.Module:
     """The recast model with the weights that were kept of an epoch."""
-    return PixelModel(load(path, parent=run.models["parent"]), run.data.mean, run.data.std).eval()
+    parent = add_embedding_(copy.deepcopy(run.models["parent"]), run.recipe.embedding, len(run.data.classes))
+    return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from recast.run.files import write_text
 from recast.run.reading import SETTINGS, decode, parse_yaml, read_bytes
 from recast.run.records import Row
 
-PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("distill", "teacher_checkpoint"))
+PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("data", "coarse_file"), ("distill", "teacher_checkpoint"))
 """The fields that name a file or a folder."""
 HOW_IT_RUNS = (
     "device", "control", "data.workers", "accumulate", "grad_checkpointing", "save_steps", "keep", "keep_every",

@@ -63,6 +63,8 @@ class State:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
+    embedding: nn.Module | None = None
+    """The memory and the target network of an embedding; None without one."""
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
     position: Position = field(default_factory=Position)
@@ -115,6 +117,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "kept": _kept(folder),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
+        "embedding": None if state.embedding is None else state.embedding.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
         "switches": None if state.switches is None else state.switches.record.to_dict(),
@@ -188,6 +191,8 @@ def _fill_(
     state.model.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.module.load_state_dict(content["ema"])
+    if state.embedding is not None:
+        state.embedding.load_state_dict(content["embedding"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
     state.position = read_fields(Position, content["position"], str(path))

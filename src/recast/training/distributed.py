@@ -141,6 +141,15 @@ def sum_over_processes_(values: Tensor, device: torch.device) -> Tensor:
     return values
 
 
+def gathered(values: Tensor) -> Tensor:
+    """`values` (B, ...) of all processes, as many in each, in the order of the processes."""
+    if process_count() == 1:
+        return values
+    found = [torch.empty_like(values) for _ in range(process_count())]
+    dist.all_gather(found, values.contiguous())
+    return torch.cat(found)
+
+
 def union_over_processes(names: Iterable[str]) -> list[str]:
     """Every name that some process has, each once, sorted."""
     found: list[list[str] | None] = [list(names)]

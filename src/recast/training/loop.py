@@ -117,9 +117,10 @@ class _Loop:
         self.state = State(
             model, make_optimizer(model, recipe.optim, recipe.data.batch_size),
             torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16"),
-            None if decay is None else ModelEmaV3(model, decay=decay), switches,
+            None if decay is None else ModelEmaV3(model, decay=decay), switches=switches,
         )  # fmt: skip
         self.objective = Objective(recipe, data, model, parent, self.batches, device)
+        self.state.embedding = self.objective.embedding
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
@@ -316,12 +317,15 @@ class _Loop:
 
     def _write_weights(self, model: nn.Module, name: str) -> None:
         if is_first():
-            save(model, self.out / name, constructor(self.recipe.model, num_classes=len(self.data.classes)))
+            made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
+            save(model, self.out / name, None if self.recipe.embedding.is_on else made_by)
 
     def _loader(self, epoch: int, start: int) -> Loader:
-        recipe, config = self.recipe, self.recipe.data
+        recipe, config, images, views = self.recipe, self.recipe.data, self.data.train, 1
+        if recipe.embedding.is_on:  # a memory is kept by an image's number, which leads to its label
+            images, views = images.relabelled(torch.arange(len(images))), recipe.embedding.views
         return Loader(
-            self.data.train, config.batch_size, shuffle_seed=recipe.seed, epoch=epoch, start=start,
+            images, config.batch_size, views=views, shuffle_seed=recipe.seed, epoch=epoch, start=start,
             workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
             part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",
             bad_image=config.bad_image,

@@ -1,10 +1,11 @@
-"""What a recipe trains for: the labels, a teacher beside them, or first the parent's features."""
+"""What a recipe trains for: the labels, a teacher beside them, an embedding, or first the parent's features."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from timm.loss import BinaryCrossEntropy
@@ -15,7 +16,8 @@ from recast.data import Data
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Recipe, RegularizationConfig
-from recast.training.distill import Distillation, Outputs, build_teacher, train_token_, widened
+from recast.training.distill import Distillation, build_teacher, train_token_, widened
+from recast.training.embedding import EmbeddingLoss
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.training.regularization import set_drop_path_
 
@@ -99,13 +101,17 @@ class Objective:
         self, recipe: Recipe, data: Data, student: nn.Module, parent: nn.Module | None, batches: int,
         device: torch.device,
     ) -> None:  # fmt: skip
-        config, classes = recipe.distill, len(data.classes)
+        config, classes, amp = recipe.distill, len(data.classes), AMP_DTYPES.get(recipe.amp)
         self.labels = label_loss(recipe.regularization, classes)
+        self.embedding: EmbeddingLoss | None = None
+        if recipe.embedding.is_on:
+            steps = recipe.epochs * batches
+            self.embedding = EmbeddingLoss(recipe, data, student, self.labels, steps, device, amp)
         self.distillation: Distillation | None = None
         if config.name is not None:
             teacher = build_teacher(
                 config, parent, classes, student=(data.mean, data.std), img_size=data.img_size,
-                device=device, amp=AMP_DTYPES.get(recipe.amp),
+                device=device, amp=amp,
             )  # fmt: skip
             train_token_(student)
             self.distillation = Distillation(config, teacher, self.labels)
@@ -128,13 +134,18 @@ class Objective:
 
     def at(self, step: int) -> None:
         """Step number `step` of the whole run (from 0) comes next."""
+        if self.embedding is not None:
+            self.embedding.step = step
         if step >= self.feature_steps:
             self.watching.close()
         elif self.features is not None and not self.features.watching:
             self.watching.enter_context(self.features)
 
-    def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over the images of a part."""
+    def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss over the images of a part; for an embedding the targets are the images' numbers."""
+        if self.embedding is not None:
+            loss: Tensor = self.embedding(outputs, images, targets)
+            return loss
         if self.features is not None and self.features.watching:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
@@ -145,3 +156,8 @@ class Objective:
         """When all gradients of a batch are there: while features are learned, only the recast layers move."""
         if self.features is not None and self.features.watching:
             keep_recast_gradients_(model)
+
+    def after_step(self, model: nn.Module) -> None:
+        """When the weights have moved."""
+        if self.embedding is not None:
+            self.embedding.after_step(model)

@@ -15,9 +15,11 @@ from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
+from recast.data.shards import ImageStream
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
+from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
@@ -124,11 +126,15 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
+    if recipe.embedding.is_on and isinstance(data.train, ImageStream):
+        raise RecastError("an embedding is remembered by an image's number, and shards are a stream: use image files")
     Loader(  # a batch that the data cannot fill is found now, not after the recast
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
+    with seeded(mix_seed("embedding", recipe.seed)):
+        add_embedding_(parent, recipe.embedding, len(data.classes))
     defaults = input_defaults(parent)
     if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
         data = replace(data, mean=recipe.data.mean or defaults.mean, std=recipe.data.std or defaults.std)

@@ -24,6 +24,7 @@ from recast.errors import RecastError
 from recast.io import save
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
+from recast.models.embedding import without_embedding
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import number, read_json, write_json, write_text
 from recast.run.recipe import PARENT_WEIGHTS, save_recipe
@@ -181,7 +182,7 @@ class _Run:
         write_json(self.out / "classes.json", self.data.classes)
         if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
-            save(self.parent, self.out / PARENT_WEIGHTS, made_by)
+            save(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
 
     def train(self) -> None:

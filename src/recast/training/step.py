@@ -66,11 +66,13 @@ class Update:
                 total += self._backward(images, targets) / parts
         self.objective.after_backward(state.model)
         self._step()
+        self.objective.after_step(state.model)
         return total
 
     def inputs(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Pixels (B, 3, H, W) in [0, 1] and labels (B,) → normalised images and targets on the network's device:
-        labels (B,), or (B, classes) when mixed."""
+        labels (B,), or (B, classes) when mixed. Several views of each image (B, T, 3, H, W) come side by side."""
+        pixels = pixels.flatten(0, -4)
         pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
         images = normalize(pixels, self.mean, self.std)
         labels = labels.to(self.device, non_blocking=True)

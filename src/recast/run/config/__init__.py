@@ -8,7 +8,7 @@ from __future__ import annotations
 from recast.run.config.attention import Backend, Order, PoolConfig, PoolStart, RecastConfig, ScheduleConfig, parse_dates
 from recast.run.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
 from recast.run.config.recipe import Recipe, check_recipe
-from recast.run.config.training import DistillConfig, Freeze, OptimConfig, RegularizationConfig
+from recast.run.config.training import DistillConfig, EmbeddingConfig, Freeze, OptimConfig, RegularizationConfig
 
 __all__ = [
     "AugmentConfig",
@@ -16,6 +16,7 @@ __all__ = [
     "Crop",
     "DataConfig",
     "DistillConfig",
+    "EmbeddingConfig",
     "Freeze",
     "ModelConfig",
     "OptimConfig",

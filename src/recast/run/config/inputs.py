@@ -73,6 +73,12 @@ class DataConfig(Checked, prefix="data."):
     """Use only this share of every class's training images (seeded), at least one: for data-scale studies."""
     val_fraction: ProperShare = 0.1
     """Share of every class that is held out where the data have no validation part."""
+    labels: Literal["fine", "coarse"] = "fine"
+    """coarse: train with the labels of coarse classes, each of which holds several of the data's own, the fine ones."""
+    coarse_file: str | None = None
+    """A CSV with the columns fine and coarse, a line a class. None: CIFAR-100's 20 superclasses, or `rank`."""
+    rank: Literal["folder", "kingdom", "phylum", "class", "order", "family", "genus"] | None = None
+    """Coarse classes in the data: folder, the outer of two levels of folders; the others, of iNaturalist's names."""
     bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
 

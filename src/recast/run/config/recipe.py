@@ -9,7 +9,7 @@ from typing import Literal
 from recast.errors import RecastError
 from recast.run.config.attention import PoolConfig, RecastConfig, ScheduleConfig, parse_dates
 from recast.run.config.inputs import AugmentConfig, DataConfig, ModelConfig
-from recast.run.config.training import DistillConfig, OptimConfig, RegularizationConfig
+from recast.run.config.training import DistillConfig, EmbeddingConfig, OptimConfig, RegularizationConfig
 from recast.run.fields import Checked, Count, CountOrZero, Seed, check_fields
 
 
@@ -35,6 +35,7 @@ class Recipe(Checked):
     optim: OptimConfig = field(default_factory=OptimConfig)
     regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Count = 1
@@ -100,6 +101,7 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         f"optim.gate_l1 closes the heads of gate='linear', got gate={gate!r}: leave it out",
     )
     yield from _schedule_clashes(recipe)
+    yield from _embedding_clashes(recipe)
     yield (
         freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
         f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
@@ -109,6 +111,32 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         feature_epochs > recipe.epochs,
         f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {feature_epochs}: it is the first part "
         "of the training",
+    )
+
+
+def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """What an embedding cannot be learnt with, and what it cannot be learnt from."""
+    config, augment = recipe.embedding, recipe.augment
+    if not config.is_on:
+        return
+    for used, value in (
+        ("augment.mixup", augment.mixup > 0),
+        ("augment.cutmix", augment.cutmix > 0),
+        ("augment.repeats", augment.repeats > 1),
+        ("distill.name", recipe.distill.name is not None),
+        ("distill.feature_epochs", recipe.distill.feature_epochs > 0),
+        ("schedule", recipe.schedule.name != "before"),
+        ("pool.kind per_class", recipe.pool.kind == "per_class"),
+    ):
+        yield value, f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out"
+    yield (
+        not (config.knn_weight or config.instance_weight),
+        "an embedding learns from embedding.knn_weight or embedding.instance_weight, both are 0: raise one, or take "
+        "embedding.projector=none",
+    )
+    yield (
+        config.instance_weight > 0 and config.views < 2,
+        "embedding.instance_weight compares views of an image: set embedding.views to 2 or more, or the weight to 0",
     )
 
 

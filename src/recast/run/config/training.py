@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.fields import BelowOne, Checked, Count, NotNegative, Pixels, Positive, Probability, Share
+from recast.run.fields import BelowOne, Checked, Count, NotNegative, Pixels, Positive, Probability, Share, Width
 
 Freeze = Literal["none", "trunk", "all_but_attention", "all_but_batch_norm"]
 
@@ -76,6 +76,35 @@ class RegularizationConfig(Checked, prefix="regularization."):
     """BatchNorm normalises with its stored statistics and does not update them."""
     ema_decay: BelowOne | None = None
     """Keep an exponential moving average of the weights, evaluate and save it."""
+
+
+@dataclass
+class EmbeddingConfig(Checked, prefix="embedding."):
+    """An embedding of images, for nearest neighbours and retrieval (Grafit, Touvron et al. 2021)."""
+
+    projector: Literal["none", "linear", "mlp"] = "none"
+    """none: no embedding, the labels alone. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit)."""
+    dim: Width = 256
+    """Width of the embedding."""
+    hidden: Width = 4096
+    """Width between the layers of the mlp, and of the predictor that the loss of instances needs."""
+    label_weight: NotNegative = 0.0
+    """Weight of the loss of labels. 0: the classifier learns beside, as a probe that moves nothing else."""
+    knn_weight: NotNegative = 1.0
+    """Weight of the loss of neighbours: softmax over all training images, those of the class are right (SNCA)."""
+    instance_weight: NotNegative = 1.0
+    """Weight of the loss of instances: views of an image agree with those of a moving average of the network (BYOL)."""
+    views: Count = 4
+    """Views of each image in an update; the losses of labels and of neighbours see the first."""
+    sigma: Positive = 0.05
+    """Temperature of the loss of neighbours."""
+    target_decay: Probability = 0.996
+    """Decay of the moving average at the start; it rises to 1 by a cosine."""
+
+    @property
+    def is_on(self) -> bool:
+        """An embedding is learnt."""
+        return self.projector != "none"
 
 
 @dataclass

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from recast.data import load_data
+from recast.data.coarse import CIFAR100, coarse_classes, read_mapping
+from recast.errors import RecastError
+from recast.run.config import DataConfig
+
+
+def test_the_superclasses_of_cifar100() -> None:
+    """20 of 5 each; numbers as in the published files: coarse_label_names is sorted, and fine 0 (apple) is in 4."""
+    assert [len(names.split()) for names in CIFAR100.values()] == [5] * 20
+    fine = sorted(name for names in CIFAR100.values() for name in names.split())
+    assert list(CIFAR100) == sorted(CIFAR100)
+    assert len(set(fine)) == 100
+    found = coarse_classes(DataConfig("cifar100"), fine)
+    assert found is not None
+    # coarse labels of the first twenty fine ones in Krizhevsky's files
+    assert found.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
+    assert found.of.bincount().tolist() == [5] * 20
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Path:
+    """Even and odd digits, and one that the data have not."""
+    path = tmp_path / "parity.csv"
+    lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(11)]
+    path.write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
+    return path
+
+
+def test_coarse_and_fine_labels_are_of_the_same_images(mapping: Path) -> None:
+    config = DataConfig("digits", img_size=8, num_train=50, num_val=20, coarse_file=str(mapping))
+    fine = load_data(config)
+    config.labels = "coarse"
+    coarse = load_data(config)
+    assert (coarse.classes, coarse.coarse) == (["even", "odd"], None)
+    assert fine.coarse is not None
+    assert fine.coarse.of.tolist() == [0, 1] * 5
+    for one, other in ((fine.train, coarse.train), (fine.val, coarse.val)):
+        assert one.plain().batch(range(20))[0].equal(other.plain().batch(range(20))[0])
+        assert other.labels.equal(one.labels % 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fine,coarse\na,x\nb,x\na,y\n", "line 4: class 'a' is in 'x' and in 'y', expected one"),
+        ("fine,coarse\na,\n", "line 2: fine or coarse is empty"),
+        ("fine;coarse\na;x\n", "must have the columns fine and coarse, missing: fine, coarse"),
+        ("", "missing: fine, coarse"),
+    ],
+)
+def test_bad_files_of_coarse_classes(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=message):
+        read_mapping(str(tmp_path / "map.csv"))
+
+
+NAME = "0001_Animalia_Chordata_{}_Passeriformes_Corvidae_Corvus_corax"
+
+
+def test_every_class_must_be_in_the_file(mapping: Path) -> None:
+    with pytest.raises(RecastError, match=r"1 of 2 classes are in no coarse class of .*parity.csv: 'eleven'"):
+        coarse_classes(DataConfig("digits", coarse_file=str(mapping)), ["1", "eleven"])
+
+
+def test_ranks_of_inaturalist() -> None:
+    other = NAME.format("Aves").replace("Corvus", "Pica")
+    found = coarse_classes(DataConfig("torch/inaturalist", rank="genus"), [NAME.format("Aves"), other])
+    assert found is not None
+    assert (found.names, found.of.tolist()) == (["Corvus", "Pica"], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("config", "classes", "message"),
+    [
+        (DataConfig("digits", labels="coarse"), ["0"], "digits has no coarse classes of its own: give"),
+        (DataConfig("cifar100", labels="coarse"), ["apple", "pie"], "cifar100 has no coarse classes of its own"),
+        (DataConfig("digits", coarse_file="a", rank="genus"), ["0"], "give one of them"),
+        (DataConfig("digits", coarse_file="absent.csv"), ["0"], "no such file of coarse classes: absent.csv"),
+        (DataConfig("digits", rank="folder"), ["0"], "is for folders COARSE/FINE/IMAGE"),
+        (DataConfig("digits", rank="genus"), ["7"], "reads iNaturalist's class names, .* got '7'"),
+        (DataConfig("torch/inaturalist", rank="class"), [NAME.format("")], "rank=class is empty in the class name"),
+        (DataConfig("folder", rank="folder"), ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
+    ],
+)
+def test_what_has_no_coarse_classes(config: DataConfig, classes: list[str], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        coarse_classes(config, classes)
+
+
+def test_folders_of_two_levels(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        for number, name in enumerate(("bird/crow", "bird/kite", "fish/ray")):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / part / name / "1.png")
+    config = DataConfig("folder", data_dir=str(tmp_path), img_size=8, rank="folder")
+    assert load_data(config).classes == ["bird/crow", "bird/kite", "fish/ray"]
+    config.labels = "coarse"
+    data = load_data(config)
+    assert (data.classes, data.train.labels.tolist()) == (["bird", "fish"], [0, 0, 1])
+    config.rank = None
+    with pytest.raises(RecastError, match="folder has no coarse classes of its own"):
+        load_data(config)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from small import CLASSES, small_child, small_data, small_fit, small_parent, small_recipe
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.errors import RecastError
+from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
+from recast.run.config import AugmentConfig, EmbeddingConfig, Recipe, ScheduleConfig, check_recipe
+from recast.training.checkpoint import states
+from recast.training.embedding import EmbeddingLoss, instance_loss, neighbour_loss, remember_
+
+SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
+
+
+def slow_neighbour_loss(z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
+    """The formula, all similarities at once and one image at a time."""
+    losses = []
+    for vector, index in zip(z, indices.tolist(), strict=True):
+        others = torch.arange(len(memory)) != index
+        p = (memory @ vector / sigma)[others].softmax(0)
+        same = labels[others] == labels[index]
+        losses.append(-p[same].sum().log() if same.any() else 0 * vector.sum())
+    return torch.stack(losses)
+
+
+FOUR = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "expected"),
+    [(0.05, [1.12536e-07, 0.0181500384, 0.0181500384, 1.12536e-07]), (0.5, [0.2332574970, 0.6271230573] * 2)],
+)
+def test_losses_of_neighbours_by_hand(sigma: float, expected: list[float]) -> None:
+    """Golden values of the formula, computed with float64."""
+    expected = [expected[0], expected[1], expected[1], expected[0]]
+    found = neighbour_loss(FOUR, torch.arange(4), FOUR, torch.tensor([0, 0, 1, 1]), sigma)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    assert neighbour_loss(FOUR, torch.arange(4), FOUR, torch.zeros(4, dtype=torch.long), sigma).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("most", [1, 40, 10**6])
+def test_chunks_give_what_the_slow_formula_gives_forward_and_backward(most: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    memory = F.normalize(torch.randn(50, 6, generator=generator, dtype=torch.float64), dim=1)
+    labels = torch.randint(4, (50,), generator=generator)
+    labels[7] = 9  # alone in its class
+    indices = torch.tensor([3, 7, 49, 0, 20])
+    weights = torch.arange(1.0, 6, dtype=torch.float64)
+    found: list[tuple[Tensor, Tensor]] = []
+    start = F.normalize(torch.randn(5, 6, generator=generator, dtype=torch.float64), dim=1)
+    for loss in (
+        lambda z: neighbour_loss(z, indices, memory, labels, 0.05, most),
+        lambda z: slow_neighbour_loss(z, indices, memory, labels, 0.05),
+    ):
+        z = start.clone().requires_grad_()
+        losses = loss(z)
+        (losses * weights).sum().backward()
+        assert z.grad is not None
+        found.append((losses.detach(), z.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    assert found[0][0][1] == 0
+    assert not found[0][1][1].any()
+
+
+def test_half_precision_is_widened_and_extremes_stay_finite() -> None:
+    z = torch.tensor([[1.0, 0.0]], dtype=torch.bfloat16).requires_grad_()
+    memory = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    found = neighbour_loss(z, torch.tensor([0]), memory, torch.tensor([0, 0, 1]), 0.01)
+    found.sum().backward()
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(200.0)  # the positive is at cosine −1, a negative at 1
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+
+
+def test_losses_of_instances_by_hand() -> None:
+    ours = torch.tensor([[(1, 0), (0, 1), (1, 1)]], dtype=torch.float64)
+    theirs = torch.tensor([[(1, 1), (0, 2), (3, 0)]], dtype=torch.float64)
+    assert instance_loss(ours, theirs).tolist() == pytest.approx([-0.5690355938], abs=1e-10)
+    assert instance_loss(ours[:, :1].expand(2, 4, 2), 3 * ours[:, :1].expand(2, 4, 2)).tolist() == [-1.0, -1.0]
+
+
+def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
+    memory = torch.zeros(4, 2)
+    remember_(memory, torch.tensor([2, 0, 2]), torch.tensor([(0.0, 1.0), (0.6, 0.8), (1.0, 0.0)]))
+    torch.testing.assert_close(memory, torch.tensor([(0.6, 0.8), (0, 0), (0, 1), (0, 0)]))  # the first of the two
+    remember_(memory, torch.tensor([2]), torch.tensor([(1.0, 0.0)]))
+    torch.testing.assert_close(memory[2], torch.tensor([math.sqrt(0.5)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [(EmbeddingConfig("linear", dim=128), 23_770_304), (EmbeddingConfig("mlp"), 32_949_568)],
+)
+def test_parameters_are_those_of_the_paper(config: EmbeddingConfig, millions: int) -> None:
+    """Table 8.2: 23.8 M and 32.9 M, trunk and projector, what is kept for the test."""
+    with torch.device("meta"):
+        model = add_embedding_(timm.create_model("resnet50", num_classes=20), config, 20)
+    head = embedding_head(model)
+    assert head is not None
+    assert head.predictor is not None
+    left_out = [*head.predictor.parameters(), *head.classifier.parameters()]
+    assert sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in left_out) == millions
+    assert sum(p.numel() for p in without_embedding(model).parameters()) == 23_508_032 + 2048 * 20 + 20
+
+
+def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
+    plain = timm.create_model("resnet10t", num_classes=7).eval()
+    images = torch.randn(2, 3, 32, 32)
+    expected = plain(images)
+    headed = add_embedding_(without_embedding(plain), SMALL, 7)
+    assert headed(images).equal(expected)
+    head = embedding_head(headed.train())
+    assert head is not None
+    logits, projected, predicted = head(torch.randn(4, 512, requires_grad=True))
+    assert (logits.shape, projected.shape, predicted.shape) == ((4, 7), (4, 5), (4, 5))
+    for config, has in ((SMALL, False), (EmbeddingConfig("linear", label_weight=0.5), True)):
+        features = torch.randn(4, 8, requires_grad=True)
+        EmbeddingHead(nn.Linear(8, 3), config)(features)[0].sum().backward()
+        assert (features.grad is not None) == has
+    with pytest.raises(RecastError, match="one linear classifier, VisionTransformerDistilled has head and head_dist"):
+        add_embedding_(timm.create_model("deit_tiny_distilled_patch16_224", num_classes=7), SMALL, 7)
+
+
+def headed(config: EmbeddingConfig = SMALL, recast: bool = True) -> nn.Module:
+    torch.manual_seed(3)
+    return add_embedding_(small_child() if recast else small_parent(), config, CLASSES)
+
+
+@pytest.mark.parametrize("config", [SMALL, EmbeddingConfig("linear", dim=4, instance_weight=0, views=1)])
+def test_training_goes_on_bit_for_bit(
+    goes_on: Callable[..., nn.Module], tmp_path: Path, config: EmbeddingConfig
+) -> None:
+    """Memory and target network are part of the state."""
+    recipe = small_recipe(embedding=config, save_steps=1)
+    goes_on(small_fit, lambda: headed(config), "update", 8, recipe=recipe)
+    one, other = (
+        torch.load(states(tmp_path / folder)[-1], weights_only=True)["embedding"] for folder in ("run", "straight")
+    )
+    assert one["memory"].equal(other["memory"])
+    torch.testing.assert_close(one["memory"].norm(dim=1), torch.ones(40))
+    assert any("target" in name for name in one) == (config.instance_weight > 0)
+
+
+def test_the_target_follows_without_a_gradient() -> None:
+    model, recipe, device = headed(), small_recipe(embedding=SMALL), torch.device("cpu")
+    loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 10, device, None)
+    assert loss.target is not None
+    before = [p.clone() for p in loss.target.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    images, indices = torch.randn(6, 3, 8, 8), torch.tensor([4, 9])
+
+    def update() -> None:
+        loss(model.train()(images), images, indices).backward()
+        optimizer.step()
+        loss.after_step(model)
+
+    loss.step = 10  # the end of the run: τ = 1
+    update()
+    assert all(p.grad is None for p in loss.target.parameters())
+    assert all(p.equal(q) for p, q in zip(before, loss.target.parameters(), strict=True))
+    loss.step, loss.config.target_decay = 0, 0.0
+    update()
+    assert all(p.equal(q) for p, q in zip(model.parameters(), loss.target.parameters(), strict=True))
+    assert loss.memory.norm(dim=1).nonzero().flatten().tolist() == [4, 9]
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
+    torch.manual_seed(0)
+    config = EmbeddingConfig("linear", 5, 6, label_weight=2, knn_weight=3, instance_weight=4, views=2)
+    model, data, recipe = headed(config), small_data(), small_recipe(embedding=config)
+    loss = EmbeddingLoss(recipe, data, model, nn.CrossEntropyLoss(), 1, torch.device("cpu"), None)
+    loss.memory.copy_(F.normalize(torch.randn(40, 5), dim=1))
+    images, indices = torch.randn(6, 3, 8, 8), torch.tensor([4, 9, 11])
+    model.train()[3].eval()  # type: ignore[operator]  # dropout
+    assert loss.target is not None
+    loss.target.module[3].eval()
+    logits, projected, predicted = outputs = model(images)
+    labels = data.train.labels[indices]
+    expected = 2 * F.cross_entropy(logits[[0, 2, 4]], labels)
+    first = F.normalize(projected[[0, 2, 4]], dim=1)
+    expected += 3 * slow_neighbour_loss(first, indices, loss.memory, data.train.labels, 0.05).mean()
+    pairs = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)]
+    cosines = [F.cosine_similarity(predicted[[a]], projected[[b]]) for a, b in pairs]
+    torch.testing.assert_close(loss(outputs, images, indices), expected - 4 * torch.cat(cosines).mean())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"augment": AugmentConfig(mixup=0.8)}, "augment.mixup has no meaning for an embedding"),
+        ({"schedule": ScheduleConfig("progressive")}, "schedule has no meaning"),
+        ({"embedding": EmbeddingConfig("mlp", views=1)}, "embedding.views to 2 or more"),
+        ({"embedding": EmbeddingConfig("mlp", knn_weight=0, instance_weight=0)}, "both are 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        check_recipe(Recipe(**{"embedding": SMALL, **fields}))  # type: ignore[arg-type]
