@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from small import CLASSES, small_child, small_data, small_fit, small_parent, small_recipe
+from small import CLASSES, digits_recipe, small_child, small_data, small_fit, small_parent, small_recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
-from recast.run.config import AugmentConfig, EmbeddingConfig, Recipe, ScheduleConfig, check_recipe
+from recast.run.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, ScheduleConfig, check_recipe
 from recast.training.checkpoint import states
 from recast.training.embedding import EmbeddingLoss, instance_loss, neighbour_loss, remember_
+from recast.training.metrics import read_metrics
+from recast.training.run import train
 
 SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
 
@@ -205,3 +207,12 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 def test_what_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         check_recipe(Recipe(**{"embedding": SMALL, **fields}))  # type: ignore[arg-type]
+
+
+def test_images_alone_in_their_class_are_counted_and_skipped(tmp_path: Path) -> None:
+    data = DataConfig("digits", img_size=8, num_train=10, num_val=10, batch_size=10)
+    config = EmbeddingConfig("linear", 4, views=1, instance_weight=0)
+    recipe = digits_recipe(data=data, embedding=config, where=["none"])
+    with pytest.warns(UserWarning, match="10 of 10 training images are alone in their class: the loss of neighbours"):
+        train(recipe, tmp_path / "run", progress=False)
+    assert [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [None, 0.0, 0.0]

@@ -20,6 +20,7 @@ from recast.errors import RecastError
 from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.evaluation.derived_images import ResizedImages
 from recast.models.adapt import classifiers
+from recast.models.embedding import embedding_head
 from recast.tracing.hooks import captured_inputs, named
 
 TEMPERATURE = 0.07
@@ -28,7 +29,8 @@ CHUNK = 65_536
 
 
 def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -> Tensor:
-    """(B, D) float32: what enters the classifier (`recast.models.adapt.classifiers`), averaged over positions.
+    """(B, D) float32: what enters the classifier (`recast.models.adapt.classifiers`), averaged over positions; of a
+    network that learnt an embedding, that.
 
     For timm's networks this is forward_head(forward_features(x), pre_logits=True). Where there are several classifiers
     (a distilled DeiT), the mean of their inputs. Raises RecastError if one cannot tell the classifier, or the forward
@@ -43,7 +45,12 @@ def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -
         raise RecastError(
             f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
         )
-    return torch.stack(entered).mean(0)
+    found = torch.stack(entered).mean(0)
+    if (head := embedding_head(network)) is None:
+        return found
+    with torch.no_grad():
+        embedded: Tensor = head.projector(found)
+    return embedded
 
 
 def _vectors(x: Tensor, channels_first: bool) -> Tensor:
@@ -68,17 +75,18 @@ def nearest(queries: Tensor, bank: Tensor, k: int, chunk: int = CHUNK) -> tuple[
     return best, torch.cat(indices, 1).gather(1, order)
 
 
-def vote(similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: int) -> dict[int, Tensor]:
-    """{k: classes (B,)} from similarities (B, K), largest first, and the neighbours' labels (B, K), K ≥ k.
+def posterior(similarities: Tensor, labels: Tensor, num_classes: int, temperature: float) -> Tensor:
+    """(B, classes) ∝ Σ exp(s/τ) over a class's images among the neighbours: similarities s and labels (B, k)."""
+    weights = (similarities / temperature).softmax(1)
+    shares = torch.zeros(len(labels), num_classes, dtype=weights.dtype, device=weights.device)
+    return shares.scatter_add_(1, labels, weights)
 
-    The class with the largest Σ exp(s/0.07) over its images among the k nearest.
-    """
-    weights = ((similarities - 1) / TEMPERATURE).exp()  # a common factor: no overflow
-    votes = {}
-    for k in ks:
-        counts = torch.zeros(len(labels), num_classes, dtype=weights.dtype, device=weights.device)
-        votes[k] = counts.scatter_add_(1, labels[:, :k], weights[:, :k]).argmax(1)
-    return votes
+
+def vote(
+    similarities: Tensor, labels: Tensor, ks: Sequence[int], num_classes: int, temperature: float = TEMPERATURE
+) -> dict[int, Tensor]:
+    """{k: likeliest classes (B,)} from similarities (B, K), largest first, and the neighbours' labels, K ≥ k."""
+    return {k: posterior(similarities[:, :k], labels[:, :k], num_classes, temperature).argmax(1) for k in ks}
 
 
 def sources_knn(context: Context) -> list[Source]:
@@ -94,13 +102,11 @@ def sources_knn(context: Context) -> list[Source]:
 def score_knn(batch: Batch) -> Iterator[Score]:
     """top1@K for every k."""
     ks = batch.options.neighbours
-    num_classes = len(batch.context.data.classes)
-    banks = _banks(batch)
+    found = banks(batch)
     for name, model in batch.models.items():
-        bank, bank_labels = banks[name]
-        queries = F.normalize(features(model, batch.images, num_classes), dim=1)
-        similarities, indices = nearest(queries, bank, max(ks))
-        for k, classes in vote(similarities, bank_labels[indices], ks, num_classes).items():
+        bank, bank_labels = found[name]
+        similarities, indices = nearest(unit_features(model, batch.images, outputs_of(batch.context)), bank, max(ks))
+        for k, classes in vote(similarities, bank_labels[indices], ks, len(batch.context.data.classes)).items():
             yield Score(name, f"top1@{k}", (classes == batch.labels).float())
 
 
@@ -115,17 +121,26 @@ def bank_images(data: Data) -> LabelledImages:
     return ResizedImages(images, (data.test_size, data.test_size))
 
 
-def _banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+def outputs_of(context: Context) -> int | None:
+    """How many outputs the networks have; None where they may be of coarse or of fine classes."""
+    return len(context.data.classes) if context.options.labels is None and context.data.coarse is None else None
+
+
+def unit_features(model: nn.Module, images: Tensor, num_classes: int | None) -> Tensor:
+    """`features` of length 1."""
+    return F.normalize(features(model, images, num_classes), dim=1)
+
+
+def banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """Unit features (N, D) and labels (N,) of the training images for each model, in one pass over them."""
     context = batch.context
-    banks: dict[str, tuple[Tensor, Tensor]] = context.store.setdefault("knn", {})
-    if todo := [name for name in batch.models if name not in banks]:
+    known: dict[str, tuple[Tensor, Tensor]] = context.store.setdefault("knn", {})
+    if todo := [name for name in batch.models if name not in known]:
         found: dict[str, list[Tensor]] = {name: [] for name in todo}
         labels = []
         for part in context.batches(Source(batch.source.depends[0])):
             labels.append(part.labels)
             for name in todo:
-                vectors = features(context.models[name], part.images, len(context.data.classes))
-                found[name].append(F.normalize(vectors, dim=1))
-        banks |= {name: (torch.cat(vectors), torch.cat(labels)) for name, vectors in found.items()}
-    return banks
+                found[name].append(unit_features(context.models[name], part.images, outputs_of(context)))
+        known |= {name: (torch.cat(vectors), torch.cat(labels)) for name, vectors in found.items()}
+    return known

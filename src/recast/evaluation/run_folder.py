@@ -133,7 +133,15 @@ def evaluate_run(
         if (folder / name).is_file():
             read_records(folder / name, kind)
     run = open_run(folder)
-    context = open_context(run.models, run.data, batch_size, device, options, workers)
+    data, recipe = run.data, run.recipe
+    if options.labels not in (None, recipe.data.labels):
+        if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
+            raise RecastError(
+                f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
+                f"labels={options.labels}, only knn and retrieval can"
+            )
+        data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
+    context = open_context(run.models, data, batch_size, device, options, workers)
     if "recast" in run.models:
         epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
         context = replace(context, epochs=epochs)

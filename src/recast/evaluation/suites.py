@@ -22,6 +22,7 @@ from recast.evaluation.cost import measure_cost
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, sources_knn
+from recast.evaluation.retrieval import score_retrieval
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
 from recast.run.suites import SUITES
@@ -105,7 +106,10 @@ EVALUATORS = {
     },
     "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
     "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
-    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours",)),
+    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours", "labels")),
+    "retrieval": Evaluator(
+        score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
+    ),
     "frequency": Evaluator(accuracy.score_frequency),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
@@ -126,7 +130,8 @@ def check_suites(suites: Sequence[str]) -> None:
 
 
 def groups(suites: Sequence[str]) -> list[list[str]]:
-    """The suites in groups that are measured in one go: those that score the validation images share one pass."""
-    shared = [name for name in dict.fromkeys(suites) if EVALUATORS[name].score and EVALUATORS[name].sources is None]
-    alone = [[name] for name in dict.fromkeys(suites) if name not in shared]
-    return [shared, *alone] if shared else alone
+    """The suites in groups that are measured in one go: those that score the same images share one pass."""
+    found: dict[object, list[str]] = {None: []}  # first those of the validation images, whatever was asked first
+    for name in dict.fromkeys(suites):
+        found.setdefault(EVALUATORS[name].sources if EVALUATORS[name].score else name, []).append(name)
+    return [together for together in found.values() if together]

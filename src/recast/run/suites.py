@@ -34,6 +34,10 @@ class Metric:
 METRICS = {
     "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
     "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
+    "map": Metric(
+        "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
+    ),
+    "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "ece": Metric(
@@ -144,6 +148,10 @@ SUITES = {
     "knn": Suite(
         "Nearest neighbours of the features", "nearest training images by features", "sweep", setting="k = {}",
         missing="nearest neighbours of the features",
+    ),
+    "retrieval": Suite(
+        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
+        "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
     ),
     "frequency": Suite(
         "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),

@@ -131,6 +131,11 @@ def _warn(prepared: Prepared, device: torch.device) -> None:
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
+    if prepared.recipe.embedding.is_on and prepared.recipe.embedding.knn_weight:
+        sizes = prepared.data.train.labels.bincount()
+        if alone := int((sizes == 1).sum()):
+            reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
+            warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
     if config.gate == "bias" and config.bias_init > ASLEEP:
         reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
         warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)

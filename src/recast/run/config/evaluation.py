@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from recast.errors import RecastError, shown
 from recast.run.fields import Checked, Count, CountOrZero, NotNegative, Pixels, Positive, check_value
@@ -27,6 +28,8 @@ class Options(Checked):
     """test sizes: 160 or 128x192 (height x width); None: sizes around the data's own"""
     neighbours: tuple[Count, ...] = (1, 5, 10, 20)
     """k of the knn suite"""
+    labels: Literal["fine", "coarse"] | None = None
+    """of knn and retrieval: labels of images, whatever the network was trained with; None: the run's own"""
     sets: str | None = None
     """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
     num_samples: Count | None = None
