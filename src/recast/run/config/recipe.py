@@ -126,6 +126,7 @@ def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         ("distill.name", recipe.distill.name is not None),
         ("distill.feature_epochs", recipe.distill.feature_epochs > 0),
         ("schedule", recipe.schedule.name != "before"),
+        ("regularization.freeze", recipe.regularization.freeze != "none"),
         ("pool.kind per_class", recipe.pool.kind == "per_class"),
     ):
         yield value, f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out"
