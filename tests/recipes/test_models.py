@@ -12,7 +12,8 @@ from torch import nn
 
 import recast.models.cmhsa_vit
 import recast.models.patchconvnet
-import recast.models.small  # noqa: F401  registers our names with timm
+import recast.models.small
+import recast.models.variants  # noqa: F401  registers our names with timm
 from recast.recipes import AFTER, RECIPES, make_recipe
 
 # Parameters from the specifications of the networks, 1000 classes.
@@ -21,6 +22,12 @@ PARAMETERS = {
     "deit3_huge": 632_126_440,
     "cait_m48_distilled_448": 356_460_520,
     "resmlp_big_24": 129_138_280,
+    "resmlp_big_24_p16": 115_736_776,
+    "resmlp_12_p14": 15_607_912,
+    "resmlp_12_p8": 22_051_624,
+    "cait_xs36": 38_557_432,
+    "cait_s48": 89_525_224,
+    "cait_m24": 185_850_088,
     "patchconvnet_s60_multi": 25_614_712,
     "tcnn_resnetrs350": 163_956_168,
     "prs_cmhsa3": 61_569_256,

@@ -18,7 +18,7 @@ HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
 RECAST = {
     *(name for name in recipes_by_paper()["to start from"] if not name.startswith("transfer")),
-    *(name for name in RECIPES if name.startswith(("tcnn", "prs", "cmhsa"))),
+    *(name for name in RECIPES if name.startswith(("tcnn", "prs_cmhsa", "prs_inter", "prs_rev", "cmhsa"))),
     "resnet50_attention_pool",
 } - {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in ("", "_gpu", "_small")}
 

@@ -66,8 +66,8 @@ SCHEDULED = [name for name in RECIPES if f"{name}_small" in RECIPES]
 
 
 def test_every_experiment_has_three_scales() -> None:
-    assert len(SCHEDULED) == 13
-    during = {name for name in RECIPES if make_recipe(name).schedule.name != "before"}
+    assert len(SCHEDULED) == 14
+    during = {name for name in RECIPES if make_recipe(name).schedule.is_during}
     plain = {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in SCALES}
     assert during | plain == {f"{name}{scale}" for name in SCHEDULED for scale in SCALES}
 
@@ -103,7 +103,8 @@ def test_small_ones_are_for_a_cpu_and_train_their_control_arm() -> None:
         assert (small.amp, small.data.batch_size, small.device) == ("off", 128, "auto"), name
         assert small.control == (not small.is_plain), name
         if small.schedule.name == "progressive":
-            assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5], "seven equal parts, as the paper's"
+            order = -1 if small.schedule.order == "first_first" else 1
+            assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5][::order], "seven equal parts, as the paper's"
 
 
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:

@@ -79,7 +79,7 @@ def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "run" / "finetuned").exists() == recipe.control
     assert (tmp_path / "run" / "plan.json").exists() == (not recipe.is_plain)
     schedule = tmp_path / "run" / "schedule.json"
-    assert schedule.exists() == (recipe.schedule.name != "before")
+    assert schedule.exists() == recipe.schedule.is_during
     if schedule.exists():
         switched = json.loads(schedule.read_text(encoding="utf-8"))
         assert [switch["layers"] for switch in switched["switches"]] == [switched["layers"]]

@@ -35,6 +35,7 @@ from recast.run.config import (
     OptimConfig,
     RecastConfig,
     RegularizationConfig,
+    ScheduleConfig,
 )
 from recast.run.recipe import load_recipe
 from recast.run.records import Wakefulness
@@ -161,6 +162,23 @@ def test_a_run_that_recasts_nothing(run: Path, tmp_path: Path) -> None:
     rows = evaluate_run(out, ["clean"], progress=False).rows
     assert next(row.value for row in rows if row.metric == "top1") == pytest.approx(last_row(out)["val_top1"])
     train(load_recipe(out / "recipe.yaml"), out, resume=True, progress=False)  # finished: left alone
+
+
+def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> None:
+    """The control of the papers: the parent's own weights and shapes, on a map with four times as many positions."""
+    fields = {"model": trained(run), "recast": RecastConfig(stride="remove"), "schedule": ScheduleConfig("never")}
+    out = quick(tmp_path / "run", **fields, optim=OptimConfig(lr=0.0, min_lr=0.0))
+    child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
+    assert not gpsa_layers(child)
+    one, other = child.state_dict(), parent.state_dict()
+    changed = {name for name in one if not torch.equal(one[name], other[name])}
+    assert all("running" in name or "tracked" in name for name in changed)
+    x = torch.randn(2, 3, 8, 8)
+    sizes = [tuple(network.forward_features(x).shape[2:]) for network in (child, parent)]
+    assert sizes[0] == (2 * sizes[1][0], 2 * sizes[1][1])
+    assert evaluate_run(out, ["clean"], progress=False).rows
+    with pytest.raises(RecastError, match="schedule=never is for the stride alone"):
+        quick(tmp_path / "no", model=trained(run), schedule=ScheduleConfig("never"))
 
 
 def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Path) -> None:

@@ -4,3 +4,4 @@
 from recast.models import cmhsa_vit as cmhsa_vit
 from recast.models import patchconvnet as patchconvnet
 from recast.models import small as small
+from recast.models import variants as variants

@@ -74,7 +74,7 @@ class CMHSAViT(Trunk):
     Raises RecastError for an unknown mixer or pooling, an even kernel, classes without pooling.
     """
 
-    stem_name, pool_name = "patch_embed", "avg"
+    stem_name, pools = "patch_embed", ("avg",)
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SqueezeExcite
+from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SelectAdaptivePool2d, SqueezeExcite
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
@@ -68,12 +68,13 @@ class PatchConvNet(Trunk):
     `per_class`: one token a class instead of a single one (`AttentionPool`), and logit j from class j's vector only.
     `norm_layer`: layernorm2d, or batchnorm2d (the trunk's norms; those of the pooling stay). `init_values`: start of
     every LayerScale. `drop_path_rate`: stochastic depth, the same in every block (section 3.3). `drop_rate`: dropout
-    before the head. `num_heads`, `mlp_ratio`, `cls_in_keys`: of the pooling (`AttentionPool`). `global_pool=""`: no
-    pooling, the map. `num_classes=0`: pooled features B×d instead of logits (not per class).
+    before the head. `num_heads`, `mlp_ratio`, `cls_in_keys`: of the pooling (`AttentionPool`). `global_pool`: "avg" for
+    the mean and a LayerNorm, "" for no pooling, the map. `linear_stem`: one 16×16 convolution of stride 16 instead of
+    the four. `num_classes=0`: pooled features B×d instead of logits (not per class).
     Raises RecastError for a width that 8 does not divide, an unknown norm or pooling, classes without pooling.
     """
 
-    stem_name, pool_name = "stem", "attn"
+    stem_name, pools = "stem", ("attn", "avg")
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class PatchConvNet(Trunk):
         mlp_ratio: float = 3.0,
         cls_in_keys: bool | None = None,
         global_pool: str = "attn",
+        linear_stem: bool = False,
     ) -> None:
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
@@ -99,7 +101,8 @@ class PatchConvNet(Trunk):
                 f"norm_layer must be {' or '.join(NORMS)}, got {norm_layer!r}.{suggest(norm_layer, NORMS)}"
             )
         blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
-        super().__init__(embed_dim, in_chans, 16, _stem(in_chans, embed_dim), blocks)
+        stem = nn.Conv2d(in_chans, embed_dim, 16, stride=16) if linear_stem else _stem(in_chans, embed_dim)
+        super().__init__(embed_dim, in_chans, 16, stem, blocks)
         self.per_class = per_class
         self.head_class = ClassHead if per_class else nn.Linear
         self._pool: dict[str, Any] = {
@@ -113,6 +116,11 @@ class PatchConvNet(Trunk):
         """Attention pooling is kept where it is; per class it gets new tokens where their number changes."""
         if not global_pool:
             self.pool = nn.Identity()
+        elif global_pool == "avg":
+            if self.per_class:
+                raise RecastError("a token a class needs attention pooling: leave global_pool='avg' out")
+            mean = SelectAdaptivePool2d(pool_type="avg", flatten=True)
+            self.pool = nn.Sequential(mean, nn.LayerNorm(self.embed_dim, eps=1e-6)).to(next(self.parameters()))
         elif isinstance(self.pool, AttentionPool):
             if self.per_class and num_classes not in (0, self.pool.num_classes):
                 self.pool.reset_tokens(num_classes)
@@ -149,7 +157,13 @@ RELEASED = {
     for variant, count in {"s60": 4, "s120": 1, "b60": 3, "b120": 3}.items()
     for tag, (side, images) in list(TAGS.items())[:count]
 } | {"s60_multi.ft_in1k": _cfg("s60_multi_finetune_1k"), "s60_multi.in1k": _cfg("s60_multi_scratch_1k")}
-KINDS: dict[str, dict[str, Any]] = {"": {}, "_multi": {"per_class": True}, "_bn": {"norm_layer": "batchnorm2d"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "": {},
+    "_multi": {"per_class": True},
+    "_bn": {"norm_layer": "batchnorm2d"},
+    "_average": {"global_pool": "avg"},
+    "_linear_stem": {"linear_stem": True},
+}
 VARIANTS = [(f"{size}{depth}{kind}", size, depth, kind) for size in DEPTHS for depth in DEPTHS[size] for kind in KINDS]
 _WITHOUT = {variant for variant, *_ in VARIANTS} - {name.partition(".")[0] for name in RELEASED}
 default_cfgs = generate_default_cfgs(

@@ -26,11 +26,11 @@ def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
 class Trunk(nn.Module):
     """A stem of stride P and blocks on maps B×d×h×w; a subclass adds `norm` (where it has a last one) and `head_drop`.
 
-    `stem_name`: the stem's attribute. `pool_name`: what `global_pool` is called; "" is always the map, without pooling.
+    `stem_name`: the stem's attribute. `pools`: what `global_pool` may be; "" is always the map, without pooling.
     """
 
     stem_name: str
-    pool_name: str
+    pools: tuple[str, ...]
     global_pool: str
     head_class: type[nn.Linear] = nn.Linear
     head_drop: nn.Module
@@ -54,16 +54,17 @@ class Trunk(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none). `global_pool`: `pool_name` or "" (the map); None leaves it as it is.
+        """A new head of `num_classes` (0: none). `global_pool`: one of `pools` or "" (the map); None: as it is.
 
         Raises RecastError for another pooling, and for classes without any.
         """
         pool = self.global_pool if global_pool is None else global_pool
-        if pool not in (self.pool_name, ""):
-            raise RecastError(f"global_pool of a {type(self).__name__} must be {self.pool_name!r} or '', got {pool!r}")
+        if pool not in (*self.pools, ""):
+            expected = " or ".join(map(repr, (*self.pools, "")))
+            raise RecastError(f"global_pool of a {type(self).__name__} must be {expected}, got {pool!r}")
         if not pool and num_classes:
             raise RecastError(
-                f"a head of {num_classes} classes needs pooling: pass global_pool={self.pool_name!r}, or num_classes=0"
+                f"a head of {num_classes} classes needs pooling: pass global_pool={self.pools[0]!r}, or num_classes=0"
             )
         self.reset_pool(pool, num_classes)
         self.global_pool, self.num_classes = pool, num_classes

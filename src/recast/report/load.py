@@ -95,7 +95,7 @@ class Run:
     @property
     def is_scheduled(self) -> bool:
         """Layers become attention during training, not before it."""
-        return self.switching is not None or self.recipe.schedule.name != "before"
+        return self.switching is not None or self.recipe.schedule.is_during
 
     @cached_property
     def untaught(self) -> str:

@@ -25,7 +25,12 @@ OWN = (
     *(
         f"patchconvnet_{size}{kind}"
         for size in ("s20", "s36", "s60", "s120", "b36", "b60", "b120", "l60", "l120")
-        for kind in ("", "_bn", "_multi")
+        for kind in ("", "_bn", "_multi", "_average", "_linear_stem")
+    ),
+    *("cait_xs36", "cait_s48", "cait_m24", "resmlp_big_24_p16"),
+    *(
+        f"resmlp_12_{kind}"
+        for kind in ("p14", "p8", "layer_norm", "class", "none", "mlp", "conv", "depthwise", "separable")
     ),
 )
 """What `recast.models` registers with timm."""

@@ -93,7 +93,7 @@ class Schedule:
     @classmethod
     def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
         """The schedule that a recipe describes; None where layers are recast before training."""
-        if config.name == "before":
+        if not config.is_during:
             return None
         if config.name == "at_once":
             return cls.at_once(plan, config.conv_epochs + 1)

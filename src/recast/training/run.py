@@ -32,6 +32,7 @@ from recast.run.schedule import Schedule
 from recast.run.trust import trusting
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
+from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, plan_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
@@ -199,7 +200,7 @@ class _Run:
             arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
         child, planned = self._start(self.prepared.plan)
-        later = recipe.schedule.name != "before"
+        later = recipe.schedule.is_during
         arm(child, recipe=recipe, out=self.out, name="recast", plan=planned if later else None)
         if later:
             on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
@@ -213,7 +214,7 @@ class _Run:
         has its shape only (`fit` loads the weights)."""
         recipe, file = self.recipe, self.out / "plan.json"
         images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
-        later = recipe.schedule.name != "before"
+        later = recipe.schedule.is_during
         if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
             planned = Plan.from_json(file.read_text(encoding="utf-8"), str(file))
             child = copy.deepcopy(self.parent)
@@ -223,6 +224,8 @@ class _Run:
             self.parent.to(self.device)
             with seeded(mix_seed("recast", recipe.seed)):
                 child = recast_(copy.deepcopy(self.parent), planned)
+                if recipe.schedule.name == "never":
+                    fold_(child)  # every head is closed
             if recipe.recast.query_key == "images" and recast_layers(child):
                 batches = images(self.data.train.plain(), WAKING_IMAGES)
                 woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)

@@ -70,7 +70,7 @@ class Switches:
         """
         name = recipe.schedule.name
         if plan is None:
-            if name != "before":
+            if recipe.schedule.is_during:
                 raise RecastError(f"schedule={name} recasts during training: pass fit(plan=plan(model, …))")
             return None
         if (schedule := Schedule.of(recipe.schedule, plan, recipe.epochs)) is None:

@@ -125,10 +125,11 @@ class PoolConfig(Checked, prefix="pool."):
 class ScheduleConfig(Checked, prefix="schedule."):
     """When convolutions become attention: before training, or during it with the same optimiser."""
 
-    name: Literal["before", "at_once", "progressive", "listed", "learned"] = "before"
-    """before: before training (T-CNN). at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer
-    after the other at equal distances, all through training (PRS). listed: on given dates. learned: when the gates
-    promise more than the convolutions gain."""
+    name: Literal["before", "never", "at_once", "progressive", "listed", "learned"] = "before"
+    """before: before training (T-CNN). never: the layers stay convolutions, only recast.stride acts on them (a control
+    whose maps are as large as the hybrid's). at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one
+    layer after the other at equal distances, all through training (PRS). listed: on given dates. learned: when the
+    gates promise more than the convolutions gain."""
     conv_epochs: CountOrZero = 0
     """at_once: epochs trained as convolutions; 0: attention from the start, with the whole learning-rate schedule."""
     order: Order = "last_first"
@@ -139,6 +140,11 @@ class ScheduleConfig(Checked, prefix="schedule."):
     counted from 1."""
     probe_images: Count = 256
     """learned: training images that the gradients of a linear gate are measured on, whatever the layers' own gate."""
+
+    @property
+    def is_during(self) -> bool:
+        """Layers become attention while the network trains."""
+        return self.name not in ("before", "never")
 
 
 def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:

@@ -159,7 +159,12 @@ def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
             not 1 <= date <= recipe.epochs,
             f"schedule.dates must lie in the training, epochs 1 to {recipe.epochs}, got {date}",
         )
-    if name == "before":
+    yield (
+        name == "never" and (recipe.recast.stride == "keep" or recipe.recast.gate != "linear"),
+        "schedule=never is for the stride alone: it goes with recast.stride=remove and recast.gate=linear, got "
+        f"stride={recipe.recast.stride}, gate={recipe.recast.gate}",
+    )
+    if not config.is_during:
         return
     yield (
         "learned" in (name, config.order) and recipe.recast.stride != "keep",

@@ -1,0 +1,122 @@
+"""Sizes and ablations of CaiT and ResMLP that their papers train and timm has no name for, as rows of values.
+
+CaiT: Touvron et al. 2021, arXiv:2103.17239, table of sizes. ResMLP: Touvron et al. 2021, arXiv:2105.03404, table of
+ablations of S12; no code of these was published, and parameters agree with the paper's. Shapes: B images of n tokens of
+d channels, on a square grid where a convolution mixes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import torch
+from timm.layers import Mlp, PatchEmbed, trunc_normal_
+from timm.models import generate_default_cfgs
+from timm.models.cait import Cait
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
+from torch import Tensor, nn
+
+from recast.models.register import IMAGENET, pretrained_cfg, register
+
+
+class CaiT(Cait):
+    """timm's, for sizes that it has no name for."""
+
+
+class OnGrid(nn.Sequential):
+    """Layers on maps, for tokens: B×d×n → B×d×n."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = isqrt(x.shape[2])
+        mixed: Tensor = super().forward(x.unflatten(2, (side, side)))
+        return mixed.flatten(2)
+
+
+MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "none": lambda dim, tokens: nn.Identity(),
+    "mlp": lambda dim, tokens: Mlp(tokens, 4 * tokens),
+    "conv": lambda dim, tokens: OnGrid(nn.Conv2d(dim, dim, 3, padding=1)),
+    "depthwise": lambda dim, tokens: OnGrid(nn.Conv2d(dim, dim, 3, padding=1, groups=dim)),
+    "separable": lambda dim, tokens: OnGrid(nn.Conv2d(dim, dim, 3, padding=1, groups=dim), nn.Conv2d(dim, dim, 1)),
+}
+"""What tokens are mixed by in the place of ResMLP's linear layer, from d and n."""
+
+
+class ClassLayer(nn.Module):
+    """c ← c + γ₁·(w·norm([c; x]) + b), c ← c + γ₂·MLP(norm(c)): CaiT's class attention with fixed weights w (n + 1)."""
+
+    def __init__(self, dim: int, tokens: int, init_values: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = Affine(dim), Affine(dim)
+        self.linear = nn.Linear(tokens + 1, 1)
+        self.mlp = Mlp(dim, 4 * dim)
+        self.gamma_1, self.gamma_2 = (nn.Parameter(torch.full((dim,), init_values)) for _ in range(2))
+
+    def forward(self, token: Tensor, x: Tensor) -> Tensor:
+        seen = self.norm1(torch.cat([token, x], 1))
+        token = token + self.gamma_1 * self.linear(seen.mT).mT
+        return token + self.gamma_2 * self.mlp(self.norm2(token))
+
+
+class ResMLP(MlpMixer):
+    """timm's, with LayerScale from `init_values`. `mixer`: linear, or one of `MIXERS`. `layer_norm`: in the place of
+    Affine. `class_layers`: so many `ClassLayer`s in the place of the average over the patches (Class-MLP)."""
+
+    def __init__(
+        self, *, mixer: str = "linear", layer_norm: bool = False, class_layers: int = 0, init_values: float = 0.1,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        norm: Any = partial(nn.LayerNorm, eps=1e-6) if layer_norm else Affine
+        block: Any = partial(ResBlock, init_values=init_values)
+        super().__init__(**{"block_layer": block, "norm_layer": norm, "mlp_ratio": 4, **kwargs})
+        dim, stem = self.embed_dim, self.stem
+        assert isinstance(stem, PatchEmbed)
+        if mixer != "linear":
+            for each in self.blocks:
+                each.linear_tokens = MIXERS[mixer](dim, stem.num_patches)
+        self.class_layers = nn.ModuleList(ClassLayer(dim, stem.num_patches, init_values) for _ in range(class_layers))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_layers else None
+        if self.cls_token is not None:
+            trunc_normal_(self.cls_token, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters with more than one dimension that must not decay."""
+        return {"cls_token"}
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """B×n×d tokens to logits; `pre_logits`: to what enters the head."""
+        if self.cls_token is None:
+            logits: Tensor = super().forward_head(x, pre_logits)
+            return logits
+        token: Tensor = self.cls_token.expand(len(x), -1, -1)
+        for layer in self.class_layers:
+            token = layer(token, x)
+        pooled = self.head_drop(token[:, 0])
+        return pooled if pre_logits else self.head(pooled)
+
+
+S12 = {"num_blocks": 12, "embed_dim": 384, "patch_size": 16, "init_values": 0.1}
+VARIANTS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "cait_xs36": (CaiT, {"embed_dim": 288, "num_heads": 6, "depth": 36, "init_values": 1e-6}),
+    "cait_s48": (CaiT, {"embed_dim": 384, "num_heads": 8, "depth": 48, "init_values": 1e-6}),
+    "cait_m24": (CaiT, {"embed_dim": 768, "num_heads": 16, "depth": 24, "init_values": 1e-5}),
+    "resmlp_big_24_p16": (ResMLP, {**S12, "num_blocks": 24, "embed_dim": 768, "init_values": 1e-6}),
+    "resmlp_12_p14": (ResMLP, {**S12, "patch_size": 14}),
+    "resmlp_12_p8": (ResMLP, {**S12, "patch_size": 8}),
+    "resmlp_12_layer_norm": (ResMLP, {**S12, "layer_norm": True}),
+    "resmlp_12_class": (ResMLP, {**S12, "class_layers": 2}),
+    **{f"resmlp_12_{mixer}": (ResMLP, {**S12, "mixer": mixer}) for mixer in MIXERS},
+}
+"""Name → class and what sets it apart."""
+default_cfgs = generate_default_cfgs(
+    {
+        name: pretrained_cfg(224, 1000, IMAGENET, first_conv="patch_embed.proj" if made is CaiT else "stem.proj")
+        | {"crop_pct": 1.0 if made is CaiT else 0.9}
+        for name, (made, _) in VARIANTS.items()
+    }
+)
+for _name, (_made, _values) in VARIANTS.items():
+    register(_name, _made, f"{_name}: {_values}", _values)
