@@ -83,7 +83,7 @@ OPTIONS = (
 --layer-decay 0 | --crop-pct 0 | --data-fraction 0 | --data-fraction 2 | --scale 0 1 | --scale 1 0.5 | --val-fraction 1
 --crop middle | --auto-augment randy | --mix-mode both | --loss mse | --drop-path-mode square | --freeze head
 --freeze trunk | --targets medium | --reduction sum | --bad-image ignore | --order random | --order first_first
---schedule never | --schedule listed | --schedule listed --dates 1:layer9 | --schedule listed --dates 7:layer3.*
+--schedule someday | --schedule listed | --schedule listed --dates 1:layer9 | --schedule listed --dates 7:layer3.*
 --schedule listed --dates soon:layer3.* | --schedule at_once --conv-epochs 5 | --conv-epochs 1 | --dates 1:layer3.*
 --schedule learned --stride remove | --schedule progressive --where none | --schedule progressive --recalibrate-bn 8
 --schedule progressive --order learned --stride dilate | --schedule listed --dates 1:layer3.* 2:layer3.0.*
