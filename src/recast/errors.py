@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-CONTROL = re.compile(r"(?![\n\t])[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys instead of showing it, escapes and changes of the direction of writing, and what is no UTF-8."""
 
 
 class RecastError(ValueError):
@@ -16,7 +17,7 @@ class RecastError(ValueError):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(message, keep="\n\t"))
 
     already_told = False
     """True where another process of the same run prints it."""
@@ -37,15 +38,13 @@ def shown(value: object, limit: int = LONGEST // 10) -> str:
 
 def one_line(message: object, limit: int = LONGEST) -> str:
     """A message in one line, of a bounded length, without characters that a terminal would obey."""
-    text = " ".join(str(message).split())
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    text = printable(" ".join(str(message).split()))
     return text if len(text) <= limit else f"{text[: limit - 203]} … {text[-200:]}"
 
 
-def printable(text: str) -> str:
-    """The text with control characters and what is not UTF-8 written out: names of files may hold what moves a
-    terminal's cursor."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def printable(text: str, keep: str = "") -> str:
+    """The text with what a terminal would obey written out, but for `keep`: names of files may hold anything."""
+    return OBEYED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:

@@ -146,8 +146,10 @@ def test_index_gives_labels_of_all_imagenet_classes(tmp_path: Path) -> None:
     ("header", "row", "message"),
     [
         (("file", "label"), ("a/0.png", "1"), "missing: class_index"),
-        (("file", "class_index"), ("a/0.png", "-1"), "line 2: class_index .* got '-1'"),
-        (("file", "class_index"), ("a/0.png", "1000000000"), r"line 2 \(a/0\.png\): .* below 100000"),
+        (("file", "class_index"), ("a/0.png", "-1"), r"line 2 \(a/0\.png\): class_index .* got '-1'"),
+        (("file", "class_index"), ("a/0.png", "1" * 5000), r"line 2 \(a/0\.png\): .* below 100000"),
+        (("file", "class_index"), ("a/0.png", "1", "a/../a/0.png"), "line 2: expected 2 cells"),
+        (("file", "class_index"), ("x" * 200_000, "1"), "field larger than"),
         (("file", "class_index"), ("a/9.png", "1"), "does not exist: .*9.png"),
     ],
 )
@@ -155,6 +157,12 @@ def test_bad_index_is_one_clear_line(tmp_path: Path, header: tuple, row: tuple, 
     make_tree(tmp_path, {"a": 1})
     with pytest.raises(RecastError, match=message):
         load_data(make_index(tmp_path, header, row))
+
+
+def test_an_image_has_one_label(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a": 1})
+    with pytest.raises(RecastError, match=r"line 3: a/0\.png is listed twice"):
+        load_data(make_index(tmp_path, ("file", "class_index"), ("a/0.png", "0"), ("a/0.png", "1")))
 
 
 def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
@@ -189,20 +197,38 @@ def test_folders_that_all_images_have_in_common_are_no_classes(tmp_path: Path) -
     assert load_data(folder(tree)).classes == CLASSES
     with pytest.raises(RecastError, match=rf"one class, whose images lie in folders of their own: give {tree}"):
         load_data(folder(tree.parent))
+    for part in ("train", "val"):
+        make_tree(tmp_path / "parts" / part / "images")
+    with pytest.raises(RecastError, match=r"one class, .*: give .*train/images"):
+        load_data(folder(make_zip(tmp_path / "parts", tmp_path / "b.zip")))
+    (tmp_path / "parts" / "val" / "images").rename(tmp_path / "parts" / "drawings")
+    (tmp_path / "parts" / "train" / "images").rename(tmp_path / "parts" / "photos")
+    for path in (tmp_path / "parts" / "photos").iterdir():
+        path.rename(tmp_path / "parts" / "train" / path.name)
+    data = load_data(folder(make_zip(tmp_path / "parts", tmp_path / "c.zip")))  # as in a folder, train is what counts
+    assert (data.classes, len(data.train) + len(data.val)) == (CLASSES, 30)
 
 
-@pytest.mark.parametrize("target", ["..", "../ant", ".", "../../../other/up"])
+def test_both_parts_are_not_the_same_images(tmp_path: Path) -> None:
+    make_tree(tmp_path / "train")
+    (tmp_path / "val").symlink_to("train")
+    with pytest.raises(RecastError, match=r"val is a link to .*train, whose images would count twice"):
+        load_data(folder(tmp_path))
+
+
+@pytest.mark.parametrize("target", ["..", "../ant", ".", "../../../other/up", "../ant/0.png"])
 def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target: str) -> None:
     tree = make_tree(tmp_path / "data" / "tree")
     make_tree(tmp_path / "other")
     (tmp_path / "other" / "up").symlink_to(tmp_path / "other")
     data = load_data(folder(tree))
-    (tree / "zebra" / "link").symlink_to(target)
+    link = tree / "zebra" / ("link.png" if target.endswith("png") else "link")
+    link.symlink_to(target)
     with pytest.raises(RecastError, match=r"is a link to .*, whose images would count twice"):
         load_data(folder(tree))
-    (tree / "zebra" / "link").unlink()
+    link.unlink()
     (tree / "zebra" / "link").symlink_to(tmp_path / "other" / "ant")  # images from elsewhere
-    (tree / "loop").symlink_to("loop")
+    (tree / "zebra" / "loop").symlink_to("loop")
     assert len(load_data(folder(tree)).train) == len(data.train) + 9
 
 

@@ -10,11 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
 
-from recast.errors import first_line, one_line
-
-OBEYED = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {*map(ord, "\t\n\r")}
-"""Characters that a terminal obeys instead of showing: escapes, and changes of the direction of writing."""
-ESCAPED = {c: chr(c).encode("unicode_escape").decode() for c in OBEYED}
+from recast.errors import first_line, one_line, printable
 
 
 class HelpShown(Exception):
@@ -35,7 +31,7 @@ class Stream:
         if self.failed is None:
             with self._failing():
                 plain = self.is_terminal and self.stream is sys.__stderr__
-                self.stream.write(text if plain else text.translate(ESCAPED))
+                self.stream.write(text if plain else printable(text, keep="\t\n\r"))
         return len(text)
 
     def flush(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import struct
 import zipfile
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,10 @@ from timm.data import ImageNetInfo
 
 from recast.data.datasets import Found, ImageFiles
 from recast.data.images import PHOTO, is_image_name, open_image
-from recast.errors import RecastError, first_line, printable
+from recast.errors import RecastError, first_line, printable, shown
 from recast.run.config import DataConfig
+from recast.run.reading import LARGEST
+from recast.run.tables import read_table
 
 VAL_NAMES = ("val", "test", "validation")
 """Names of the held-out part, best first."""
@@ -61,13 +62,17 @@ class Tree(NamedTuple):
 
 
 def _images(tree: Tree) -> ImageFiles:
-    """Labels follow the sorted class folders; raises RecastError on a class without an image, naming it."""
+    """Labels follow the sorted class folders. Raises RecastError on a class without an image, naming it, and where
+    there is one class, all of whose images lie in folders of their own."""
     classes = sorted(tree.classes)
     if not classes:
         raise RecastError(f"no class folders with images in {tree.where}: expected CLASS/IMAGE.png and so on")
     if empty := [name for name in classes if not tree.classes[name]]:
         raise RecastError(f"class folder without an image: {empty[0]} in {tree.where}. Add images or remove the folder")
     names = [name for label in classes for name in sorted(tree.classes[label])]
+    if len(classes) == 1 and not any(f"/{PurePath(name).parent.as_posix()}".endswith(f"/{classes[0]}") for name in names):
+        where = f"{tree.where}/{classes[0]}"
+        raise RecastError(f"{tree.where} has one class, whose images lie in folders of their own: give {where}")
     counts = torch.tensor([len(tree.classes[label]) for label in classes])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
     return ImageFiles(labels, PHOTO, names, tree.read, tree.prefix)
@@ -103,75 +108,77 @@ def find_folder(config: DataConfig) -> Found:
     train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
     if not train.is_dir() and val is None:
         train = root
-    two_levels = config.rank == "folder"
-    trees = (_in_folder(part, two_levels) if part is not None and part.is_dir() else None for part in (train, val))
+    two_levels, links = config.rank == "folder", _Links(root)
+    trees = (_in_folder(part, links, two_levels) if part and part.is_dir() else None for part in (train, val))
     return _found(name, *trees, crop="random")
 
 
-def _in_folder(root: Path, two_levels: bool = False) -> Tree:
-    top, links = root.resolve(), set[str]()
-    folders = _folders_in(root)
+def _in_folder(part: Path, links: _Links, two_levels: bool) -> Tree:
+    if part != links.top:
+        links.check(part)
+    folders = {path.name: path for path in _folders_in(part)}
     if two_levels:
-        inner = [path for outer in folders for path in _folders_in(outer)]
-        return Tree(str(root), {printable(f"{p.parent.name}/{p.name}"): _walked(p, top, links) for p in inner})
-    classes = {printable(path.name): _walked(path, top, links) for path in folders}
-    if len(folders) == 1 and any(classes.values()) and not any(map(is_image_name, os.listdir(folders[0]))):
-        raise RecastError(f"{root} has one class, whose images lie in folders of their own: give {folders[0]}")
-    return Tree(str(root), classes)
+        folders = {f"{name}/{path.name}": path for name, outer in folders.items() for path in _folders_in(outer)}
+    return Tree(str(part), {printable(name): list(links.images(path)) for name, path in folders.items()})
 
 
 def _folders_in(root: Path) -> list[Path]:
     return [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
 
 
-def _walked(folder: Path, top: Path, links: set[str]) -> list[str]:
-    """The images in a class folder and below it. Raises RecastError for a link (`links` are those met before) through
-    which an image of `top` would count twice, perhaps under a wrong label."""
+class _Links:
+    """The links of a data folder. RecastError for one through which images would count twice, perhaps under a wrong
+    label, or in both parts."""
 
-    def check(path: str) -> None:
-        target = os.path.realpath(path)
-        if os.path.islink(path) and (target in links or top.is_relative_to(target) or Path(target).is_relative_to(top)):
+    def __init__(self, top: Path) -> None:
+        self.top, self.real, self.seen = top, top.resolve(), set[Path]()
+
+    def check(self, path: Path) -> None:
+        """Refuse what was seen before, and a link into the folder or to what holds it."""
+        target = Path(os.path.realpath(path))
+        around = self.real.is_relative_to(target) or target.is_relative_to(self.real)
+        if target in self.seen or (around and path.is_symlink()):
             raise RecastError(f"{path} is a link to {target}, whose images would count twice: remove it")
-        links.add(target)
+        self.seen.add(target)
 
-    def fail(error: OSError) -> None:
-        raise error
-
-    found: list[str] = []
-    check(str(folder))
-    for here, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        for name in folders:
-            check(os.path.join(here, name))
-        found += [os.path.join(here, name) for name in names if is_image_name(name)]
-    return found
+    def images(self, folder: Path) -> Iterator[str]:
+        """The images in a folder and below it."""
+        self.check(folder)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_link = entry.is_symlink()  # known without asking the disk, unlike where a link leads
+                if os.path.isdir(entry.path) if is_link else entry.is_dir():
+                    yield from self.images(Path(entry.path))
+                elif is_image_name(entry.name):
+                    if is_link:
+                        self.check(Path(entry.path))
+                    yield entry.path
 
 
 def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
     """All images are validation; the columns `file` and `class_index` give path and label, `wnid` and `name` names."""
     path = root / "index.csv"
-    names, labels, class_names, wnids = [], [], {}, {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = {"file", "class_index"} - set(reader.fieldnames or ())
-        if missing:
-            raise RecastError(f"{path} must have columns file and class_index, missing: {', '.join(sorted(missing))}")
-        for row in reader:
-            index = row["class_index"] or ""
-            if not index.isdecimal():
-                raise RecastError(f"{path} line {reader.line_num}: class_index must be 0, 1, 2 ..., got {index!r}")
-            if int(index) >= MAX_CLASSES:
-                where = f"{path} line {reader.line_num} ({row['file']})"
-                raise RecastError(f"{where}: class_index must be below {MAX_CLASSES}, got {index}")
-            names.append(str(root / row["file"]))
-            labels.append(int(index))
-            class_names[int(index)] = row.get("name") or row.get("wnid") or index
-            wnids[int(index)] = row.get("wnid")
-    if not names:
-        raise RecastError(f"{path} lists no image")
-    for name in names:
+    table = read_table(path)
+    if missing := {"file", "class_index"}.difference(table.columns):
+        raise RecastError(f"{path} must have columns file and class_index, missing: {', '.join(sorted(missing))}")
+    labels: dict[str, int] = {}
+    class_names, wnids = {}, {}
+    for line, cells in enumerate(table.rows, start=2):
+        row = dict(zip(table.columns, map(str, cells), strict=True))
+        index, name = row["class_index"], str(root / row["file"])
+        if not index.isdecimal() or len(index) > 9 or int(index) >= MAX_CLASSES:
+            expected = f"class_index must be 0, 1, 2 ..., below {MAX_CLASSES}"
+            raise RecastError(f"{path} line {line} ({row['file']}): {expected}, got {shown(index)}")
+        if name in labels:
+            raise RecastError(f"{path} line {line}: {row['file']} is listed twice")
         if not Path(name).is_file():
             raise RecastError(f"{path} lists an image that does not exist: {name}")
-    return ImageFiles(torch.tensor(labels), PHOTO, names), _class_names(class_names, wnids)
+        label = labels[name] = int(index)
+        class_names[label] = row.get("name") or row.get("wnid") or index
+        wnids[label] = row.get("wnid")
+    if not labels:
+        raise RecastError(f"{path} lists no image")
+    return ImageFiles(torch.tensor(list(labels.values())), PHOTO, list(labels)), _class_names(class_names, wnids)
 
 
 def _class_names(known: dict[int, str], wnids: dict[int, str | None]) -> list[str]:
@@ -191,7 +198,7 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
         archive = Archive(path)
         tops = {member.parts[0] for member in archive.members}
         val = next((part for part in VAL_NAMES if part in tops), None)
-        trees = (archive.tree(), None) if "train" not in tops or val is None else map(archive.tree, ("train", val))
+        trees = (archive.tree("train"), val and archive.tree(val)) if "train" in tops else (archive.tree(), None)
         return _found(name, *trees, in_memory=True, **defaults)
     val_zip = next((path / f"{part}.zip" for part in VAL_NAMES if (path / f"{part}.zip").is_file()), None)
     if val_zip is None or not (path / "train.zip").is_file():
@@ -227,6 +234,8 @@ class Archive:
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.path}: {name}"
+        if self.file.getinfo(name).file_size > LARGEST:
+            raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
         try:
             content = self.file.read(name)
         except Exception as error:  # of whatever compression it is, damage can break its reader in any way

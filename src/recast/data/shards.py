@@ -22,12 +22,13 @@ from PIL import Image
 from torch import Tensor
 
 from recast.data.datasets import Found, LabelledImages
-from recast.data.folders import data_dir
+from recast.data.folders import MAX_CLASSES, data_dir
 from recast.data.images import PHOTO, open_image
 from recast.data.libraries import pick_splits
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError, first_line
 from recast.run.config import AugmentConfig, DataConfig
+from recast.run.reading import decode, parse_json, read_bytes
 
 INFO = "_info.json"
 
@@ -122,7 +123,7 @@ class ImageStream(LabelledImages):
         name = f"{fields['__url__']}: {fields['__key__']}"
         try:
             label = int(json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"])
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
             where = f"{self.label_key} of .json" if self.label_key else ".cls"
             raise RecastError(f"no label in {name}: expected a number in {where}") from None
         if not 0 <= label < self.num_classes:
@@ -183,9 +184,10 @@ def _info(root: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise RecastError(f"{root} has no {INFO}: {expected}")
     try:
-        info: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        info: Mapping[str, Any] = parse_json(decode(read_bytes(path), path), path)
         for split in info["splits"].values():
-            split["num_samples"], split["filenames"]  # both must be there
+            if type(split["num_samples"]) is not int or not isinstance(split["filenames"], list):
+                raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RecastError(f"cannot make sense of {path}: {expected}") from None
     return info
@@ -194,10 +196,10 @@ def _info(root: Path) -> Mapping[str, Any]:
 def _classes(root: Path, info: Mapping[str, Any]) -> list[str]:
     path = root / "classes.txt"
     if path.is_file():
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in decode(read_bytes(path), path).splitlines() if line.strip()]
     names, count = info.get("class_names"), info.get("num_classes")
     if isinstance(names, list) and names:
         return list(map(str, names))
-    if isinstance(count, int) and count > 0:
+    if isinstance(count, int) and 0 < count <= MAX_CLASSES:
         return list(map(str, range(count)))
     raise RecastError(f"how many classes have the shards in {root}? Write their names into classes.txt, one a line")
