@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing it, escapes and changes of the direction of writing, and what is no UTF-8."""
+"""What a terminal obeys instead of showing (escapes, changes of the direction of writing), and what is no UTF-8."""
 
 
 class RecastError(ValueError):

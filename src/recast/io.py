@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.models.build import build_from, check_constructor
 from recast.models.weights import CHECKSUM, HEADER, checksum, load_weights_, read_header, read_safetensors
+from recast.run.fields import typed
 from recast.run.files import free_space, replaced
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan, plan_of
 
 
+@typed("model", "path")
 def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None) -> Path:
     """Write weights, plan and constructor of a model (recast or plain) to one `.safetensors` file; returns its path.
 
@@ -56,6 +58,7 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     return path
 
 
+@typed("path", "parent", "trust")
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
 

@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),
     "no pairs": ("or batches of", opened, lambda m: fold_(m, data=[X])),
     "labels": ("one an image", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
-    "data": ("cannot run on the data", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
+    "data": ("cannot run on the example", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
     "tol": ("0 or more; got nan", opened, lambda m: fold_(m, tol=NAN)),
     "closes": ("does not hold 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
@@ -229,8 +229,8 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
     "layer_decay": ("layer_decay must be a positive", small, lambda m: param_groups(m, layer_decay=float("inf"))),
-    "pair": ("kernel must be a tuple of 2", small, lambda _: Geometry((3,))),  # type: ignore[arg-type]
-    "padding": ("padding must be a tuple of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),  # type: ignore[arg-type]
+    "pair": ("kernel must be a list of 2", small, lambda _: Geometry((3,))),  # type: ignore[arg-type]
+    "padding": ("padding must be a list of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),  # type: ignore[arg-type]
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
         lambda m: plan(m, X, where=["layer3.0.conv2"])),
     "state hook": ("carries hooks", lambda: hung(lambda conv: conv._register_state_dict_hook(lambda *_: None)),

@@ -16,6 +16,7 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.run.budget import DEFAULT_TOKENS
+from recast.run.fields import typed
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.tracing.hooks import hooked, in_eval
 
@@ -88,6 +89,7 @@ class Record(dict[str, Attention]):
         raise KeyError(name)
 
 
+@typed("model")
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
     """Record attention during forward passes, with its gradients left out: `with record(model) as maps: model(x)`.

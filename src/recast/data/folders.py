@@ -198,8 +198,10 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
         archive = Archive(path)
         tops = {member.parts[0] for member in archive.members}
         val = next((part for part in VAL_NAMES if part in tops), None)
-        trees = (archive.tree("train"), val and archive.tree(val)) if "train" in tops else (archive.tree(), None)
-        return _found(name, *trees, in_memory=True, **defaults)
+        if "train" not in tops:
+            return _found(name, archive.tree(), None, in_memory=True, **defaults)
+        held_out = None if val is None else archive.tree(val)
+        return _found(name, archive.tree("train"), held_out, in_memory=True, **defaults)
     val_zip = next((path / f"{part}.zip" for part in VAL_NAMES if (path / f"{part}.zip").is_file()), None)
     if val_zip is None or not (path / "train.zip").is_file():
         return None

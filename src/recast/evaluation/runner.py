@@ -25,6 +25,7 @@ from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, S
 from recast.evaluation.stats import Resampled
 from recast.evaluation.suites import EVALUATORS, check_suites
 from recast.run.config.evaluation import Options
+from recast.run.fields import typed
 from recast.run.records import Difference, Row
 from recast.run.tables import Table
 from recast.tracing.hooks import in_eval
@@ -33,6 +34,7 @@ SAVE_EVERY = 30.0
 """Seconds between two savings of what was scored so far."""
 
 
+@typed("models", "data")
 def evaluate(
     models: nn.Module | Mapping[str, nn.Module],
     suites: str | Sequence[str],

@@ -12,6 +12,7 @@ from recast.errors import RecastError
 from recast.layers.functional.operands import fold_value
 from recast.layers.geometry import Geometry, convolution
 from recast.run.config import RecastConfig
+from recast.run.fields import Count, typed
 from recast.tracing.hooks import in_eval
 
 QUERY_STD = 0.02
@@ -42,8 +43,9 @@ class AttentionConv2d(nn.Module):
     bias: nn.Parameter | None
     value: nn.Parameter | None
 
+    @typed("in_channels", "out_channels", "geometry", "groups", "bias", "config")
     def __init__(
-        self, in_channels: int, out_channels: int, geometry: Geometry, *, groups: int = 1, bias: bool = True,
+        self, in_channels: Count, out_channels: Count, geometry: Geometry, *, groups: Count = 1, bias: bool = True,
         config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()

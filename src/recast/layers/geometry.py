@@ -11,8 +11,7 @@ flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian,
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,42 +21,37 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from recast.errors import RecastError
+from recast.run.fields import Checked, CountOrZero, Pixels
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Checked):
     """The shape of a 2-D convolution without its weights. Pairs are (rows, columns).
 
     A cross-correlation with this geometry computes, for output pixel (i, j) on the padded input x_p,
     `y(i, j) = b + Σ_{a,c} W[:, :, a, c] · x_p(i·s₀ + a·d₀, j·s₁ + c·d₁)`.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    kernel: tuple[Pixels, Pixels]
+    stride: tuple[Pixels, Pixels] = (1, 1)
+    padding: tuple[CountOrZero, CountOrZero, CountOrZero, CountOrZero] = (0, 0, 0, 0)
     """Pixels added at the top, bottom, left and right."""
     padding_mode: PaddingMode = "zeros"
-    dilation: tuple[int, int] = (1, 1)
+    dilation: tuple[Pixels, Pixels] = (1, 1)
     same: bool = False
     """TensorFlow's SAME: zeros for ⌈size/stride⌉ outputs, as many as the input's size asks for; `padding` is unused."""
-    upsample: tuple[int, int] = (1, 1)
+    upsample: tuple[Pixels, Pixels] = (1, 1)
     """Distance of the input's pixels on the grid, zeros between them: a transposed convolution's stride."""
     is_transposed: bool = False
     """The kernel is that of a transposed convolution, flipped; its `stride` is 1."""
 
     def __post_init__(self) -> None:
-        pairs = {name: getattr(self, name) for name in ("kernel", "stride", "dilation", "upsample")}
-        for name, value, length in (*((name, value, 2) for name, value in pairs.items()), ("padding", self.padding, 4)):
-            whole = isinstance(value, tuple) and all(isinstance(n, Integral) for n in value)
-            if not whole or len(value) != length:
-                raise RecastError(f"{name} must be a tuple of {length} whole numbers, got {value!r}")
-        positive = (*self.kernel, *self.stride, *self.dilation, *self.upsample)
-        if min(positive) < 1 or min(self.padding) < 0:
-            raise RecastError(f"kernel, stride and dilation must be ≥ 1 and padding ≥ 0, got {self}")
-        if self.padding_mode not in get_args(PaddingMode):
-            raise RecastError(f"padding_mode must be one of {get_args(PaddingMode)}, got {self.padding_mode!r}")
+        super().__post_init__()
+        for name, value in vars(self).items():
+            if isinstance(value, list):  # as JSON has them
+                object.__setattr__(self, name, tuple(value))
         if self.padding_mode != "zeros" and (self.same or self.is_transposed):
             raise RecastError(f"SAME and transposed convolutions pad with zeros, got {self.padding_mode!r}")
 
@@ -81,12 +75,6 @@ class Geometry:
             rows, columns = (0, 0) if conv.padding == "valid" else _pair(conv.padding)
             padding = (rows, rows, columns, columns)
         return cls(kernel, stride, padding, conv.padding_mode, dilation)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Geometry:
-        """The inverse of `to_dict`: lists become tuples again."""
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""

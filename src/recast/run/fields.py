@@ -5,17 +5,32 @@ A range is part of the type, `lr: NotNegative = 1e-4`. The same types read a rec
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from recast.errors import RecastError, shown, suggest
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Range(NamedTuple):
@@ -80,6 +95,25 @@ def check_fields(config: Checked) -> None:
     """Raise RecastError that names the first field whose number or word its type does not allow."""
     for name, hint in field_types(type(config)).items():
         check_value(hint, getattr(config, name), config._prefix + name)
+
+
+def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For a function that refuses what the hints of these arguments do not allow, before it does anything."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            hints, given = get_type_hints(function, include_extras=True), signature.bind(*args, **kwargs).arguments
+            for name in names:
+                if name in given:
+                    check_value(hints[name], given[name], name)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def check_value(hint: Any, value: Any, name: str) -> None:
@@ -203,8 +237,12 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint in names:
         return names[hint]
-    if origin in (dict, Mapping) or is_dataclass(hint):
+    if getattr(hint, "__name__", "") == "Module":
+        return "a network (nn.Module, as timm.create_model gives)"
+    if origin in (dict, Mapping):
         return "a mapping"
+    if origin is None and isinstance(hint, type):
+        return f"a {hint.__name__}"
     if origin is Annotated:
         return describe(args[0])
     if origin is Literal:

@@ -11,6 +11,7 @@ from torch import nn
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
+from recast.run.fields import typed
 from recast.surgery.folding.forms import as_folded, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
@@ -19,6 +20,7 @@ from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 
 
+@typed("model", "plan")
 @torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
     """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
@@ -73,7 +75,8 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     for step in chosen.steps:
         norm = step.fold and step.fold.batch_norm
-        if norm and not isinstance(dict(model.named_modules()).get(norm), nn.BatchNorm2d):
+        found = dict(model.named_modules()).get(norm or "")
+        if norm and not (isinstance(found, nn.BatchNorm2d) and found.num_features == step.output[0]):
             raise RecastError(
                 f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
                 f"into {step.name}"
@@ -144,6 +147,7 @@ def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
     return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
 
 
+@typed("model")
 def refresh_gates_(model: nn.Module) -> nn.Module:
     """Look at the gates of every GPSA layer so that eval skips closed heads (γ = s = 0); returns the model.
 

@@ -20,7 +20,7 @@ from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.fields import Positive, check_value
+from recast.run.fields import Positive, typed
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
@@ -28,13 +28,14 @@ from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import Example, batch_of, run_example
 
 
-class _Reached(Exception):
+class _Reached(BaseException):
     """Ends a forward pass at the layer that was waited for."""
 
 
+@typed("child", "parent", "ridge", "shrink_to_kernel")
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: float = 1e-4, *,
+    child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: Positive = 1e-4, *,
     shrink_to_kernel: bool = True,
 ) -> nn.Module:  # fmt: skip
     """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.
@@ -55,7 +56,6 @@ def calibrate_(
     held = list(batches)
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
-    check_value(Positive, ridge, "ridge")
     for batch in held:
         batch_of(batch)
         if not all(bool(t.isfinite().all()) for t in tree_leaves(batch) if isinstance(t, Tensor)):

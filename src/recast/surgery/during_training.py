@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
+from recast.run.fields import typed
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import DECAYED, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
@@ -29,6 +30,7 @@ PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
 
 
+@typed("model", "plan")
 def recast_during_training_(
     model: nn.Module,
     optimizer: Optimizer,

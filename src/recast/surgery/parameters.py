@@ -13,7 +13,7 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
-from recast.run.fields import NotNegative, Positive, check_value
+from recast.run.fields import NotNegative, Positive, typed
 from recast.surgery.plan import Plan
 
 LINEAR_GATE_LR_RATIO = 10.0
@@ -25,15 +25,16 @@ GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
 """The groups that the gates of a `RecastConfig.gate` are in."""
 
 
+@typed("model", "lr", "gate_lr", "weight_decay", "layer_decay", "plan", "pool_lr", "qk_lr")
 def param_groups(
     model: nn.Module,
-    lr: float = 1e-4,
-    gate_lr: float | None = None,
-    weight_decay: float = 0.05,
-    layer_decay: float | None = None,
+    lr: NotNegative = 1e-4,
+    gate_lr: NotNegative | None = None,
+    weight_decay: NotNegative = 0.05,
+    layer_decay: Positive | None = None,
     plan: Plan | None = None,
-    pool_lr: float | None = None,
-    qk_lr: float | None = None,
+    pool_lr: NotNegative | None = None,
+    qk_lr: NotNegative | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
     bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
@@ -51,12 +52,6 @@ def param_groups(
     Raises RecastError where layer decay is asked of a network without `group_matcher`, and for a rate or a decay that
     is negative or no finite number.
     """
-    given = {"lr": lr, "gate_lr": gate_lr, "weight_decay": weight_decay, "pool_lr": pool_lr, "qk_lr": qk_lr}
-    for name, value in given.items():
-        if value is not None:
-            check_value(NotNegative, value, name)
-    if layer_decay is not None:
-        check_value(Positive, layer_decay, "layer_decay")
     kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}

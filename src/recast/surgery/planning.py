@@ -9,11 +9,12 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, RecastConfig
+from recast.run.fields import typed
 from recast.surgery.budget import keep_within
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
@@ -27,6 +28,7 @@ from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Example, Observation, observe, on_meta
 
 
+@typed("model", "config", "budget", "pool")
 def plan(
     model: nn.Module,
     example: Example,
@@ -47,8 +49,6 @@ def plan(
     `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
     stride that cannot go, or pooling that cannot be replaced.
     """
-    if not isinstance(model, nn.Module):
-        raise RecastError(f"plan takes a network, got {shown(model)}: timm.create_model(NAME) makes one of a name")
     pool = pool if pool is not None and pool.is_on else None
     with torch.inference_mode(False), undisturbed(model):
         return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)

@@ -17,6 +17,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Backend
+from recast.run.fields import typed
 from recast.surgery.exactness import Exactness, relative_error
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.records import Step
@@ -69,6 +70,7 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
             layer.backend = own
 
 
+@typed("model", "plan")
 @torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     """Run `batch` in eval mode and keep what `verify` compares: take it before an in-place recast.
@@ -152,6 +154,7 @@ def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
     return found[:3] == (step.input[0], step.output[0], step.groups) and found[3] in kernels
 
 
+@typed("parent", "child", "backend")
 def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
     """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
 

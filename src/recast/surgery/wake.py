@@ -27,8 +27,9 @@ from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens
 from recast.run.config import RecastConfig
-from recast.run.fields import Positive, check_value
+from recast.run.fields import Positive, typed
 from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.observe import run_example
 
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""
@@ -85,9 +86,10 @@ def told(woken: Sequence[Woken]) -> str:
     )
 
 
+@typed("model", "logit_std", "seed")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: float = RecastConfig.logit_std, seed: int = 0,
+    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
@@ -100,7 +102,6 @@ def wake_(
     the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
     were all pruned, for no images, and for images or a `logit_std` that are not finite.
     """
-    check_value(Positive, logit_std, "logit_std")
     found = {name: layer for name, layer in recast_layers(model).items() if layers is None or name in layers}
     if not found:
         raise RecastError(f"{type(model).__name__} has no such layer that was recast: there is no attention to wake")
@@ -109,7 +110,7 @@ def wake_(
     seen = {name: _Moments() for name in found}
     with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
         for batch in [batches] if isinstance(batches, Tensor) else batches:
-            model(batch)
+            run_example(model, batch)
     for name, moments in seen.items():
         if not moments.count:
             raise RecastError(f"{name} saw no image: give at least one batch that the network can take")

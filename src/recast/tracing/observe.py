@@ -49,14 +49,24 @@ class Observation:
 
 
 def run_example(model: nn.Module, example: Example) -> Any:
-    """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments."""
+    """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
+
+    Raises `RecastError`, naming the shapes, where the model does not take it.
+    """
     # hooks inside a compiled part would not be called, and fake tensors cannot compile
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         # torch warns of the module hooks that a plan counts operations with
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-        if isinstance(example, Mapping):
-            return model(**example)
-        return model(*example) if isinstance(example, tuple) else model(example)
+        try:
+            if isinstance(example, Mapping):
+                return model(**example)
+            return model(*example) if isinstance(example, tuple) else model(example)
+        except RecastError:
+            raise
+        except Exception as error:  # whatever a model does with what it does not know
+            shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
+            kind = type(model).__name__
+            raise RecastError(f"{kind} cannot run on the example {shapes}: {first_line(error)}") from error
 
 
 def batch_of(example: Example) -> int:
@@ -113,13 +123,9 @@ def observe(
             fakes = tree_map_only(Tensor, mode.from_tensor, example)
             return _run(subject, fakes, batch, names, edit)
     except Exception as error:  # whatever a model does that fake tensors cannot follow
-        reason = error
-    try:
-        with _all_trained(model):
-            seen = _run(copy_with(model, Tensor.clone) if edit else model, example, batch, names, edit)
-    except Exception as error:
-        shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
-        raise RecastError(f"{type(model).__name__} cannot run on the example {shapes}: {first_line(error)}") from error
+        reason = error.__cause__ or error
+    with _all_trained(model):
+        seen = _run(copy_with(model, Tensor.clone) if edit else model, example, batch, names, edit)
     return replace(seen, failure=f"{type(reason).__name__}: {first_line(reason)}")
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import captured_inputs, in_eval
-from recast.tracing.observe import batch_of
+from recast.tracing.observe import batch_of, run_example
 
 KERNELS = (3, 5, 7, 9, 11)
 Batches = list[tuple[Tensor, Tensor | None]]
@@ -47,6 +48,7 @@ class Folded:
     """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
 
 
+@typed("model", "tol", "kernel", "batch_norm")
 @torch.no_grad()
 def fold_(
     model: nn.Module,
@@ -89,6 +91,8 @@ def fold_(
     report: list[Folded] = []
     with in_eval(model):
         before = _outputs(model, batches)
+        if not all(bool(output.isfinite().all()) for output in before):
+            raise RecastError(f"{type(model).__name__} gives NaN or infinity for the data: look at the images")
         norms_of = norms_after(model, layers, batches[0][0]) if batch_norm else {}
         for name, layer in layers.items():
             done = _fold_one(model, name, layer, tol, kernel, batches)
@@ -136,14 +140,11 @@ def _outputs(model: nn.Module, batches: Batches) -> list[Tensor]:
     outputs = []
     for images, labels in batches:
         count = batch_of(images)
-        try:
-            output = model(images)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise RecastError(f"{type(model).__name__} cannot run on the data: {first_line(error)}") from error
+        output = run_example(model, images)
         if not isinstance(output, Tensor):
             raise RecastError(f"fold_ measures what gives a tensor, got {type(output).__name__}: leave data out")
-        if labels is not None and labels.shape != output.shape[:1]:
-            raise RecastError(f"data gives {tuple(labels.shape)} labels for {count} images: expected one an image")
+        if labels is not None and (found := tuple(getattr(labels, "shape", ()))) != output.shape[:1]:
+            raise RecastError(f"data gives labels of shape {found} for {count} images: expected one an image")
         outputs.append(output)
     return outputs
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError
 from recast.tracing.hooks import hooked, named, replaced_output
+from recast.tracing.observe import run_example
 
 TOLERANCE = 1e-4
 """Relative difference below which two outputs in single precision are the same."""
@@ -47,12 +48,8 @@ class Probe:
             if first is not None:
                 self.order.append((name, first.shape))
 
-        try:
-            with hooked(self.modules.items(), after=note):
-                logits = model(example)
-        except Exception as error:  # whatever a model does with what it does not know
-            shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-            raise RecastError(f"{self.kind} cannot run on the example {shape}: {first_line(error)}") from error
+        with hooked(self.modules.items(), after=note):
+            logits = run_example(model, example)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise RecastError(f"attention pooling is for networks that give (batch, classes), got {got}")

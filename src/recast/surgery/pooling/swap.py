@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.run.config import PoolConfig, RecastConfig
+from recast.run.fields import typed
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place
@@ -24,6 +25,7 @@ SIDES = (128, 224, 64, 32, 256, 384)
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
+@typed("model", "per_class", "config", "example")
 def attention_pool_(
     model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Tensor | None = None
 ) -> nn.Module:
