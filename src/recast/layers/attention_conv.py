@@ -31,6 +31,13 @@ def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
     return narrow if groups == in_channels else min(dense, narrow)
 
 
+def in_transform() -> bool:
+    """Whether torch.func (vmap, grad, jacrev, …) or forward-mode differentiation is at work: plain operations only."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
 class AttentionConv2d(nn.Module):
     """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 

@@ -11,14 +11,17 @@ from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.attention_conv import AttentionConv2d
+from recast.layers.attention_conv import AttentionConv2d, in_transform
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import (
     Gates,
+    OpenMaps,
+    SeenGates,
     Weights,
     clamp_inward,
     inverse_softplus,
     linear_gates,
+    nonzero,
     scatter_heads,
     select_heads,
     sigmoid_gates,
@@ -29,37 +32,6 @@ from recast.layers.geometry import Geometry
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
-
-
-def _where(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero().flatten().tolist())
-
-
-def _version(gate: Tensor) -> int:
-    """A Python number that every in-place write raises."""
-    return -1 if gate.is_inference() else gate._version
-
-
-OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
-"""Heads whose Gaussian gate is open, and heads whose content gate is."""
-
-
-def _in_transform() -> bool:
-    """Whether torch.func is at work (vmap, grad, jacrev, …), which takes plain operations only."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-
-
-class _SeenGates:
-    """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
-
-    def __init__(self, open_maps: OpenMaps, *gates: Tensor) -> None:
-        self.open_maps = open_maps
-        # the tensors themselves: Python gives the address of a freed one out again
-        self.gates = [(gate, _version(gate)) for gate in gates]
-
-    def still_hold(self, *gates: Tensor) -> bool:
-        """Whether these are the very tensors, and nobody wrote to them since; no value is read."""
-        return all(a is b and _version(a) == version for a, (b, version) in zip(gates, self.gates, strict=True))
 
 
 class GPSA(AttentionConv2d):
@@ -78,10 +50,10 @@ class GPSA(AttentionConv2d):
     the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
-    eval without gradients, maps whose gates are closed are left out: the layer looks at its gates when `eval()` is
-    called and when a state is loaded in eval mode, and copies and pickles know what it saw. Gates that an optimiser or
-    an EMA wrote to since then are noticed, and every map runs again, until `eval()` or `recast.refresh_gates_(model)`
-    looks anew; writes through `.data`, and writes under a compiled layer, are not.
+    eval, where gates get no gradient, maps whose gates are closed are left out: the layer looks at its gates when
+    `eval()` is called and when a state is loaded in eval mode, and copies and pickles know what it saw. Gates that were
+    written to since then are noticed, and every map runs again, until `eval()` or `recast.refresh_gates_(model)` looks
+    anew; writes through `.data`, and writes under a compiled layer, are not.
 
     `backend` names the code that runs (`layers.functional`), "auto" the cheapest. All agree to rounding. In eval with
     all heads closed that is the convolution itself, bit for bit.
@@ -91,7 +63,7 @@ class GPSA(AttentionConv2d):
     """Heads that have a Gaussian map; the others' was pruned (`prune_`)."""
     content_heads: tuple[int, ...]
     """Heads that have a content map; the others' was pruned."""
-    _seen: _SeenGates | None
+    _seen: SeenGates | None
     """None in training, and where nobody looked."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
@@ -119,7 +91,7 @@ class GPSA(AttentionConv2d):
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
             if self.config.gamma_init == self.config.s_init == 0:  # on the meta device nobody can look
-                self._seen = _SeenGates(((), ()), self.gamma, self.spread)
+                self._seen = SeenGates(((), ()), self.gamma, self.spread)
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
 
@@ -175,7 +147,7 @@ class GPSA(AttentionConv2d):
         # fake, sharded and meta tensors have no values here
         if type(self.gamma) in (Tensor, nn.Parameter) and not self.gamma.is_meta:
             gates = self.gates()
-            self._seen = _SeenGates((_where(gates["s"] != 0), _where(gates["gamma"] != 0)), self.gamma, self.spread)
+            self._seen = SeenGates((nonzero(gates["s"] != 0), nonzero(gates["gamma"] != 0)), self.gamma, self.spread)
         return self.open_heads
 
     def _maps_to_run(self) -> OpenMaps | None:
@@ -183,7 +155,9 @@ class GPSA(AttentionConv2d):
 
         Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for.
         """
-        if self.training or torch.is_grad_enabled() or self._seen is None:
+        if self.training or self._seen is None:
+            return None
+        if torch.is_grad_enabled() and (self.gamma.requires_grad or self.spread.requires_grad):
             return None
         if torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread):
             return self._seen.open_maps
@@ -223,7 +197,7 @@ class GPSA(AttentionConv2d):
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = select_heads(w, *maps)
-        backend = "dense" if _in_transform() and (w.gaussian_heads or w.content_heads) else self.chosen_backend()
+        backend = "dense" if in_transform() and (w.gaussian_heads or w.content_heads) else self.chosen_backend()
         output: Tensor = getattr(functional, backend)(input, w)
         return output
 
@@ -257,7 +231,7 @@ class GPSA(AttentionConv2d):
         """
         self.check_closes(tol)
         # what is not within the tolerance is open, NaN among it
-        opened = _where(~(self.gate_sizes() <= tol))
+        opened = nonzero(~(self.gate_sizes() <= tol))
         gaussian, first = self.gaussian_heads, 0
         if self.config.gate == "linear":
             first = len(gaussian)
@@ -290,7 +264,8 @@ class GPSA(AttentionConv2d):
         for name, index in rows.items():
             if (old := self._parameters.get(name)) is not None:
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
-        self.gaussian_heads, self.content_heads, self._skips_closed = gaussian, content, False
+        self.gaussian_heads, self.content_heads = gaussian, content
+        self._look()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
         """The convolution this layer is, if all its maps are closed within `tol`; else the layer in its smallest form:
@@ -340,7 +315,7 @@ class GPSA(AttentionConv2d):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         open_maps: Any = self._seen
-        self._seen = None if open_maps is None else _SeenGates(open_maps, self.gamma, self.spread)
+        self._seen = None if open_maps is None else SeenGates(open_maps, self.gamma, self.spread)
 
     def extra_repr(self) -> str:
         maps = [len(self.gaussian_heads), len(self.content_heads)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +35,27 @@ class Gates(NamedTuple):
         if content is not None:
             mixed = mixed + self.content[:, None, None] * content
         return mixed if self.shift is None else mixed + self.shift[:, None, None] * shift
+
+
+OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
+"""Heads whose Gaussian gate is open, and heads whose content gate is."""
+
+
+class SeenGates:
+    """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
+
+    def __init__(self, open_maps: OpenMaps, *gates: Tensor) -> None:
+        self.open_maps, self.gates, self.versions = open_maps, gates, self._versions(gates)
+
+    def still_hold(self, *gates: Tensor) -> bool:
+        """Whether these are the very tensors (an address is given out again), and nobody wrote to them since; no value
+        is read."""
+        return all(map(operator.is_, gates, self.gates)) and self._versions(gates) == self.versions
+
+    @staticmethod
+    def _versions(gates: Iterable[Tensor]) -> list[int]:
+        """Numbers that every in-place write raises."""
+        return [-1 if gate.is_inference() else gate._version for gate in gates]
 
 
 class Weights(NamedTuple):
@@ -214,3 +237,8 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
         query=w.query[rows], key=w.key[rows], center=w.center[at], alpha=w.alpha[at], gates=gates,
         gaussian_heads=gaussian, content_heads=content,
     )  # fmt: skip
+
+
+def nonzero(mask: Tensor) -> tuple[int, ...]:
+    """Where a mask holds, as Python numbers."""
+    return tuple(mask.nonzero().flatten().tolist())
