@@ -25,6 +25,7 @@ from recast.surgery.parameters import param_groups
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
+from recast.surgery.verify import verify
 from recast.surgery.wake import wake_
 
 X = torch.zeros(2, 3, 16, 16)
@@ -215,6 +216,8 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "no pairs": ("or batches of", opened, lambda m: fold_(m, data=[X])),
     "labels": ("one an image", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
     "data": ("cannot run on the example", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
+    "NaN data": ("NaN or infinity for the data", opened, lambda m: fold_(m, data=BATCH[0] * NAN)),
+    "labels in a list": ("labels of shape", opened, lambda m: fold_(m, data=[(BATCH[0], list("abcd"))])),
     "tol": ("0 or more; got nan", opened, lambda m: fold_(m, tol=NAN)),
     "closes": ("does not hold 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
@@ -226,6 +229,14 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "calibrate NaN": ("NaN or infinite", opened, lambda m: calibrate_(m, small(), [BATCH[0], BATCH[0] * NAN])),
     "calibrate size": (
         "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),
+    "calibrate channels": (
+        "cannot run on the example", sigmoid, lambda m: calibrate_(m, small(), [BATCH[0], X[:, :2]])),
+    "a word": ("model must be a network .*, got 'resnet18'", small, lambda _: recast_("resnet18", None)),  # type: ignore[arg-type]
+    "no plan": ("plan must be a Plan, got None", small, lambda m: recast_(m, None)),  # type: ignore[arg-type]
+    "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),  # type: ignore[arg-type]
+    "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
+    "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
+    "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
     "layer_decay": ("layer_decay must be a positive", small, lambda m: param_groups(m, layer_decay=float("inf"))),

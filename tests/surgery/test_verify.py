@@ -121,7 +121,7 @@ def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.
     state = copy.deepcopy((parent.state_dict(), child.state_dict()))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     if fail:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RecastError, match="cannot run on the example"):
             verify(parent, child, torch.zeros(1, 4, 8, 8))
     else:
         assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
