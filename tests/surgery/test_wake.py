@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import recast
+from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError
 from recast.layers.cmhsa import recast_layers
 from recast.run.config import RecastConfig
@@ -62,6 +63,13 @@ def test_a_transposed_convolution_wakes_exactly() -> None:
     assert woken.entropy_after < 0.97
     with torch.no_grad():
         assert torch.equal(child(small), parent(small))
+
+
+def test_a_map_of_a_single_pixel_is_uniform() -> None:
+    child, pixel = recast_network(network(padding=1)), images()[..., :1, :1]
+    (woken,) = wake_(child, pixel)
+    (awake,) = wakefulness(child, pixel).values()
+    assert {woken.entropy_before, woken.entropy_after, *awake["entropy"]} == {1}
 
 
 def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projected_out() -> None:

@@ -16,7 +16,7 @@ from recast.analysis.blocks import Images, device_of, each_batch
 from recast.analysis.queries import content_of, logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
-from recast.layers.functional.maps import real_keys
+from recast.layers.functional.maps import real_keys, relative_entropy
 from recast.layers.functional.operands import block_diagonal
 from recast.tracing.hooks import hooked, in_eval
 
@@ -85,9 +85,8 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     pixels = pixels / pixels.sum(-1, keepdim=True)  # C-MHSA sees padding, too
     tokens = geometry.pad(x).flatten(2).transpose(1, 2)
     parts = [_squares(layer, tokens, gamma[:, None, None] * maps) for maps in added]
-    entropy = torch.special.entr(pixels).sum(-1).mean(-1) / math.log(pixels.shape[-1])
     distance = (pixels - 1 / pixels.shape[-1]).abs().sum(-1).mean(-1) / 2
-    found = torch.stack([values.sum(0) for values in (entropy, distance, *parts)]).double().cpu()
+    found = torch.stack([values.sum(0) for values in (relative_entropy(pixels), distance, *parts)]).double().cpu()
     return found, float((made[:, at] if layer.bias is None else made[:, at] - layer.bias).square().mean((1, 2)).sum())
 
 

@@ -15,7 +15,8 @@ from recast.cli.help import Command
 from recast.cli.options import JsonOption, TrustOption, Words, parse, print_json
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
-from recast.run.recipe import load_recipe
+from recast.run.files import read_names
+from recast.run.recipe import load_recipe, why_untaught
 from recast.run.records import Difference, Row
 from recast.run.suites import DEFAULTS, METRICS, SUITES, base
 from recast.run.trust import trusting
@@ -90,9 +91,10 @@ def _evaluate(options: EvaluateOptions, command: str) -> int:
         rows += found.rows
         missing |= {str(error): error for error in found.not_measured}
         if not options.json:
-            print(f"{folder}\n{arms_table(found.rows, found.differences)}{LEGEND}" if found.rows else str(folder))
-            for table in found.tables.values():
-                print(f"  {Path(folder) / 'analysis' / table.name}.csv: {len(table.rows)} rows")
+            table = arms_table(found.rows, found.differences, compared_with(Path(folder), found.rows))
+            print(f"{folder}\n{table}{LEGEND}" if found.rows else str(folder))
+            for kept in found.tables.values():
+                print(f"  {Path(folder) / 'analysis' / kept.name}.csv: {len(kept.rows)} rows")
         if {row.model for row in found.rows} == {"parent", "recast"}:
             print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
     if options.json:
@@ -113,6 +115,14 @@ def _suites(asked: list[str], folder: Path) -> list[str]:
     return [name for name in DEFAULTS if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
+def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The arms that the recast one is compared with: not a parent that never learnt these classes."""
+    names = folder / "classes.json"
+    classes = len(read_names(names)) if names.is_file() else 0
+    untaught = why_untaught(load_recipe(folder / "recipe.yaml", complete=True), folder, classes, rows)
+    return ("finetuned",) if untaught else ("parent", "finetuned")
+
+
 def _why_two_arms(folder: Path) -> str:
     why = "the parent fine-tuned the same way is missing, and without it a gain proves nothing"
     if (folder / "finetuned").is_dir():
@@ -120,8 +130,10 @@ def _why_two_arms(folder: Path) -> str:
     return f"{why}: this run was trained without its control arm"
 
 
-def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> str:
-    """One line per metric: the arms, and what recast is above parent and above the parent fine-tuned the same way.
+def arms_table(
+    rows: Sequence[Row], differences: Sequence[Difference] = (), others: Sequence[str] = ("parent", "finetuned")
+) -> str:
+    """One line per metric: the arms, and what recast is above the others.
 
     Behind a difference stands half the width of its 95 % interval. Of a corruption suite only means over the kinds are
     shown; the rest is in rows.csv.
@@ -135,12 +147,13 @@ def arms_table(rows: Sequence[Row], differences: Sequence[Difference] = ()) -> s
             values.setdefault((row.suite, row.metric), {})[row.model] = row.value
     table = Table()
     table.add_column("measure", no_wrap=True)
-    for title in ("parent", "fine-tuned", "recast", "recast\n− parent", "recast\n− fine-tuned"):
+    names = dict(zip(ARMS, ("parent", "fine-tuned", "recast"), strict=True))
+    for title in (*names.values(), *(f"recast\n− {names[other]}" for other in others)):
         table.add_column(title, justify="right", no_wrap=True)
     for (suite, metric), of in values.items():
         percent = base(metric) in METRICS and METRICS[base(metric)].unit == "%"
         cells = [_number(of.get(arm), percent) for arm in ARMS]
-        for other in ("parent", "finetuned"):
+        for other in others:
             margin = margins.get((suite, metric, other))
             cells.append(_difference(of.get("recast"), of.get(other), percent, margin))
         table.add_row(f"{suite} {metric}{UNITS.get(metric, '')}", *cells)

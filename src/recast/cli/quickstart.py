@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from recast.cli.evaluate import arms_table
+from recast.cli.evaluate import arms_table, compared_with
 from recast.cli.help import Command
 from recast.cli.options import parse, print_json
 from recast.errors import RecastError
@@ -98,7 +98,7 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
-    say(arms_table(results.rows, results.differences))
+    say(arms_table(results.rows, results.differences, compared_with(out, results.rows)))
     say("\n── 5/5  report")
     report = write_report([out]).resolve()
     seconds = time.time() - started

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from recast.report import formats
 from recast.report.formats import NBSP
-from recast.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words
+from recast.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words, worth_a_line
 from recast.report.load import ARMS, Run
 from recast.report.table import Bar, Cell, Group, Table
 from recast.run.records import Row
@@ -30,7 +30,7 @@ def arms_table(run: Run, swept: bool = False) -> Table:
     The suites that vary one thing at test time, whose charts say most, have a table of their own: `swept`.
     """
     rows = [row for row in run.rows if (row.suite in SWEPT) == swept]
-    against = "finetuned" if any(row.model == "finetuned" for row in rows) else "parent"
+    against = _against(run, any(row.model == "finetuned" for row in rows))
     groups, bars = [], list[Bar]()
     for title, found in _grouped(rows).items():
         metrics = [metric for _, metric in found]
@@ -47,16 +47,20 @@ def arms_table(run: Run, swept: bool = False) -> Table:
     return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
 
 
+def _against(run: Run, has_control: bool) -> str:
+    """The arm that colours and bars compare with."""
+    return "finetuned" if has_control or "parent" not in words(run).others else "parent"
+
+
 def _grouped(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], None]]:
     """Title → (suite, metric) of its lines: a group for every suite, the other test sets in one.
 
     Suites that are not known come before the costs; metrics stand as they were measured.
     """
-    masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)  # worth a line only then
     groups: dict[str, dict[tuple[str, str], None]] = {}
     place = {suite: place for place, suite in enumerate(SUITES)}
-    for row in sorted(rows, key=lambda row: place.get(row.suite, place["cost"] - 0.5)):
-        if not PER_CORRUPTION.match(row.metric) and (masked or row.metric != "no_gradient"):
+    for row in sorted(worth_a_line(rows), key=lambda row: place.get(row.suite, place["cost"] - 0.5)):
+        if not PER_CORRUPTION.match(row.metric):
             title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
             groups.setdefault(title, {})[row.suite, row.metric] = None
     return groups
@@ -122,7 +126,7 @@ def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
     for suite, kinds in run.corruptions.items():
         metrics = [metric for one in kinds.values() for metric in one.values()]
         severities = sorted({severity for one in kinds.values() for severity in one}, key=int)
-        against = "finetuned" if any(run.row("finetuned", suite, metric) for metric in metrics) else "parent"
+        against = _against(run, any(run.row("finetuned", suite, metric) for metric in metrics))
         gaps = {metric: run.value("recast", suite, metric) - run.value(against, suite, metric) for metric in metrics}
         largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
         rows = []

@@ -11,7 +11,7 @@ from recast.report import formats
 from recast.report.charts import Chart, joined
 from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.report.verdict import accuracy
 from recast.run.files import number
 from recast.run.suites import CATEGORIES, of_kind
@@ -44,8 +44,8 @@ def training(run: Run) -> list[Chart]:
     top1 = training_series(run, "val_top1")
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
-    parent = accuracy(run, "parent")
-    before = "" if run.is_plain else f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. "
+    parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
+    before = f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. " if math.isfinite(parent) else ""
     return [
         series_chart(
             "training_accuracy", "Top-1 accuracy, %", top1, "epoch", told_as=f"{before}Top-1 accuracy by epoch",
@@ -84,7 +84,7 @@ def arms_chart(
     `place` is how `x` is told, as in "{:g} pixels"; `ticks` chooses from the places.
     """
     series = []
-    for arm in ARMS:
+    for arm in words(run).drawn:
         known = [
             Point(at, row.value, row.low, row.high, place.format(at))
             for at, key in sorted(points.items())
@@ -130,7 +130,7 @@ def resolution(run: Run) -> list[Chart]:
     note = f"Trained at {run.recipe.data.img_size} pixels." if run.recipe.data.img_size else ""
     for size, metric in sizes.items():
         if size[0] != size[-1]:
-            found = {name: run.value(arm, "resolution", metric) for arm, name in words(run).arms.items()}
+            found = {words(run).arms[arm]: run.value(arm, "resolution", metric) for arm in words(run).drawn}
             values = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in found.items() if value == value)
             note += f" {size[0]}×{size[1]} (height × width): {values}."
     square: Keyed = {size[0]: ("resolution", metric) for size, metric in sizes.items() if size[0] == size[-1]}
@@ -257,7 +257,7 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
     for run in runs:
         own = []
-        for arm in ARMS:
+        for arm in words(run).drawn:
             row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
             if row is not None and math.isfinite(row.value) and across > 0:
                 name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"

@@ -24,6 +24,7 @@ from recast.errors import RecastError
 from recast.report.arms_table import arms_table
 from recast.report.charts import PAPER, Cells, Chart, styled
 from recast.report.draw import MARKERS
+from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.page import Part
 from recast.report.table import latex, markdown
@@ -162,7 +163,7 @@ def tidy(runs: Sequence[Run]) -> Cells:
         for row in run.rows:
             key = (run.name, row.suite, row.dataset, row.metric)
             rows.append((*key, row.model, row.value, row.low, row.high, row.n))
-            for other in ("parent", "finetuned") if row.model == "recast" else ():
+            for other in words(run).others if row.model == "recast" else ():
                 paired = run.difference(other, row.suite, row.metric)
                 value = paired.value if paired else row.value - run.value(other, row.suite, row.metric)
                 if math.isfinite(value):

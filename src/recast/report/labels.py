@@ -9,6 +9,7 @@ from recast.report.charts import Key
 from recast.report.formats import NBSP
 from recast.report.load import ARMS, Run
 from recast.run.recipe import has_new_parent
+from recast.run.records import Row
 from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
 
@@ -31,6 +32,11 @@ class Words:
     no_control: str
     others: tuple[str, ...] = ("parent", "finetuned")
     """The arms that the recast one is compared with."""
+
+    @property
+    def drawn(self) -> list[str]:
+        """The arms of charts: a parent that is nothing to compare with is left out."""
+        return [arm for arm in self.arms if arm != "parent" or arm in self.others]
 
 
 PARENT = Words(
@@ -136,8 +142,9 @@ def in_suite(suite: str, metric: str) -> str:
 
 def glossary(runs: Sequence[Run]) -> dict[str, str]:
     """The words of a page, for who meets them for the first time: those of every run, and of what was measured."""
-    suites = dict.fromkeys(row.suite for run in runs for row in run.rows if row.suite in SUITES)
-    metrics = dict.fromkeys(name for run in runs for row in run.rows if (name := base(row.metric)) in METRICS)
+    rows = [row for run in runs for row in worth_a_line(run.rows)]
+    suites = dict.fromkeys(row.suite for row in rows if row.suite in SUITES)
+    metrics = dict.fromkeys(name for row in rows if (name := base(row.metric)) in METRICS)
     return (
         GLOSSARY
         | {METRICS[name].label: METRICS[name].meaning for name in metrics}
@@ -158,6 +165,12 @@ GLOSSARY = {
     "95 % interval": "where the number is expected on other images of the same kind; of differences it is paired: all "
     "networks see the same",
 }
+
+
+def worth_a_line(rows: Sequence[Row]) -> list[Row]:
+    """Without the share of images that gave an attack no gradient, where it is none."""
+    masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)
+    return [row for row in rows if masked or row.metric != "no_gradient"]
 
 
 def is_accuracy(metric: str) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
-from recast.layers.functional.maps import query_tokens
+from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, typed
 from recast.tracing.hooks import hooked, in_eval
@@ -178,10 +178,10 @@ def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def content_entropy(layer: RecastLayer, x: Tensor) -> float:
-    """Entropy of the content maps over its maximum ln M: 1 for a uniform map, 0 for one pixel; mean over all heads."""
+    """`relative_entropy` of the content maps, in the mean over all heads."""
     if layer.config.content == "linear":
         q, k = _projections(layer, x)
         maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
     else:
         maps = _logits(layer, x).softmax(-1)
-    return float(torch.special.entr(maps).sum(-1).mean()) / math.log(maps.shape[-1])
+    return float(relative_entropy(maps).mean())

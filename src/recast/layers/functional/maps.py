@@ -6,6 +6,7 @@ of the maps and have derivatives of any order.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -123,6 +124,13 @@ def content_map(x: Tensor, w: Weights) -> Tensor:
         return torch.softmax(q, dim=-1) @ torch.softmax(k, dim=-2).transpose(-1, -2)
     logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     return torch.softmax(logits.masked_fill(hidden, float("-inf")), dim=-1)
+
+
+def relative_entropy(maps: Tensor) -> Tensor:
+    """Entropy of maps (…, N, M) over its maximum ln M, in the mean over the queries: 0 for one pixel of several, 1 for
+    uniform maps, those of a single pixel too."""
+    entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
+    return entropy / most if most else torch.ones_like(entropy)
 
 
 def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
