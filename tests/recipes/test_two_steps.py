@@ -42,6 +42,7 @@ def tiny(recipe: Recipe) -> Recipe:
         data=DataConfig(batch_size=4, img_size=SIZE),
         schedule=replace(recipe.schedule, conv_epochs=0),
         distill=teacher,
+        embedding=replace(recipe.embedding, dim=8, hidden=8),
         epochs=1,
         accumulate=min(recipe.accumulate, 2),
         device="cpu",

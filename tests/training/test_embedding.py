@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from small import CLASSES, digits_recipe, small_child, small_data, small_fit, sm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recast.data.datasets import ImageTensors
+from recast.data.loading import Loader
 from recast.errors import RecastError
 from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
 from recast.run.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, ScheduleConfig, check_recipe
 from recast.training.checkpoint import states
-from recast.training.embedding import EmbeddingLoss, instance_loss, neighbour_loss, remember_
+from recast.training.embedding import EmbeddingLoss, dino_loss, instance_loss, neighbour_loss, remember_
 from recast.training.metrics import read_metrics
 from recast.training.run import train
 
@@ -90,6 +93,17 @@ def test_losses_of_instances_by_hand() -> None:
     assert instance_loss(ours[:, :1].expand(2, 4, 2), 3 * ours[:, :1].expand(2, 4, 2)).tolist() == [-1.0, -1.0]
 
 
+def test_dino_s_loss_is_lightly_s() -> None:
+    """Computed with lightly 1.6.0's DINOLoss in float64; 0.5·sin(a·j + b) by a flat index j from 1."""
+
+    def filled(*shape: int, a: float, b: float) -> Tensor:
+        return 0.5 * torch.sin(a * torch.arange(1, 1 + math.prod(shape), dtype=torch.float64) + b).view(shape)
+
+    ours, theirs = filled(2, 3, 5, a=0.7, b=0.1), filled(2, 2, 5, a=1.3, b=0.4)
+    found = dino_loss(ours, theirs, 0.1 * filled(5, a=0.9, b=0.2), 0.04)
+    assert found.mean().item() == pytest.approx(3.7751366034808482, rel=1e-12)
+
+
 def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
     memory = torch.zeros(4, 2)
     remember_(memory, torch.tensor([2, 0, 2]), torch.tensor([(0.0, 1.0), (0.6, 0.8), (1.0, 0.0)]))
@@ -152,6 +166,40 @@ def test_training_goes_on_bit_for_bit(
     assert any("target" in name for name in one) == (config.instance_weight > 0)
 
 
+DINO = EmbeddingConfig("dino", dim=6, hidden=5, knn_weight=0, instance_weight=0, views=3)
+
+
+def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:
+    recipe = small_recipe(embedding=DINO, save_steps=1)
+    model = goes_on(small_fit, lambda: headed(DINO), "update", 8, recipe=recipe)
+    head = embedding_head(model)
+    assert head is not None
+    torch.testing.assert_close(head.predictor.last.weight.norm(dim=1), torch.ones(6))  # type: ignore[union-attr]
+    state = torch.load(states(tmp_path / "run")[-1], weights_only=True)["embedding"]
+    assert (len(state["memory"]), state["center"].shape) == (0, (6,))
+    assert state["center"].any()
+    data = small_data()
+    turned = replace(data, train=data.train.relabelled(data.train.labels.roll(1)))
+    other = headed(DINO)
+    small_fit(tmp_path / "turned", other, recipe, data=turned)
+    probe = [name for name, _ in model.named_parameters() if ".classifier." in name]
+    before = headed(DINO).state_dict()
+    for name, value in model.state_dict().items():
+        assert value.equal(other.state_dict()[name]) == (name not in probe), name
+    assert not model.state_dict()["0.weight"].equal(before["0.weight"])
+
+
+def test_local_views_show_less_at_the_same_size() -> None:
+    crop = AugmentConfig(crop="random", scale=(1.0, 1.0), flip=False)
+    ramp = torch.arange(16).mul(15).byte().expand(2, 3, 16, 16).contiguous()  # brighter to the right
+    images = ImageTensors(ramp, torch.arange(2), crop)
+    local = images.augmented(replace(crop, scale=(0.05, 0.1)))
+    ((pixels, _),) = Loader(images, 2, shuffle_seed=0, views=4, local=local)
+    assert pixels.shape == (2, 4, 3, 16, 16)
+    spread = pixels.amax((2, 3, 4)) - pixels.amin((2, 3, 4))
+    assert bool((spread[:, :2].amin(1) > 1.5 * spread[:, 2:].amax(1)).all())
+
+
 def test_the_target_follows_without_a_gradient() -> None:
     model, recipe, device = headed(), small_recipe(embedding=SMALL), torch.device("cpu")
     loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 10, device, None)
@@ -201,6 +249,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
         ({"augment": AugmentConfig(mixup=0.8)}, "augment.mixup has no meaning for an embedding"),
         ({"schedule": ScheduleConfig("progressive")}, "schedule has no meaning"),
         ({"embedding": EmbeddingConfig("mlp", views=1)}, "embedding.views to 2 or more"),
+        ({"embedding": EmbeddingConfig("dino")}, "dino has one loss, over two views or more"),
         ({"embedding": EmbeddingConfig("mlp", knn_weight=0, instance_weight=0)}, "both are 0"),
     ],
 )

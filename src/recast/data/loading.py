@@ -24,6 +24,9 @@ from recast.data.datasets import MAX_BAD, LabelledImages
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 
+WHOLE_VIEWS = 2
+"""Views of an image before those that are cut smaller, where there are such."""
+
 
 class Loaded(NamedTuple):
     """A part's share of a batch; the names of unreadable images travel with it out of a loader process."""
@@ -63,6 +66,8 @@ class Loader:
     the images of the data set; an epoch stays as long."""
     views: int = 1
     """Each image so many times, augmented anew: with more than one the images of a batch are (B, views, C, S, S)."""
+    local: LabelledImages | None = None
+    """What the views after the second are taken from: the same images, cut smaller (DINO's multi-crop)."""
     drop_last: bool = False
     """Leave the last batch of an epoch out if it is smaller."""
     part: int = 0
@@ -164,8 +169,11 @@ class Loader:
         images, labels = self.dataset.load(items, seeds)
         if self.views == 1:
             return Loaded(images, labels)
-        others = [[mix_seed("view", view, seed) for seed in seeds] for view in range(1, self.views)]
-        return Loaded(torch.stack([images, *(self.dataset.load(items, own)[0] for own in others)], 1), labels)
+        found = [images]
+        for view in range(1, self.views):
+            source = self.dataset if view < WHOLE_VIEWS or self.local is None else self.local
+            found.append(source.load(items, [mix_seed("view", view, seed) for seed in seeds])[0])
+        return Loaded(torch.stack(found, 1), labels)
 
 
 class _Shares(IterableDataset[Any]):

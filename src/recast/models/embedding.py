@@ -5,18 +5,38 @@ from __future__ import annotations
 import copy
 
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
 from recast.models.adapt import classifiers
 from recast.run.config import EmbeddingConfig
 
 
+class Prototypes(nn.Module):
+    """DINO's head: an MLP with two GELUs, D → hidden → hidden → 256, cut to length 1, and its products with K unit
+    vectors (Caron et al. 2021, arXiv:2104.14294, section 3)."""
+
+    def __init__(self, width: int, hidden: int, count: int, bottleneck: int = 256) -> None:
+        super().__init__()
+        first, second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
+        self.mlp = nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Linear(hidden, bottleneck))
+        self.last = weight_norm(nn.Linear(bottleneck, count, bias=False))
+        self.last.parametrizations.weight.original0.data.fill_(1.0)
+        self.last.parametrizations.weight.original0.requires_grad_(False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        products: Tensor = self.last(F.normalize(self.mlp(features), dim=-1))
+        return products
+
+
 class EmbeddingHead(nn.Module):
     """In a classifier's place: features f (B, D) → in evaluation logits, as before; in training logits, P(f), q(P(f)).
 
     P is linear or D → hidden → dim with a ReLU, q (only where there is an instance loss) dim → hidden → dim with
-    BatchNorm and a ReLU, as in BYOL (Grill et al. 2020). The embedding of an image is P(f) of length 1. Where labels
-    have no part in the loss the classifier sees features without a gradient: it is a probe that moves nothing else.
+    BatchNorm and a ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding
+    of an image is P(f) of length 1. Where labels have no part in the loss the classifier sees features without a
+    gradient: it is a probe that moves nothing else.
     """
 
     def __init__(self, classifier: nn.Linear, config: EmbeddingConfig) -> None:
@@ -26,6 +46,8 @@ class EmbeddingHead(nn.Module):
         if config.projector == "mlp":
             self.projector = nn.Sequential(nn.Linear(width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, dim))
         self.predictor: nn.Module | None = None
+        if config.projector == "dino":
+            self.projector, self.predictor = nn.Identity(), Prototypes(width, config.hidden, dim)
         if config.instance_weight:
             normed = nn.BatchNorm1d(config.hidden), nn.ReLU()
             self.predictor = nn.Sequential(nn.Linear(dim, config.hidden), *normed, nn.Linear(config.hidden, dim))

@@ -8,6 +8,10 @@ predictor, ξ the weights' moving average (the target network), t_1 … t_T rand
     L_knn(i)  = −log Σ_{j≠i, y_j=y_i} p_ij,   p_ij = softmax over j ≠ i of ⟨g(t_1 x_i), m_j⟩/σ    (SNCA, Wu et al. 2018)
     L_inst(i) = −1/(T(T−1)) Σ_{a≠b} cos(q(g(t_a x_i)), g_ξ(t_b x_i))                              (as in BYOL)
     L_label   = the recipe's loss of labels, at t_1
+
+Without labels (DINO, Caron et al. 2021, arXiv:2104.14294), z the products with K prototypes, c the mean of z_ξ so far:
+
+    L_dino(i) = −mean over b ≤ 2, a ≠ b of Σ_k softmax((z_ξ(t_b x_i) − c)/τ)_k · log softmax(z(t_a x_i)/0.1)_k
 """
 
 from __future__ import annotations
@@ -23,11 +27,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recast.data import Data
+from recast.data.loading import WHOLE_VIEWS
 from recast.run.config import Recipe
 from recast.training.distill import widened
 from recast.training.distributed import gathered
 from recast.training.regularization import train_mode
 
+STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
+"""DINO's."""
 SIMILARITIES = 2**24
 """Of a chunk of the memory with the images of a part: 64 MiB in float32."""
 
@@ -93,6 +100,15 @@ def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
     return -pairs / (views * (views - 1))
 
 
+def dino_loss(ours: Tensor, theirs: Tensor, center: Tensor, temperature: float) -> Tensor:
+    """L_dino (B,) of products of the network (B, T, K) and of its moving average (B, G, K), G ≤ T, the first views."""
+    logs = (widened(ours) / STUDENT_TEMPERATURE).log_softmax(-1)
+    wanted = ((widened(theirs) - center) / temperature).softmax(-1)
+    views, whole = ours.shape[1], theirs.shape[1]
+    pairs = torch.einsum("bgk,btk->b", wanted, logs) - (wanted * logs[:, :whole]).sum((1, 2))
+    return -pairs / (whole * (views - 1))
+
+
 @torch.no_grad()
 def remember_(memory: Tensor, indices: Tensor, embeddings: Tensor) -> None:
     """m_i ← (m_i + g(x_i))/2, of length 1 again. Of an image that is there twice the first counts, in every process."""
@@ -112,6 +128,7 @@ class EmbeddingLoss(nn.Module):
     """
 
     memory: Tensor
+    center: Tensor
     classes: Tensor
 
     def __init__(
@@ -120,13 +137,17 @@ class EmbeddingLoss(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.config, self.label_loss, self.steps, self.step, self.amp = recipe.embedding, label_loss, steps, 0, amp
-        self.register_buffer("memory", torch.zeros(len(data.train), self.config.dim, device=device))
+        self.is_dino = self.config.projector == "dino"
+        remembered = 0 if self.is_dino else len(data.train)
+        self.register_buffer("memory", torch.zeros(remembered, self.config.dim, device=device))
+        self.register_buffer("center", torch.zeros(self.config.dim if self.is_dino else 0, device=device))
         self.register_buffer("classes", data.train.labels.to(device), persistent=False)
         self.target: ModelEmaV3 | None = None
-        if self.config.instance_weight:
+        if self.config.instance_weight or self.is_dino:
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
             train_mode(self.target.module, recipe)
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._centers: list[Tensor] = []
 
     def forward(self, outputs: tuple[Tensor, Tensor, Tensor], images: Tensor, indices: Tensor) -> Tensor:
         """The mean of L over a part: T views (B·T, …) side by side of the training images number `indices` (B,)."""
@@ -135,6 +156,8 @@ class EmbeddingLoss(nn.Module):
         told = self.label_loss(logits[::views], self.classes[indices])
         # without a weight the classifier learns as a probe, and its loss is not counted
         loss = config.label_weight * told if config.label_weight else told - told.detach()
+        if self.is_dino:
+            return loss + self._dino(predicted, images)
         first = F.normalize(widened(projected[::views]), dim=1)
         if config.knn_weight:
             found = neighbour_loss(first, indices, self.memory, self.classes, config.sigma)
@@ -147,11 +170,28 @@ class EmbeddingLoss(nn.Module):
         self._seen.append((indices, first.detach()))
         return loss
 
+    def _dino(self, predicted: Tensor, images: Tensor) -> Tensor:
+        """The mean of L_dino over a part; the moving average sees the first two views of each image."""
+        views = self.config.views
+        assert self.target is not None
+        whole = images.unflatten(0, (-1, views))[:, :WHOLE_VIEWS].flatten(0, 1)
+        with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
+            wanted = widened(self.target(whole)[2])
+        self._centers.append(wanted.mean(0))
+        theirs = wanted.unflatten(0, (-1, WHOLE_VIEWS))
+        ours = predicted.unflatten(0, (-1, views))
+        return dino_loss(ours, theirs, self.center, self.config.teacher_temperature).mean()
+
     def after_step(self, model: nn.Module) -> None:
         """The weights have moved: remember the embeddings of the whole batch, let the target follow."""
-        indices, embeddings = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
-        self._seen.clear()
-        remember_(self.memory, gathered(indices), gathered(embeddings))
+        if self.is_dino:
+            mean = gathered(torch.stack(self._centers)).mean(0)
+            self._centers.clear()
+            self.center.lerp_(mean, 1 - CENTER_MOMENTUM)
+        else:
+            indices, embeddings = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+            self._seen.clear()
+            remember_(self.memory, gathered(indices), gathered(embeddings))
         if self.target is not None:
             rest = (1 - self.config.target_decay) * (1 + math.cos(math.pi * self.step / max(1, self.steps))) / 2
             self.target.decay = 1 - rest

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,6 +17,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from recast.data import Data, Loader
+from recast.data.datasets import LabelledImages
 from recast.data.loading import worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
@@ -322,10 +323,13 @@ class _Loop:
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config, images, views = self.recipe, self.recipe.data, self.data.train, 1
+        local: LabelledImages | None = None
         if recipe.embedding.is_on:  # a memory is kept by an image's number, which leads to its label
             images, views = images.relabelled(torch.arange(len(images))), recipe.embedding.views
+            if recipe.embedding.projector == "dino" and images.augment is not None:
+                local = images.augmented(replace(images.augment, crop="random", scale=recipe.embedding.local_scale))
         return Loader(
-            images, config.batch_size, views=views, shuffle_seed=recipe.seed, epoch=epoch, start=start,
+            images, config.batch_size, views=views, local=local, shuffle_seed=recipe.seed, epoch=epoch, start=start,
             workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
             part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",
             bad_image=config.bad_image,

@@ -130,8 +130,14 @@ def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         ("pool.kind per_class", recipe.pool.kind == "per_class"),
     ):
         yield value, f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out"
+    is_dino, (smallest, largest) = config.projector == "dino", config.local_scale
     yield (
-        not (config.knn_weight or config.instance_weight),
+        is_dino and (config.knn_weight or config.instance_weight or config.views < 2 or smallest > largest) > 0,
+        "embedding.projector=dino has one loss, over two views or more: set embedding.knn_weight and "
+        "embedding.instance_weight to 0, views to 2 or more, and local_scale to (smallest, largest)",
+    )
+    yield (
+        not (is_dino or config.knn_weight or config.instance_weight),
         "an embedding learns from embedding.knn_weight or embedding.instance_weight, both are 0: raise one, or take "
         "embedding.projector=none",
     )

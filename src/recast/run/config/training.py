@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.fields import BelowOne, Checked, Count, NotNegative, Pixels, Positive, Probability, Share, Width
+from recast.run.fields import BelowOne, Checked, Classes, Count, NotNegative, Pixels, Positive, Probability, Share, Width
 
 Freeze = Literal["none", "trunk", "all_but_attention", "all_but_batch_norm"]
 
@@ -80,12 +80,14 @@ class RegularizationConfig(Checked, prefix="regularization."):
 
 @dataclass
 class EmbeddingConfig(Checked, prefix="embedding."):
-    """An embedding of images, for nearest neighbours and retrieval (Grafit, Touvron et al. 2021)."""
+    """An embedding of images, for nearest neighbours and retrieval, learnt with labels (Grafit, Touvron et al. 2021) or
+    without (DINO, Caron et al. 2021)."""
 
-    projector: Literal["none", "linear", "mlp"] = "none"
-    """none: no embedding, the labels alone. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit)."""
-    dim: Width = 256
-    """Width of the embedding."""
+    projector: Literal["none", "linear", "mlp", "dino"] = "none"
+    """none: no embedding, the labels alone. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit). dino:
+    the features themselves, which learn without labels by DINO's loss over dim prototypes."""
+    dim: Classes = 256
+    """Width of the embedding; dino: prototypes."""
     hidden: Width = 4096
     """Width between the layers of the mlp, and of the predictor that the loss of instances needs."""
     label_weight: NotNegative = 0.0
@@ -100,6 +102,10 @@ class EmbeddingConfig(Checked, prefix="embedding."):
     """Temperature of the loss of neighbours."""
     target_decay: Probability = 0.996
     """Decay of the moving average at the start; it rises to 1 by a cosine."""
+    local_scale: tuple[Share, Share] = (0.05, 0.4)
+    """dino: share of the image's area that the views after the second show, enlarged to the size of the others."""
+    teacher_temperature: Positive = 0.04
+    """dino: temperature of the moving average's outputs; that of the network's is 0.1."""
 
     @property
     def is_on(self) -> bool:
