@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.fields import BelowOne, Checked, Classes, Count, NotNegative, Pixels, Positive, Probability, Share, Width
+from recast.run.fields import (
+    BelowOne,
+    Checked,
+    Classes,
+    Count,
+    NotNegative,
+    Pixels,
+    Positive,
+    Probability,
+    Share,
+    Width,
+)
 
 Freeze = Literal["none", "trunk", "all_but_attention", "all_but_batch_norm"]
 
