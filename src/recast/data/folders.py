@@ -70,7 +70,8 @@ def _images(tree: Tree) -> ImageFiles:
     if empty := [name for name in classes if not tree.classes[name]]:
         raise RecastError(f"class folder without an image: {empty[0]} in {tree.where}. Add images or remove the folder")
     names = [name for label in classes for name in sorted(tree.classes[label])]
-    if len(classes) == 1 and not any(f"/{PurePath(name).parent.as_posix()}".endswith(f"/{classes[0]}") for name in names):
+    parents = {f"/{PurePath(name).parent.as_posix()}" for name in names}
+    if len(classes) == 1 and not any(parent.endswith(f"/{classes[0]}") for parent in parents):
         where = f"{tree.where}/{classes[0]}"
         raise RecastError(f"{tree.where} has one class, whose images lie in folders of their own: give {where}")
     counts = torch.tensor([len(tree.classes[label]) for label in classes])
