@@ -226,7 +226,13 @@ def test_nothing_is_computed_when_all_heads_are_closed(way: str, heads_run: list
     x = torch.randn(1, 3, 5, 5)
     with torch.no_grad():
         assert torch.equal(layer(x), conv(x))
-        assert heads_run == []
+    layer.requires_grad_(False)
+    layer(x.requires_grad_()).sum().backward()  # as an attack does: no gate gets a gradient
+    gradient, x.grad = x.grad, None
+    conv(x).sum().backward()
+    assert torch.equal(gradient, x.grad)
+    assert heads_run == []
+    with torch.no_grad():
         open_two(layer)
         assert not torch.allclose(layer(x), conv(x))
         assert heads_run == [9]
@@ -436,11 +442,18 @@ def per_sample(layer: GPSA, x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)["gamma"]
 
 
+def forward_mode(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        dual = layer(torch.autograd.forward_ad.make_dual(x, x.cos()))
+        return torch.autograd.forward_ad.unpack_dual(dual).tangent
+
+
 TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
     "vmap": lambda layer, x: torch.func.vmap(layer)(x[None]),
     "grad of each image": per_sample,
     "jacrev": lambda layer, x: torch.func.jacrev(lambda z: layer(z).sum((1, 2, 3)))(x),
     "hessian": lambda layer, x: torch.func.hessian(lambda z: layer(z).square().sum())(x[:1, :, :3, :3]),
+    "forward mode": forward_mode,
     "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
 }
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from changed_runs import rewrite, set_values
 
+from recast.cli import evaluate
+from recast.cli.evaluate import compared_with
 from recast.report.arms_table import arms_table
-from recast.report.curves import relative
-from recast.report.labels import FROM_START, PARENT, words
+from recast.report.curves import attacks, corruptions, cost_charts, relative
+from recast.report.labels import FROM_START, PARENT, glossary, words
 from recast.report.load import read_run
 from recast.report.summary import tiles, won_and_lost
 from recast.report.verdict import joint_verdict, verdict
+from recast.run.suites import METRICS
 
 MakeRun = Callable[..., Path]
 OWN = {"model.checkpoint": None}
@@ -99,11 +102,18 @@ def test_a_parent_that_never_learnt_the_classes_is_not_compared_with(
 
 def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) -> None:
     """Its weights are in the run folder alone."""
-    run = read_run(make_run(recipe={"model.checkpoint": "parent.safetensors"}))
+    path = make_run(recipe={"model.checkpoint": "parent.safetensors"})
+    run = read_run(path)
     assert "its classifier was new" in words(run).comparison
     assert {row[1] for chart in relative(run) for row in chart.rows} == {"finetuned"}
     assert [pair["arm"] for pair in won_and_lost(run)] == ["finetuned"]
     assert [cell.text for cell in arms_table(run).heads][4:] == ["Recast\n−\nfine-tuned", "Images"]
+    found = [*attacks(run), *corruptions(run), *(one for charts in cost_charts([run]).values() for one in charts)]
+    assert {cell for chart in found for row in chart.rows for cell in row} >= {"finetuned", "recast"}
+    assert not any("parent" in row for chart in found for row in chart.rows)
+    assert compared_with(path, run.rows) == ("finetuned",)
+    assert METRICS["no_gradient"].label not in glossary([run])  # 0 everywhere: no line of the tables is about it
+    assert "− parent" not in evaluate.arms_table(run.rows, run.differences, ("finetuned",))
 
 
 def test_what_is_not_known_is_not_said(make_run: MakeRun) -> None:
