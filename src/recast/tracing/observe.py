@@ -125,7 +125,8 @@ def observe(
     except Exception as error:  # whatever a model does that fake tensors cannot follow
         reason = error.__cause__ or error
     with _all_trained(model):
-        seen = _run(copy_with(model, Tensor.clone) if edit else model, example, batch, names, edit)
+        copied = edit or any(p.is_inference() for p in model.parameters())  # of those nothing is kept for a gradient
+        seen = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
     return replace(seen, failure=f"{type(reason).__name__}: {first_line(reason)}")
 
 
