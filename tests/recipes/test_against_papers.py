@@ -76,3 +76,26 @@ def test_the_quickstart_expects_what_it_gives() -> None:
         row = measured[arm, "clean top1"]
         assert last["val_top1"] == pytest.approx(float(row["odd-0"]), abs=8), "one thread rounds otherwise than two"
         assert f"{float(row['mean']):.1f} %" in RECIPES["odd_digit"].expected
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "projector"),
+    [  # of labels, neighbours and instances
+        ("grafit", (0.0, 1.0, 1.0), ("mlp", 256)),
+        ("grafit_fc", (0.0, 1.0, 1.0), ("linear", 128)),
+        ("snca_plus", (0.0, 1.0, 0.0), ("mlp", 256)),
+        ("coarse_ce_instance", (1.0, 0.0, 1.0), ("mlp", 256)),
+    ],
+)
+def test_grafit_s_losses_and_settings(name: str, weights: tuple[float, ...], projector: tuple[str, int]) -> None:
+    """The rows of Grafit's ablation; 0.1 × batch/256 for 600 epochs, 4 views on ImageNet, σ = 0.05."""
+    recipe, baseline = make_recipe(name), make_recipe("coarse_ce")
+    found = recipe.embedding
+    assert (found.label_weight, found.knn_weight, found.instance_weight) == weights
+    assert (found.projector, found.dim, found.sigma) == (*projector, 0.05)
+    assert found.views == (4 if found.instance_weight else 1)
+    assert (recipe.epochs, recipe.optim.lr, recipe.optim.base_batch, recipe.data.batch_size) == (600, 0.1, 256, 1024)
+    assert (recipe.data.labels, recipe.optim.opt, recipe.optim.momentum) == ("coarse", "sgd", 0.9)
+    recipe.embedding = baseline.embedding
+    assert recipe == baseline
+    assert not baseline.embedding.is_on

@@ -15,7 +15,7 @@ __all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "r
 
 _BY_PAPER = read_papers((
     "own", "transfer", "tcnn", "tcnn_star", "prs", "deit", "deit3", "cait", "resmlp", "patchconvnet", "rsb",
-    "attention_pool",
+    "attention_pool", "grafit",
 ))  # fmt: skip
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
