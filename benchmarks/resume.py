@@ -1,12 +1,12 @@
-"""Twenty runs that are killed (SIGKILL) and resumed, against one that is not: are the final weights bitwise equal?
+"""Runs that are killed (SIGKILL) fifty times and resumed, against one that is not: are the final weights bitwise equal?
 
-    python benchmarks/resume.py                     # writes results/resume.csv; a minute on a CPU
+    python benchmarks/resume.py                     # writes results/resume.csv; some minutes on a CPU
     python benchmarks/resume.py --kills 100 --seed 1
 
 A small ResNet, recast, learns scikit-learn's digits with an average, Mixup, erasing, stochastic depth and a loader
 process or none. Every run is killed once or more, each time in one of five ways: between two steps; at a random
 moment; in the middle of writing a state; between writing it and its new name; between the row of an epoch and its
-state. Linux and macOS only (fork).
+state. In the end no temporary file and no lock may be left over. Linux and macOS only (fork).
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import shutil
 import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import sklearn.datasets  # imported once, before the forks
 import torch
 from safetensors.torch import load_file
 from timing import RESULTS, write_table
@@ -112,6 +115,7 @@ def arm(way: str | None, chance: random.Random) -> Callable[[int, int, float], o
 
 def launch(folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
     """One process of the run; returns the signal that ended it, 0 for none. Forked: nothing is imported again."""
+    warnings.simplefilter("ignore")  # that the lock of a dead process is taken over
     child = os.fork()
     if child == 0:
         code = 1
@@ -133,9 +137,10 @@ def launch(folder: Path, workers: int, way: str | None, chance: random.Random, a
 def main() -> None:
     """Kill and compare; exits with 1 unless all weights are equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="runs, each killed once or more")
+    parser.add_argument("--kills", type=int, default=50, help="of runs, each killed once or more")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    assert sklearn.datasets
     rows, scratch = [], Path(tempfile.mkdtemp(prefix="recast-resume-"))
     expected, seconds = {}, {}
     for workers in (0, 1):
@@ -143,7 +148,9 @@ def main() -> None:
         launch(scratch / f"straight{workers}", workers, None, random.Random(), 0.0)
         seconds[workers] = time.perf_counter() - started
         expected[workers] = load_file(scratch / f"straight{workers}" / "weights.safetensors")
-    for number in range(options.kills):
+    for number in count():
+        if sum(row[3] for row in rows) >= options.kills:
+            break
         chance, way = random.Random(f"{options.seed} {number}"), WAYS[number % len(WAYS)]
         workers, folder, kills = number // len(WAYS) % 2, scratch / str(number), 0
         found: list[str] = []
@@ -154,14 +161,15 @@ def main() -> None:
         launch(folder, workers, None, chance, 0.0)
         weights = load_file(folder / "weights.safetensors")
         equal = all(torch.equal(weights[name], value) for name, value in expected[workers].items())
-        rows.append([number, way, workers, kills, " ".join(found), equal])
+        left = sum(path.name.startswith(".") for path in folder.rglob("*"))
+        rows.append([number, way, workers, kills, " ".join(found), equal, left])
         print(*rows[-1], sep="  ", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch)
-    write_table(RESULT, ["run", "killed", "workers", "kills", "states_left", "bitwise_equal"], rows)
-    same = sum(row[-1] for row in rows)
-    print(f"{same} of {len(rows)} bitwise equal, {sum(row[3] for row in rows)} kills; {RESULT}")
-    raise SystemExit(same != len(rows))
+    write_table(RESULT, ["run", "killed", "workers", "kills", "states_left", "bitwise_equal", "left_over"], rows)
+    same, left = (sum(row[column] for row in rows) for column in (5, 6))
+    print(f"{same} of {len(rows)} bitwise equal, {sum(row[3] for row in rows)} kills, {left} files left over; {RESULT}")
+    raise SystemExit(same != len(rows) or left > 0)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,12 @@ def test_every_error_is_one_line(
 
 
 PRINTS = """
+import atexit
 import os
 import sys
 from torch import nn
 print("imported")
+atexit.register(print, "at the exit")
 os.system("echo from a process")
 class Net(nn.Sequential):
     def forward(self, x):
@@ -76,7 +78,7 @@ def test_json_is_nothing_but_json(tmp_path: Path) -> None:
     words = [*COMMAND, "plan", "printing:net", "--where", "all", "--img-size", "8", "--json"]
     done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert json.loads(done.stdout)["model"] == "Net", done.stderr
-    assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process"))
+    assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process", "at the exit"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -107,9 +109,9 @@ def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
 
 def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
     code = (
-        "import sys; from recast.cli import main; codes = [main(['plan', *words]) for words in (['resnet5'], "
-        "['torchvision:resnet19'], ['resnet18', '--budget', 'macs=foo'])]; "
-        "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes"
+        "import sys; from recast.cli import main; codes = [main(words) for words in (['plan', 'resnet5'], "
+        "['plan', 'torchvision:resnet19'], ['plan', 'resnet18', '--budget', 'macs=foo'], ['explain', 'resnet5', 'a.png'], "
+        "['train', 'digits', '--distill.name', 'resnet5'])]; assert codes == 5 * [2] and 'torch' not in sys.modules, codes"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -117,3 +119,5 @@ def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
     assert "timm has no model 'resnet5'. Did you mean resnet50" in lines[0]
     assert "torchvision has no model 'resnet19'. Did you mean resnet18" in lines[1]
     assert "the budget's macs is a number" in lines[2]
+    assert "resnet5 is no run folder (there is no such folder), and no model: timm has no model" in lines[3]
+    assert "the teacher resnet5: timm has no model 'resnet5'. Did you mean" in lines[4]

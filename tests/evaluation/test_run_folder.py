@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from recast.evaluation.runner import Results
 from recast.layers.gpsa import GPSA
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
+from recast.run.files import locked
 from recast.run.records import Row
 from recast.run.tables import read_records
 from recast.training.run import train
@@ -30,6 +32,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = DataConfig("digits", img_size=16, num_train=40, num_val=30, batch_size=20)
     recipe = Recipe(ModelConfig("digits_resnet"), data, where=["layer3.1.conv1"], epochs=1, device="cpu")
     return train(recipe, tmp_path_factory.mktemp("runs") / "mine")
+
+
+def test_a_run_is_measured_by_one_at_a_time(run: Path) -> None:
+    with ThreadPoolExecutor(1) as other, locked(run), pytest.raises(RecastError, match="in use by another thread"):
+        other.submit(evaluate_run, run, ["clean"], progress=False).result()
 
 
 @pytest.fixture

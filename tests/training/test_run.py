@@ -310,7 +310,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, t
 
 def test_a_run_that_stopped_before_training_starts_again(run: Path, tmp_path: Path) -> None:
     pressed = mock.patch.object(run_module, "verify", side_effect=KeyboardInterrupt)
-    with pressed, pytest.raises(Interrupted, match="interrupted before training"):
+    with pressed, pytest.raises(Interrupted, match="interrupted: there is no state yet; continue with"):
         quick(tmp_path / "run", model=trained(run))
     train(load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run", resume=True, progress=False)
     assert (tmp_path / "run" / "verify.json").exists()

@@ -11,12 +11,13 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from recast import __version__
 from recast.cli.guard import HelpShown, asks_for_json, complain, describe, guarded_streams
 from recast.errors import RecastError, one_line, shown, suggest
+from recast.run.signals import calm_ctrl_c
 
 COMMANDS = {
     "quickstart": "the whole story on embedded data: train a CNN, recast it, train on, evaluate, report",
@@ -42,13 +43,17 @@ USAGE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with guarded_streams(asks_for_json(arguments)) as out, _one_line_warnings():
+    with guarded_streams(asks_for_json(arguments)) as out, _one_line_warnings(), calm_ctrl_c():
         code = _run(arguments)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = arguments[:1] in (["train"], ["quickstart"])  # and left its results in files
-        if code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError):
-            return code
-        return complain("recast", f"error: standard output: {out.failed.strerror}")
+        if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
+            code = complain("recast", f"error: standard output: {out.failed.strerror}")
+    if argv is None:  # what a user's module does at the interpreter's exit is neither interrupted nor a result
+        with suppress(OSError, ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.dup2(2, 1)
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -70,7 +75,6 @@ def _run(arguments: list[str]) -> int:
     except RecastError as error:
         return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # on the way out nothing is left to be stopped
         if os.environ.get("RANK", "0") != "0":  # the first process says it
             return 130
         return complain(f"recast {name}", str(error) or "interrupted", 130)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.cli.help import Command
 from recast.cli.options import JsonOption, TrustOption, Words, parse, parse_size, print_json
+from recast.errors import RecastError
 from recast.run.config.explain import ExplainOptions
+from recast.run.names import check_name, no_subject
 from recast.run.trust import trusting
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from recast.explain.scene import Scene
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
@@ -45,6 +46,11 @@ def run(argv: Sequence[str]) -> int:
     usage = "RUN|MODEL [IMAGE …] [options]"
     options = parse(Command("explain", usage, ABOUT, EXAMPLES), Options(), argv)
     size = None if options.img_size is None else parse_size(options.img_size, 0)
+    if not (Path(options.subject).exists() or options.subject.endswith(".safetensors")):
+        try:
+            check_name(options.subject)
+        except RecastError as error:
+            raise no_subject(options.subject, error) from None
     from recast.explain.pages import explain_pages  # needs torch, which the help does without
 
     with trusting(options.subject, trust=options.trust):

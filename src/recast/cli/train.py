@@ -90,6 +90,8 @@ def _train(argv: Sequence[str]) -> int:
         resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
     out = Path(resume or folder)
     check_name(recipe.model.name)
+    if (teacher := recipe.distill.name) not in (None, "parent"):
+        check_name(teacher, f"the teacher {teacher}: ")
     Budget.parse(recipe.budget)
 
     from recast.training.run import train

@@ -31,7 +31,7 @@ from recast.models.build import build
 from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
-from recast.run.files import read_json, read_names, replaced, require, write_json
+from recast.run.files import locked, read_json, read_names, replaced, require, write_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.tables import read_records, write_records, write_table
@@ -123,43 +123,44 @@ def evaluate_run(
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/attention.npz                 maps of a few images, for the report
 
-    again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do; what was finished
-    by then is kept.
+    again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do (what was finished by
+    then is kept), and where another process writes the folder.
     """
     check_suites(suites)
     folder = Path(folder)
-    _provenance(folder)  # what cannot be added to is found before anything is measured
-    for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
-        if (folder / name).is_file():
-            read_records(folder / name, kind)
-    run = open_run(folder)
-    data, recipe = run.data, run.recipe
-    if options.labels not in (None, recipe.data.labels):
-        if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
-            raise RecastError(
-                f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
-                f"labels={options.labels}, only knn and retrieval can"
-            )
-        data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
-    context = open_context(run.models, data, batch_size, device, options, workers)
-    if "recast" in run.models:
-        epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
-        context = replace(context, epochs=epochs)
-    scores = run.folder / "scores"
-    if again:
-        for name in suites:
-            shutil.rmtree(scores / name, ignore_errors=True)
-    results = Results()
-    # What shares a pass is measured together, and each group is written as soon as it is there.
-    for together in groups(suites):
-        begin = time.time()
-        found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
-        context.store.clear()  # what one group keeps may fill the memory
-        _write(run, found, together, context, command, time.time() - begin)
-        results.extend(found)
-    if "recast" in run.models and gpsa_layers(run.models["recast"]):
-        write_pictures(run)
-    return results
+    with locked(folder):
+        _provenance(folder)  # what cannot be added to is found before anything is measured
+        for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+            if (folder / name).is_file():
+                read_records(folder / name, kind)
+        run = open_run(folder)
+        data, recipe = run.data, run.recipe
+        if options.labels not in (None, recipe.data.labels):
+            if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
+                raise RecastError(
+                    f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
+                    f"labels={options.labels}, only knn and retrieval can"
+                )
+            data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
+        context = open_context(run.models, data, batch_size, device, options, workers)
+        if "recast" in run.models:
+            epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
+            context = replace(context, epochs=epochs)
+        scores = run.folder / "scores"
+        if again:
+            for name in suites:
+                shutil.rmtree(scores / name, ignore_errors=True)
+        results = Results()
+        # What shares a pass is measured together, and each group is written as soon as it is there.
+        for together in groups(suites):
+            begin = time.time()
+            found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
+            context.store.clear()  # what one group keeps may fill the memory
+            _write(run, found, together, context, command, time.time() - begin)
+            results.extend(found)
+        if "recast" in run.models and gpsa_layers(run.models["recast"]):
+            write_pictures(run)
+        return results
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:

@@ -15,7 +15,7 @@ from recast.io import load
 from recast.models.build import build
 from recast.models.weights import PICKLED, read_header
 from recast.run.config import ModelConfig
-from recast.run.names import FORMS
+from recast.run.names import FORMS, no_subject
 from recast.run.trust import is_function, may_run
 
 SAVED = ".safetensors"
@@ -58,9 +58,7 @@ def open_model(config: ModelConfig) -> nn.Module:
     try:
         return build(config).eval()
     except RecastError as error:
-        if ":" in name or timm.is_model(name.partition(".")[0]):
-            raise
-        raise RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") from None
+        raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
 
 
 def _saved(config: ModelConfig) -> nn.Module:

@@ -54,8 +54,9 @@ def unknown_model(source: str, name: str, known: Iterable[str], torchvision: Ite
     return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
 
 
-def check_name(name: str) -> None:
-    """Raise RecastError, in the words of `recast.models.build`, for a name that timm or torchvision has not.
+def check_name(name: str, whose: str = "") -> None:
+    """Raise RecastError, in the words of `recast.models.build`, for a name that timm or torchvision has not; `whose`
+    begins the message.
 
     Their sources are read, which takes a moment; importing them takes seconds.
     """
@@ -68,9 +69,16 @@ def check_name(name: str) -> None:
     if not texts or any(way in text for text in texts for way in ways):
         return
     own = OWN if source == "timm" else ()
-    raise unknown_model(
+    error = unknown_model(
         source, architecture, (*_registered(texts), *own), _registered(_sources("torchvision")) if own else ()
     )
+    raise RecastError(f"{whose}{error}")
+
+
+def no_subject(name: str, error: RecastError) -> RecastError:
+    """What `explain` tells of a word that is no path and, by `error`, no model."""
+    is_plain = ":" not in name
+    return RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") if is_plain else error
 
 
 def _sources(package: str) -> list[str]:

@@ -3,22 +3,17 @@
     torchrun --nproc_per_node 8 -m recast train ...
 
 Every process builds the same network from the same recipe and takes its share of every batch; the first one writes the
-files. Without torchrun there is one process, and everything here does nothing but listen to what ends a run: Ctrl-C,
-SIGTERM and a terminal that is closed (SIGHUP), which may reach any of the processes.
+files. Without torchrun there is one process, and everything here does nothing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
-from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -215,50 +210,3 @@ class Interrupted(KeyboardInterrupt):
 
 class Stopped(KeyboardInterrupt):
     """The wish was heard between two steps: the state is whole and may be saved."""
-
-
-@contextmanager
-def stop_signals() -> Iterator[Event]:
-    """Listen to SIGINT, SIGTERM and SIGHUP for the block; what is yielded is set once the run was asked to stop, and
-    looked at after every step, so that no state is ever half a step. A second Ctrl-C raises KeyboardInterrupt at once,
-    further ones do nothing: raised inside of torch's cleaning up they would abort the process.
-
-    Signals reach the main thread only: elsewhere nobody can ask.
-    """
-    stop = Event()
-
-    def hear(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            raise KeyboardInterrupt
-        stop.set()
-
-    with _heard_by(hear):
-        yield stop
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Put signals off until the block ends, each kind once: an exception in torch's writer aborts the process."""
-    late: set[int] = set()
-    with _heard_by(lambda number, _frame: late.add(number)):
-        yield
-    for number in late:
-        signal.raise_signal(number)
-
-
-@contextmanager
-def _heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let `hear` have the signals that end a run; under nohup a closed terminal is none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = {signal.SIGINT, signal.SIGTERM}
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.add(signal.SIGHUP)
-    before = {number: signal.signal(number, hear) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

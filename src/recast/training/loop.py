@@ -28,19 +28,12 @@ from recast.models.weights import load_weights_, read_header, read_weights
 from recast.run.config import Recipe
 from recast.run.files import write_json
 from recast.run.records import Epoch, Measured
+from recast.run.signals import stop_signals, undisturbed
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
 from recast.training.checkpoint import Position, State, newest_state, restore_, row_digest, save_state, states
-from recast.training.distributed import (
-    Interrupted,
-    Stopped,
-    is_first,
-    on_first,
-    process_count,
-    stop_signals,
-    undisturbed,
-)
+from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.training.metrics import Journal, heads_of, measure, read_metrics
 from recast.training.objective import Objective
 from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer

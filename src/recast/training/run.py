@@ -38,7 +38,7 @@ from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import verify
 from recast.surgery.wake import told, wake_
-from recast.training.checkpoint import states
+from recast.training.checkpoint import newest_state, states
 from recast.training.distributed import (
     Interrupted,
     check_shares,
@@ -118,7 +118,7 @@ def train(
         except KeyboardInterrupt as stopped:
             folder = f'"{out}"' if " " in str(out) else str(out)
             saved = isinstance(stopped, Interrupted) and stopped.saved
-            what = "interrupted: state saved" if saved else str(stopped) or "interrupted before training"
+            what = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
             raise Interrupted(f"{what}; continue with: recast train --resume {folder}", saved) from None
     return out
 
