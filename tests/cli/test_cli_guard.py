@@ -110,8 +110,9 @@ def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
 def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
     code = (
         "import sys; from recast.cli import main; codes = [main(words) for words in (['plan', 'resnet5'], "
-        "['plan', 'torchvision:resnet19'], ['plan', 'resnet18', '--budget', 'macs=foo'], ['explain', 'resnet5', 'a.png'], "
-        "['train', 'digits', '--distill.name', 'resnet5'])]; assert codes == 5 * [2] and 'torch' not in sys.modules, codes"
+        "['plan', 'torchvision:resnet19'], ['plan', 'resnet18', '--budget', 'macs=foo'], "
+        "['explain', 'resnet5', 'a.png'], ['train', 'digits', '--distill.name', 'resnet5'])]; "
+        "assert codes == 5 * [2] and 'torch' not in sys.modules, codes"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

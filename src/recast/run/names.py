@@ -77,8 +77,9 @@ def check_name(name: str, whose: str = "") -> None:
 
 def no_subject(name: str, error: RecastError) -> RecastError:
     """What `explain` tells of a word that is no path and, by `error`, no model."""
-    is_plain = ":" not in name
-    return RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}") if is_plain else error
+    if ":" in name:
+        return error
+    return RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}")
 
 
 def _sources(package: str) -> list[str]:

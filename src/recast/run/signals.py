@@ -15,7 +15,7 @@ from threading import Event
 from types import FrameType
 
 BURST = 1.0
-"""Seconds within which Ctrl-C, pressed again, is the same wish: raised while torch cleans up it may abort the process."""
+"""Seconds in which Ctrl-C, pressed again, is the same wish: raised while torch cleans up it may abort the process."""
 _heard = -math.inf
 """When a Ctrl-C was last taken for a wish."""
 
