@@ -30,11 +30,14 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
-def check_memory(needed: int, what: str) -> None:
+def check_memory(needed: float, what: str, device: torch.device | None = None) -> None:
     """Raise RecastError for what needs more bytes than are free, before any is asked for."""
     try:
-        told = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
-        free = 1024 * int(told["MemAvailable"])
+        if device is not None and device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+        else:
+            told = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
+            free = 1024 * int(told["MemAvailable"])
     except (OSError, KeyError):  # not Linux: the system says so when it is asked
         return
     if needed > free:

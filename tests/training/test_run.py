@@ -40,7 +40,7 @@ from recast.run.config import (
 from recast.run.recipe import load_recipe
 from recast.run.records import Wakefulness
 from recast.surgery.plan import applied_plan
-from recast.training import loop
+from recast.training import loop, prepare
 from recast.training import run as run_module
 from recast.training.distributed import Interrupted
 from recast.training.metrics import measure, read_metrics
@@ -241,6 +241,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"model": ModelConfig("digits_resnett")}, "digits_resnet"),
         ({"model": ModelConfig("digits_resnet", num_classes=7)}, r"logits of shape \(1, 10\)"),
         ({"data": DataConfig("digit")}, "digits"),
+        ({"data": DataConfig("digits", img_size=2**14)}, r"1,297 images of 16,384 pixels a side need [\d,]+ GiB, "),
         ({"data": DataConfig("digits", num_train=20, batch_size=500)}, "larger than the training set of 20 images"),
         ({"device": "cuda:99"}, "cuda:99"),
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
@@ -253,6 +254,21 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     for fields, message in mistakes:
         with pytest.raises(RecastError, match=message):
             quick(tmp_path / "run", **fields)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = []
+
+    def full(count: float, what: str, _device: torch.device) -> None:
+        needed.append(count)
+        raise RecastError(what)
+
+    monkeypatch.setattr(prepare, "check_memory", full)
+    monkeypatch.setattr(prepare, "SMALL", 0)
+    with pytest.raises(RecastError, match="batches of 20 images of 8 pixels a side"):
+        quick(tmp_path / "run")
+    assert needed[0] > 10 * 20 * 3 * 8 * 8 * 4, "what a step keeps counts, not the images alone"
     assert not (tmp_path / "run").exists()
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from recast.data.datasets import Found, ImageTensors
 from recast.data.seeding import choose_balanced
+from recast.device import check_memory
 from recast.errors import RecastError
 from recast.run.config import DataConfig
 
@@ -39,7 +40,7 @@ def find_digits(config: DataConfig) -> Found:
 
     def enlarged(which: Tensor, img_size: int) -> ImageTensors:
         side = int(img_size / (config.crop_pct or 1))
-        pixels = F.interpolate(grey[which], size=(side, side), mode="bicubic").clamp(0, 1)
+        pixels = _enlarged(grey[which], side)
         edge = (side - img_size) // 2
         return _images(pixels[:, :, edge : edge + img_size, edge : edge + img_size], labels[which])
 
@@ -58,7 +59,7 @@ def find_canvases(config: DataConfig, name: str) -> Found:
         classes, answers = _classes(name, NUM_CANVASES[part], generator)
         canvases = _canvases(grey[which, 0], labels[which], classes, generator)
         if (side := sizes[part]) not in (None, SIDE):
-            canvases = F.interpolate(canvases, size=(side, side), mode="bicubic").clamp(0, 1)
+            canvases = _enlarged(canvases, side)
         parts.append(_images(canvases, answers))
     train, val = parts
     return Found(name, train, val, _names(), NORM["canvases"], crop="none", flip=False)
@@ -69,6 +70,11 @@ SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     "one_digit": partial(find_canvases, name="one_digit"),
     "odd_digit": partial(find_canvases, name="odd_digit"),
 }
+
+
+def _enlarged(images: Tensor, side: int) -> Tensor:
+    check_memory(2 * 4 * len(images) * images.shape[1] * side**2, f"{len(images):,} images of {side:,} pixels a side")
+    return F.interpolate(images, size=(side, side), mode="bicubic").clamp(0, 1)
 
 
 def _read() -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from recast.data import Data, Loader, load_data
 from recast.data.datasets import LabelledImages
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
+from recast.device import check_memory, choose_device
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
@@ -27,6 +28,8 @@ from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import batch_norms
 from recast.tracing.hooks import in_eval
+from recast.tracing.observe import observe
+from recast.training.distributed import process_count
 from recast.training.optim import check_trainable
 
 PARENT = "parent"
@@ -38,6 +41,10 @@ WRITTEN = ("classes.json", PARENT_WEIGHTS, "recipe.yaml", "environment.json", "p
 
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
+
+
+SMALL = 2**25
+"""Bytes of a batch of images below which memory is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             "on them first (--where none), then give its weights as --checkpoint"
         )
     size, example = data.img_size, torch.zeros(1, 3, data.img_size, data.img_size)
+    _check_memory(parent, example, recipe)
     try:
         with torch.no_grad(), in_eval(parent):
             logits = parent(example)
@@ -184,6 +192,19 @@ def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
     if not has.get(freeze, True):
         what = freeze.removeprefix("all_but_").replace("_", " ")
         raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {what}; take freeze=trunk")
+
+
+def _check_memory(parent: nn.Module, example: torch.Tensor, recipe: Recipe) -> None:
+    """Raise RecastError for a training whose batches cannot fit. What a step keeps is halved (amp), as the parent's."""
+    count = recipe.data.batch_size // (recipe.accumulate * process_count())
+    if count * example.nbytes < SMALL:
+        return
+    try:
+        kept = 0 if recipe.grad_checkpointing else observe(parent, example, set()).activation_bytes / 2
+    except RecastError:  # told by the pass that follows
+        return
+    what = f"batches of {count:,} images of {recipe.data.img_size or example.shape[-1]:,} pixels a side"
+    check_memory(count * (example.nbytes + kept), what, choose_device(recipe.device))
 
 
 def some_images(
