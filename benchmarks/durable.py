@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import faulthandler
 import os
 import random
 import resource
@@ -81,6 +82,7 @@ class Process:
             for number, file in enumerate(self.files, start=1):
                 os.dup2(file.fileno(), number)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            faulthandler.enable(file=2)
             before()
             sys.stdout, sys.stderr = _stream(1), _stream(2)
             os._exit(_flushed(recast_main(words)))
