@@ -126,7 +126,8 @@ def train(
 def _warn(prepared: Prepared, device: torch.device) -> None:
     threads, free = torch.get_num_threads(), free_cores()
     if device.type == "cpu" and threads > free and "OMP_NUM_THREADS" not in os.environ:
-        reason = f"other programs leave about {free} core{'s' * (free > 1)} free, on which {threads} threads wait for each other"
+        cores = "1 core" if free == 1 else f"{free} cores"
+        reason = f"other programs leave about {cores} free, on which {threads} threads wait for each other"
         warnings.warn(f"{reason}: OMP_NUM_THREADS={free} may be many times faster", stacklevel=3)
     bad, config = prepared.data.bad_images, prepared.recipe.recast
     if bad:
