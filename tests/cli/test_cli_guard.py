@@ -77,6 +77,7 @@ def test_json_is_nothing_but_json(tmp_path: Path) -> None:
     (tmp_path / "printing.py").write_text(PRINTS, encoding="utf-8")
     words = [*COMMAND, "plan", "printing:net", "--where", "all", "--img-size", "8", "--json"]
     done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == "Net", done.stderr
     assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process", "at the exit"))
 
