@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "hostile")]
 
 import torch  # noqa: E402
-from cases import SEED, all_cases, expect, judge  # noqa: E402
+from cases import SAMPLE, SEED, all_cases, expect, judge  # noqa: E402
 from judging import FAULTS  # noqa: E402
 from timing import RESULTS, write_table  # noqa: E402
 from world import import_all, make_world  # noqa: E402
@@ -40,7 +40,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="what was tried, a case a line")
     parser.add_argument("--table", type=Path, default=RESULT)
     parser.add_argument("--keep", type=Path, default=None, help="keep the folders of the cases here")
+    parser.add_argument("--sample", action="store_true", help="those that are tests")
     options = parser.parse_args()
+    if options.sample:
+        options.scale, options.seed = SAMPLE, SEED
     torch.set_num_threads(1)
     import_all()
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,7 +17,9 @@ SEED = 1
 
 def all_cases(scale: int, number: int, world: Path) -> list[Case]:
     """The cases of all kinds, in the order of the kinds."""
-    return [case for make in (file_cases, command_cases, image_cases, library_cases) for case in make(scale, number, world)]
+    return [
+        case for make in (file_cases, command_cases, image_cases, library_cases) for case in make(scale, number, world)
+    ]
 
 
 def expect(world: Path) -> None:

@@ -1,4 +1,4 @@
-"""A hostile case, how it is tried, and what is held against it: one definition for the tests and `benchmarks/hostile.py`.
+"""A hostile case, how it is tried, what is held against it: one definition for tests and `benchmarks/hostile.py`.
 
 A case is tried in a child of this process, in a copy of the world, with a limit of memory and of time, and without a
 network. It ends well with exit code 0 and nothing wrong, or with exit code 2, one clear line and everything as it was.
@@ -83,6 +83,8 @@ class Case:
     before: Callable[[], object] = lambda: None
     """Called in the child: closes streams, sets limits and variables."""
     codes: tuple[int, ...] = (0, 2)
+    unheard: bool = False
+    """What it says does not come to us."""
 
     @property
     def command(self) -> str:
@@ -192,9 +194,9 @@ def faults(case: Case, result: Result) -> dict[str, str]:
         found["hang"] = f"{result.seconds:.0f} s"
     elif "Traceback (most recent call last)" in said or result.code not in case.codes:
         found["traceback"] = f"exit code {result.code}: {result.err[-300:]}"
-    elif "(unexpected: " in said or (UNSEEN.search(said) and not case.name.startswith("raw")):
+    elif "(unexpected: " in said or (UNSEEN.search(said)):
         found["unclear"] = result.err[-300:]
-    elif result.code == 2 and not _is_clear(errors):
+    elif result.code == 2 and not case.unheard and not _is_clear(errors):
         found["unclear"] = f"{len(errors)} lines: {result.err[-300:]!r}"
     elif result.code == 0 and case.refused:
         found["wrong"] = f"accepted: {said[-200:]}"
@@ -205,8 +207,9 @@ def faults(case: Case, result: Result) -> dict[str, str]:
         found["changed"] = said[said.index(CHANGED) :][:200]
     elif result.code == 2 and changed:
         found["changed"] = ", ".join(changed[:5])
-    if any(path.endswith(".tmp") or path.endswith(".lock") for path in result.changes) and result.code in (0, 2):
-        found["changed"] = f"left over: {', '.join(changed[:5])}"
+    left = [path for path in result.changes if path in result.made and path.endswith((".tmp", ".lock"))]
+    if left and result.code in (0, 2):
+        found["changed"] = f"left over: {', '.join(left[:5])}"
     if result.ran:
         found["ran"] = "canary.py"
     return found
@@ -214,6 +217,8 @@ def faults(case: Case, result: Result) -> dict[str, str]:
 
 def _is_clear(errors: list[str]) -> bool:
     """One line that says what is wrong; behind it, lines of a kind that evaluate repeats for every missing suite."""
-    return bool(errors) and len({e.partition(":")[0] for e in errors}) == 1 and all(
-        LINE.fullmatch(line) and "error: " in line and len(line) < 1200 for line in errors
+    return (
+        bool(errors)
+        and len({e.partition(":")[0] for e in errors}) == 1
+        and all(LINE.fullmatch(line) and "error: " in line and len(line) < 1200 for line in errors)
     )

@@ -1,4 +1,4 @@
-"""Random damage: to plain data, where its structure is known, to texts, and to bytes; drawn by hypothesis from a seed."""
+"""Random damage: to plain data, whose structure is known, and to bytes; drawn by hypothesis from a seed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,34 @@ NUMBERS = (
     float("nan"), float("inf"), -float("inf"),
 )  # fmt: skip
 TEXTS = (
-    "", " ", "x", "null", "nan", "1e-4", "0x10", "auto", "none", "all", "true", "-1", "1,2", "{}", "[]", "[[", "9" * 5000,
-    "x" * 5000, "é" * 300, "\x1b[2J\x1b[31m", "a\nb\r\nc", "\x00", "\u202egnp.exe", "\ufeff", "\ud800", "../../../etc/passwd",
+    "", " ", "x", "null", "nan", "1e-4", "0x10", "auto", "none", "all", "true", "-1", "1,2", "{}", "[]", "[[",
+    "9" * 5000,
+    "x" * 5000, "é" * 300, "\x1b[2J\x1b[31m", "a\nb\r\nc", "\x00", "\u202egnp.exe", "\ufeff", "\ud800",
+    "../../../etc/passwd",
     "/dev/zero", "/dev/stdin", "/proc/self/mem", "/nonexistent/x", ".", "..", "~", "notes.txt", "canary", "canary:net",
     "canary.py:net", "run.canary:net", "os:system", "builtins:exec", "subprocess:Popen", "timm:canary", "torchvision:",
-    "hf-hub:some/model", "local-dir:.", "timm:hf-hub:a/b", ":", "a:", ":b", "a:b:c", "recast.cli:main", "re:(.*)*(.*)*x!",
-    "re:(", "re:(?<=a*)b", "re:" + "(a?){50}" * 5 + "a{50}", "[!", "***", "stage:0", "stage:-1", "stage:x", "stage:99999999",
+    "hf-hub:some/model", "local-dir:.", "timm:hf-hub:a/b", ":", "a:", ":b", "a:b:c", "recast.cli:main",
+    "re:(.*)*(.*)*x!",
+    "re:(", "re:(?<=a*)b", "re:" + "(a?){50}" * 5 + "a{50}", "[!", "***", "stage:0", "stage:-1", "stage:x",
+    "stage:99999999",
     "layer3.1.conv1", "layer9", "$\\frac{1}$", "$", "%s%n{0}", "<script>alert(1)</script>", "{{7*7}}", "--out", "-",
-    "macs=1e400x", "tokens=-1", "macs=1.3x,macs=2x", "memory=1e99GiB", "!!python/name:os.system", "16x16", "0x0", "99999x99999",
+    "macs=1e400x", "tokens=-1", "macs=1.3x,macs=2x", "memory=1e99GiB", "!!python/name:os.system", "16x16", "0x0",
+    "99999x99999",
 )  # fmt: skip
-SHAPES: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": ""}, ["x"] * 500, [1] * 5, [0.1, 0.2], {"x": {"x": {}}})
+SHAPES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": ""},
+    ["x"] * 500,
+    [1] * 5,
+    [0.1, 0.2],
+    {"x": {"x": {}}},
+)
 DEEP, LONG, TWICE = "@deep@", "@long@", "@twice@"
 """Stand for what no encoder writes: 3,000 lists in one another, a number of 5,000 digits, a key that is there twice."""
 VALUES = st.one_of(
@@ -36,7 +54,8 @@ VALUES = st.one_of(
     st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=20),
 )  # fmt: skip
 DAMAGE = (
-    "flip", "flips", "truncate", "truncate", "head", "zeros", "cut", "repeat", "append", "noise", "empty", "swap", "text",
+    "flip", "flips", "truncate", "truncate", "head", "zeros", "cut", "repeat", "append", "noise", "empty", "swap",
+    "text",
 )  # fmt: skip
 
 
@@ -146,7 +165,9 @@ class Damage:
         if not size:
             return chance.randbytes(40)
         # what says how to read a file stands at its head or its tail
-        at = chance.choice((chance.randrange(size), chance.randrange(min(size, 300)), -1 - chance.randrange(min(size, 300))))
+        at = chance.choice(
+            (chance.randrange(size), chance.randrange(min(size, 300)), -1 - chance.randrange(min(size, 300)))
+        )
         at %= size
         length = chance.choice((1, 8, 100, max(1, size // 3)))
         match self.how:
@@ -174,5 +195,8 @@ class Damage:
             case "swap":
                 found = found[size // 2 :] + found[: size // 2]
             case "text":
-                found = bytearray(chance.choice((b"\xff\xfe", b"\xef\xbb\xbf", b"\x1f\x8b\x08", b"PK\x03\x04", b"\x80\x04.")) + content)
+                found = bytearray(
+                    chance.choice((b"\xff\xfe", b"\xef\xbb\xbf", b"\x1f\x8b\x08", b"PK\x03\x04", b"\x80\x04."))
+                    + content
+                )
         return bytes(found)

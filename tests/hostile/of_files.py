@@ -28,12 +28,15 @@ EXPLAIN_RUN = "explain run images/a.png --out new.html --json"
 REPORT = "report run --out new.html"
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 YAMLS = (
-    BOMB, "&a [*a]", "model: &a {name: digits_resnet}\ndata: {<<: *a}", "<<: {epochs: 1}", "? [a]\n: b", "? {a: b}\n: c",
+    BOMB, "&a [*a]", "model: &a {name: digits_resnet}\ndata: {<<: *a}", "<<: {epochs: 1}", "? [a]\n: b",
+    "? {a: b}\n: c",
     "!!python/object/apply:os.system ['echo ran']", "model: !!python/name:canary.net", "!!python/module:canary",
     "model: {name: !!python/object/apply:canary.net []}", "epochs: !!int x", "epochs: !!float 1", "seed: !!binary aaaa",
-    "where: !!set {a, b}", "where: !!omap [a: b]", "where: !!pairs [a: b]", "epochs: !!timestamp 2001-01-01", "2001-01-01: x",
+    "where: !!set {a, b}", "where: !!omap [a: b]", "where: !!pairs [a: b]", "epochs: !!timestamp 2001-01-01",
+    "2001-01-01: x",
     "epochs: 1\nepochs: 2", "- a", "'", "\t", "%YAML 9.9\n---\na: b", "a: b\n---\nc: d", "...", "[" * 3000, "{" * 3000,
-    "a: " * 500, "- " * 3000 + "x", "\n".join(" " * i + "a:" for i in range(600)), "seed: " + "9" * 5000, "seed: 1:30:00",
+    "a: " * 500, "- " * 3000 + "x", "\n".join(" " * i + "a:" for i in range(600)), "seed: " + "9" * 5000,
+    "seed: 1:30:00",
     "seed: 0b11", "seed: 0o17", "seed: 1_000", "model: {name: digits_resnet}\n" + "#" * 600_000, "\ufeffepochs: 0",
     "model: {name: [digits_resnet]}", "model:\n  name: |\n    digits_resnet\n", "null: 1", "true: 1", "1: 1", "~", "? ",
     "model: {name: digits_resnet}\nwhere: last_stage", "model: {name: digits_resnet}\nwhere: ['re:(.*)*(.*)*x!']",
@@ -79,14 +82,20 @@ def _recipes(scale: int, number: int, world: Path) -> Iterator[Case]:
         content = as_yaml(found)
         yield Case("recipes, edited", f"tiny-{i}", TRAIN.split(), writes("tiny.yaml", content))
     for i, found in enumerate(drawn(edits(whole), 2 * scale, number + 1)):
-        words = random.Random(i + number).choice(("train run/recipe.yaml --epochs 0 --out new", EVALUATE, REPORT, RESUME))
+        words = random.Random(i + number).choice(
+            ("train run/recipe.yaml --epochs 0 --out new", EVALUATE, REPORT, RESUME)
+        )
         name = "half/recipe.yaml" if words == RESUME else "run/recipe.yaml"
-        yield Case("recipes, edited", f"whole-{i}", words.split(), writes(name, as_yaml(found)), may_change=_kept(words))
+        yield Case(
+            "recipes, edited", f"whole-{i}", words.split(), writes(name, as_yaml(found)), may_change=_kept(words)
+        )
     texts = YAMLS if scale >= len(YAMLS) else random.Random(number).sample(YAMLS, scale)
     for i, text in enumerate(texts):
         words = TRAIN if i % 2 else EVALUATE
         name = "tiny.yaml" if i % 2 else "run/recipe.yaml"
-        yield Case("recipes, YAML", str(YAMLS.index(text)), words.split(), writes(name, text.encode()), may_change=_kept(words))
+        yield Case(
+            "recipes, YAML", str(YAMLS.index(text)), words.split(), writes(name, text.encode()), may_change=_kept(words)
+        )
 
 
 def _kept(words: str) -> tuple[str, ...]:
@@ -99,14 +108,23 @@ def _kept(words: str) -> tuple[str, ...]:
 def _plans(scale: int, number: int, world: Path) -> Iterator[Case]:
     plan = json.loads((world / "plan.json").read_text())
     for i, found in enumerate(drawn(edits(plan), 2 * scale, number + 2)):
-        words = random.Random(i + number).choice((f"{PLAN} --plan plan.json", f"{TRAIN} --plan plan.json", REPORT, RESUME))
+        words = random.Random(i + number).choice(
+            (f"{PLAN} --plan plan.json", f"{TRAIN} --plan plan.json", REPORT, RESUME)
+        )
         name = {REPORT: "run/plan.json", RESUME: "half/plan.json"}.get(words, "plan.json")
         yield Case("plans, edited", str(i), words.split(), writes(name, as_json(found)), may_change=_kept(words))
 
 
 def _records(scale: int, number: int, world: Path) -> Iterator[Case]:
     """JSON, JSONL and CSV of a run, each value of another kind: what is damaged is told, the rest is shown."""
-    names = ("verify.json", "environment.json", "evaluation.json", "classes.json", "metrics.jsonl", "finetuned/metrics.jsonl")
+    names = (
+        "verify.json",
+        "environment.json",
+        "evaluation.json",
+        "classes.json",
+        "metrics.jsonl",
+        "finetuned/metrics.jsonl",
+    )
     for name in names:
         text = (world / "run" / name).read_text()
         lines = [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
@@ -115,9 +133,17 @@ def _records(scale: int, number: int, world: Path) -> Iterator[Case]:
                 content = b"\n".join(map(as_json, found)) if isinstance(found, list) else as_json(found)
             else:
                 content = as_json(found, 1)
-            words = random.Random(i + number).choice((REPORT, EVALUATE, REPORT if name != "classes.json" else EXPLAIN_RUN))
-            yield Case("records, edited", f"{name}-{i}", words.split(), writes(f"run/{name}", content), may_change=_kept(words))
-    cells = st.one_of(st.sampled_from(("", "nan", "inf", "-1", "1e300", "x" * 200_000, "\x00", "\x1b[2J", '"', "a,b", "\ud800", "=cmd()")))
+            words = random.Random(i + number).choice(
+                (REPORT, EVALUATE, REPORT if name != "classes.json" else EXPLAIN_RUN)
+            )
+            yield Case(
+                "records, edited", f"{name}-{i}", words.split(), writes(f"run/{name}", content), may_change=_kept(words)
+            )
+    cells = st.one_of(
+        st.sampled_from(
+            ("", "nan", "inf", "-1", "1e300", "x" * 200_000, "\x00", "\x1b[2J", '"', "a,b", "\ud800", "=cmd()")
+        )
+    )
     for name in ("rows.csv", "differences.csv", "analysis/heads.csv"):
         table = [line.split(",") for line in (world / "run" / name).read_text().splitlines()]
         change = st.tuples(st.integers(0, min(9, len(table) - 1)), st.integers(0, len(table[0])), cells)
@@ -126,7 +152,9 @@ def _records(scale: int, number: int, world: Path) -> Iterator[Case]:
             other[row][column : column + 1] = [cell]
             content = "\n".join(",".join(line) for line in other).encode("utf-8", "surrogatepass")
             words = EVALUATE if i % 2 else REPORT
-            yield Case("records, edited", f"{name}-{i}", words.split(), writes(f"run/{name}", content), may_change=_kept(words))
+            yield Case(
+                "records, edited", f"{name}-{i}", words.split(), writes(f"run/{name}", content), may_change=_kept(words)
+            )
 
 
 def _headers(scale: int, number: int, world: Path) -> Iterator[Case]:
@@ -156,7 +184,9 @@ def _headers(scale: int, number: int, world: Path) -> Iterator[Case]:
 
 
 def _explained(kind: str, name: str, content: bytes, same: bool = True) -> Case:
-    return Case(kind, name, EXPLAIN.split(), writes("child.safetensors", content), same_as(EXPLAIN) if same else _nothing)
+    return Case(
+        kind, name, EXPLAIN.split(), writes("child.safetensors", content), same_as(EXPLAIN) if same else _nothing
+    )
 
 
 def _nothing(result: Result) -> str:
@@ -203,13 +233,35 @@ BINARY = (
     ("images/a.png", (EXPLAIN_RUN,)),
 )
 TEXT = (
-    *((f"run/{name}", (EVALUATE, REPORT)) for name in ("recipe.yaml", "classes.json", "rows.csv", "differences.csv", "evaluation.json")),
-    *((f"run/{name}", (REPORT,)) for name in ("plan.json", "verify.json", "environment.json", "metrics.jsonl", "finetuned/metrics.jsonl", "analysis/heads.csv")),
+    *(
+        (f"run/{name}", (EVALUATE, REPORT))
+        for name in ("recipe.yaml", "classes.json", "rows.csv", "differences.csv", "evaluation.json")
+    ),
+    *(
+        (f"run/{name}", (REPORT,))
+        for name in (
+            "plan.json",
+            "verify.json",
+            "environment.json",
+            "metrics.jsonl",
+            "finetuned/metrics.jsonl",
+            "analysis/heads.csv",
+        )
+    ),
     ("tiny.yaml", (TRAIN,)),
     ("plan.json", (f"{PLAN} --plan plan.json",)),
     ("canary.py", (EVALUATE,)),
 )
-RESUMED = ("recipe.yaml", "plan.json", "metrics.jsonl", "classes.json", "parent.safetensors", "environment.json", "verify.json", "resume/*.pt")
+RESUMED = (
+    "recipe.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "classes.json",
+    "parent.safetensors",
+    "environment.json",
+    "verify.json",
+    "resume/*.pt",
+)
 
 
 def _only(world: Path, pattern: str) -> str:
@@ -274,12 +326,23 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
     "no permission": _locked,
     **{
         f"a link to {target}": partial(_link, target)
-        for target in ("itself", "nowhere", "/dev/zero", "/dev/stdin", "/dev/full", "/proc/self/mem", "/proc/kmsg", "/", "..")
+        for target in (
+            "itself",
+            "nowhere",
+            "/dev/zero",
+            "/dev/stdin",
+            "/dev/full",
+            "/proc/self/mem",
+            "/proc/kmsg",
+            "/",
+            "..",
+        )
     },
 }
 OTHERS = (
     ("tiny.yaml", TRAIN), ("plan.json", f"{PLAN} --plan plan.json"), ("plan.json", f"{TRAIN} --plan plan.json"),
-    ("weights.safetensors", f"{PLAN} --checkpoint weights.safetensors"), ("weights.pth", f"{PLAN} --checkpoint weights.pth"),
+    ("weights.safetensors", f"{PLAN} --checkpoint weights.safetensors"),
+    ("weights.pth", f"{PLAN} --checkpoint weights.pth"),
     ("child.safetensors", EXPLAIN), ("images/a.png", EXPLAIN_RUN), ("images", "explain run images --out new.html"),
     ("names.txt", "explain child.safetensors images/a.png --classes names.txt --out new.html"),
     ("new.html", REPORT), ("new.html", EXPLAIN), ("new", TRAIN), ("new.csv", "zoo timm:digits_resnet --out new.csv"),
@@ -292,9 +355,12 @@ OTHERS = (
     ("shards/_info.json", "verify digits_resnet --num-classes 2 --data wds/x --data-dir shards --img-size 16"),
     ("shards/val-0.tar", "verify digits_resnet --num-classes 2 --data wds/x --data-dir shards --img-size 16"),
     ("run/.lock", RESUME.replace("half", "run")), ("half/.lock", RESUME), ("run/resume", RESUME.replace("half", "run")),
-    *((f"half/{name}", RESUME) for name in ("recipe.yaml", "plan.json", "metrics.jsonl", "classes.json", "parent.safetensors", "resume", "environment.json", "finetuned", "weights.safetensors")),
-    *((f"run/{name}", words) for name in ("recipe.yaml", "weights.safetensors", "parent.safetensors", "classes.json", "rows.csv", "evaluation.json", "finetuned", "scores") for words in (EVALUATE, REPORT)),
-    *((f"run/{name}", REPORT) for name in ("plan.json", "metrics.jsonl", "verify.json", "attention.npz", "analysis", "environment.json")),
+    *((f"half/{name}", RESUME) for name in ("recipe.yaml", "plan.json", "metrics.jsonl", "classes.json",
+    "parent.safetensors", "resume", "environment.json", "finetuned", "weights.safetensors")),
+    *((f"run/{name}", words) for name in ("recipe.yaml", "weights.safetensors", "parent.safetensors", "classes.json",
+    "rows.csv", "evaluation.json", "finetuned", "scores") for words in (EVALUATE, REPORT)),
+    *((f"run/{name}", REPORT) for name in ("plan.json", "metrics.jsonl", "verify.json", "attention.npz", "analysis",
+    "environment.json")),
     *((f"run/{name}", EXPLAIN_RUN) for name in ("checkpoints", "weights.safetensors", "plan.json")),
     ("run", REPORT), ("run", EVALUATE), ("run", EXPLAIN_RUN),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import io
@@ -50,9 +51,14 @@ def import_all() -> None:
     for found in pkgutil.walk_packages(recast.__path__, "recast."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
-    for name in ("sklearn.datasets", "matplotlib.backends.backend_agg", "webdataset", "torchvision.models", "torch._dynamo"):
+    for name in (
+        "sklearn.datasets.data", "sklearn.datasets.descr", "matplotlib.style", "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_svg", "webdataset", "torchvision.models", "torch._dynamo", "rich._emoji_codes",
+        "torch.utils.serialization", "encodings.utf_8_sig", "encodings.cp437",
+    ):  # fmt: skip
         importlib.import_module(name)
     Image.init()
+    gc.freeze()  # children share what lies still
 
 
 def make_world(folder: Path) -> Path:
