@@ -10,7 +10,7 @@ from of_files import EVALUATE, EXPECTED, EXPLAIN, EXPLAIN_RUN, REPORT, RESUME, f
 from of_images import image_cases
 from of_library import library_cases
 
-SAMPLE = 3
+SAMPLE = 5
 """Scale of the cases that are tests: about 200 of them."""
 SEED = 1
 

@@ -24,7 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NoReturn
 
-from world import RAN, snapshot
+from world import RAN, copied, snapshot
 
 from recast.cli import main
 
@@ -96,7 +96,7 @@ def attempt(case: Case, world: Path, keep: Path | None = None) -> Result:
     scratch = Path(tempfile.mkdtemp(prefix="hostile"))
     folder, marker = scratch / "world", scratch / "ran"
     try:
-        shutil.copytree(world, folder)
+        copied(world, folder)
         case.prepare(folder)
         before = snapshot(folder)
         begin = time.monotonic()

@@ -358,6 +358,7 @@ def _named_code(scale: int, number: int, world: Path) -> Iterator[Case]:
     def saved(folder: Path, name: str, where: str) -> None:
         ours = json.loads(header["__metadata__"]["recast"]) | {"constructor": {"name": name}}
         text = json.dumps(header | {"__metadata__": {"format": "pt", "recast": json.dumps(ours)}}).encode()
+        (folder / where).unlink()
         (folder / where).write_bytes(struct.pack("<Q", len(text)) + text + rest)
 
     def evil(folder: Path, where: str, how: str) -> None:
@@ -368,6 +369,7 @@ def _named_code(scale: int, number: int, world: Path) -> Iterator[Case]:
         content = pickle.dumps({"model": Evil(), "state_dict": Evil()})
         path = folder / where
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         if how == "plain":
             path.write_bytes(content)
         elif how == "zip":

@@ -71,7 +71,7 @@ def writes(name: str, content: bytes) -> Callable[[Path], object]:
 
 def damages_file(name: str, damage: Damage) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
-        (folder / name).write_bytes(damage((folder / name).read_bytes()))
+        writes(name, damage((folder / name).read_bytes()))(folder)
 
     return write
 

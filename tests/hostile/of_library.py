@@ -82,7 +82,7 @@ MUST = (
     "recast.recast_(model, dataclasses.replace(p, model='Other', steps=()))",
     "e = json.loads(p.to_json()); e['steps'][0]['fold'] = {'kernel': [9, 9]}; recast.recast_(model, replanned(e))",
     "e = json.loads(p.to_json()); e['steps'][-1]['name'] = 'layer3.9.conv1'; recast.recast_(model, replanned(e))",
-    "e = json.loads(p.to_json()); e['edits'] = [{'name': 'nowhere', 'stride': [1, 1]}]; recast.recast_(model, replanned(e))",
+    "e = json.loads(p.to_json()); e['edits'] = [{'name': 'x', 'stride': [1, 1]}]; recast.recast_(model, replanned(e))",
     "e = json.loads(p.to_json()); e['steps'] = e['steps'] * 2; recast.recast_(model, replanned(e))",
     "recast.fold_(child, -1.0)", "recast.fold_(child, float('nan'))", "recast.fold_(child, float('inf'))",
     "recast.fold_(child, 0.1, data=torch.zeros(0, 3, 16, 16))", "recast.fold_(child, 0.1, data=[])",

@@ -34,6 +34,9 @@ TINY = (
     "data: {img_size: 16, num_train: 40, num_val: 20, batch_size: 20}\n"
     "optim: {lr: 1e-3}\nepochs: 2\namp: off\ndevice: cpu\n"
 )
+LARGE = 100_000
+"""Bytes."""
+_DIGESTS: dict[tuple[int, int, int], str] = {}
 RAN = "HOSTILE_RAN"
 """The variable that names a file: who runs `canary.py` writes it."""
 CANARY = f"""
@@ -158,6 +161,26 @@ def call(folder: Path, words: str) -> str:
     return out.getvalue()
 
 
+def copied(world: Path, folder: Path) -> None:
+    """A copy of the world. Large files, of which nothing writes a part, are the same ones under another name."""
+
+    def copy(source: str, target: str) -> None:
+        if os.path.getsize(source) > LARGE:
+            os.link(source, target)
+        else:
+            shutil.copyfile(source, target)
+
+    shutil.copytree(world, folder, copy_function=copy)
+
+
+def _digest(path: str, known: os.stat_result) -> str:
+    key = known.st_ino, known.st_size, known.st_mtime_ns
+    if known.st_size <= LARGE or key not in _DIGESTS:
+        with open(path, "rb") as file:
+            _DIGESTS[key] = hashlib.file_digest(file, "sha1").hexdigest()
+    return _DIGESTS[key]
+
+
 def snapshot(folder: Path) -> dict[str, str]:
     """What every path below `folder` is: files by a digest of what they hold."""
     found = {}
@@ -168,8 +191,7 @@ def snapshot(folder: Path) -> dict[str, str]:
             if stat.S_ISLNK(kind):
                 what = f"a link to {os.readlink(path)}"
             elif stat.S_ISREG(kind) and os.path.getsize(path) < 2**30:
-                with open(path, "rb") as file:
-                    what = hashlib.file_digest(file, "sha1").hexdigest()
+                what = _digest(path, os.lstat(path))
             else:
                 what = f"{stat.S_IFMT(kind)} {os.path.getsize(path) if stat.S_ISREG(kind) else 0}"
             found[os.path.relpath(path, folder)] = what
