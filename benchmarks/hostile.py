@@ -18,7 +18,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "hostile")]
@@ -61,7 +63,10 @@ def main() -> int:
                 continue
             keep = None if options.keep is None else options.keep / f"{number}"
             result, found = judge(case, world, keep)
-            done[key] = {"kind": case.kind, "code": result.code, "seconds": round(result.seconds, 2), "faults": found}
+            done[key] = {
+                "kind": case.kind, "code": result.code, "seconds": round(result.seconds, 2), "faults": found,
+                "command": f"benchmarks/hostile.py --scale {options.scale} --seed {options.seed}",
+            }  # fmt: skip
             if options.out is not None:
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"case": key, **done[key]}) + "\n")
@@ -69,19 +74,19 @@ def main() -> int:
                 print(f"{number} {case.kind}: {case.name}\n  {case.command[:200]}\n  {json.dumps(found)}", flush=True)
             elif options.keep is not None:
                 print(f"{number} {case.kind}: {case.name}: {result.code} {result.err}{result.out[:300]}", flush=True)
-    rows = _rows(done.values(), options.scale, options.seed)
+    rows = _rows(done.values())
     if not options.only:
         write_table(options.table, list(rows[0]), (row.values() for row in rows))
     print(rows[-1])
     return int(any(one["faults"] for one in done.values()))
 
 
-def _done(path: Path | None) -> dict[str, dict]:
+def _done(path: Path | None) -> dict[str, dict[str, Any]]:
     lines = path.read_text("utf-8").splitlines() if path is not None and path.is_file() else []
     return {one.pop("case"): one for one in map(json.loads, lines)}
 
 
-def _rows(done, scale: int, seed: int) -> list[dict[str, object]]:
+def _rows(done: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
     """A row a kind, and one of all."""
     by_kind = defaultdict(list)
     for one in done:
@@ -96,7 +101,7 @@ def _rows(done, scale: int, seed: int) -> list[dict[str, object]]:
             **{fault: sum(fault in one["faults"] for one in found) for fault in FAULTS},
             "refused": sum(one["code"] == 2 for one in found),
             "slowest_seconds": max(one["seconds"] for one in found),
-            "command": f"benchmarks/hostile.py --scale {scale} --seed {seed}",
+            "command": "; ".join(sorted({one["command"] for one in found})),
         }
         for kind, found in by_kind.items()
     ]

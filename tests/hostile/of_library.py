@@ -69,7 +69,6 @@ CALLS = (
     "recast.Geometry((3, 3), dilation={})", "recast.Geometry((3, 3), padding_mode={})",
     "recast.GPSA({}, 4, recast.Geometry((3, 3)))", "recast.GPSA(3, 4, {})",
     "recast.GPSA(3, 4, recast.Geometry((3, 3)), groups={})", "recast.GPSA(3, 4, recast.Geometry((3, 3)), config={})",
-    "child({})", "model_layer({})",
 )  # fmt: skip
 MUST = (
     # what no value could make right: name, call
@@ -124,8 +123,8 @@ MUST = (
     "recast.recast_during_training_(model, torch.optim.SGD(child.parameters(), lr=0.1), p)",
     "recast.recast_during_training_(model, optimizer, p, ['layer9'])",
     "recast.recast_during_training_(child, optimizer, p)",
-    "torch.jit.trace(child, x)", "torch.fx.symbolic_trace(child)(x)", "child(x.double())",
-    "child(torch.zeros(1, 5, 16, 16))", "child(torch.zeros(3, 16))",
+    "torch.jit.trace(child, x)", "torch.fx.symbolic_trace(child)(x)", "model_layer(x.double())",
+    "model_layer(torch.zeros(1, 5, 16, 16))", "model_layer(torch.zeros(3, 16))",
 )  # fmt: skip
 
 

@@ -212,13 +212,7 @@ def open_and_triple_(child: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("message", "images"),
-    [
-        ("no image", torch.zeros(0, 3, 16, 16)),
-        ("no tensor", ()),
-        ("batch of verify must be a Tensor or a list", None),
-        ("same network", X),
-        ("for CifarResNet knows", X),
-    ],
+    [("no image", torch.zeros(0, 3, 16, 16)), ("no tensor", None), ("same network", X), ("for CifarResNet knows", X)],
 )
 def test_what_cannot_be_a_proof_is_refused(message: str, images: Any) -> None:
     parent, child = pair()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
 import sys
@@ -18,7 +19,6 @@ from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, Recipe
-from recast.run.files import read_lines
 from recast.run.names import check_name
 from recast.run.recipe import load_recipe
 from recast.run.trust import check_trusted, is_function, trusting
@@ -180,7 +180,7 @@ def _command(named: str | None) -> Command:
 
 def _summary(out: Path) -> dict[str, Any]:
     def last(path: Path) -> Any:
-        return read_lines(path)[0][-1][1] if path.is_file() else None
+        return json.loads(path.read_text(encoding="utf-8").splitlines()[-1]) if path.is_file() else None
 
     arms = {"recast": out / "metrics.jsonl", "finetuned": out / "finetuned" / "metrics.jsonl"}
     return {"run": str(out), "last_epoch": {arm: last(path) for arm, path in arms.items()}}

@@ -11,7 +11,6 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +106,7 @@ def _read_pickled(path: Path) -> Any:
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
-        members = []
-        with suppress(Exception):
-            members = zipfile.ZipFile(path).namelist()
+        members = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
         if any(name.endswith("/constants.pkl") for name in members):
             reason = "is a TorchScript program, not weights: save its state_dict alone"
         elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):

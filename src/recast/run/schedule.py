@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, get_args
 
-from recast.errors import RecastError, shown, suggest
+from recast.errors import RecastError, suggest
 from recast.run.config import Order, ScheduleConfig, parse_dates
 
 if TYPE_CHECKING:
@@ -151,8 +151,6 @@ class Schedule:
 
 
 def _layers(plan: Plan) -> tuple[str, ...]:
-    if not hasattr(plan, "steps"):  # its class lies in a later room
-        raise RecastError(f"a schedule is made of a plan (recast.plan), got {shown(plan)}")
     layers = tuple(step.name for step in plan.steps)
     if "" in layers:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
