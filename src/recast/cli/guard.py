@@ -76,8 +76,8 @@ def guarded_streams(json: bool) -> Iterator[Stream]:
         if json:
             out = error
             if not is_closed and (kept := _moved(before[1], before[2])):
-                stack.callback(os.dup2, kept.fileno(), 1)
                 result = Stream(stack.enter_context(kept))
+                stack.callback(os.dup2, kept.fileno(), 1)  # before it is closed
         try:
             sys.stdin, sys.stdout, sys.stderr = streams.get("stdin") or sys.stdin, out, error
             out.result = result  # for `print_json`

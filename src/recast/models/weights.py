@@ -11,6 +11,7 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,13 @@ def _read_pickled(path: Path) -> Any:
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
-        members = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        members, named = [], []
+        with suppress(Exception):  # what calls itself an archive need not be one
+            members = zipfile.ZipFile(path).namelist()
+            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if any(name.endswith("/constants.pkl") for name in members):
             reason = "is a TorchScript program, not weights: save its state_dict alone"
         elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):
-            named = torch.serialization.get_unsafe_globals_in_checkpoint(path) if members else []
             reason = (
                 f"needs {[*named, 'code'][0]} to be run while it is read, which is refused: "
                 "save its state_dict alone (torch.save(model.state_dict(), ...) or safetensors)"

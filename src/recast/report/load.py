@@ -20,11 +20,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.report.maps import Attention, read_attention
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
-from recast.run.files import read_json, read_lines, read_names, read_text, require
+from recast.run.files import number, read_json, read_lines, read_names, read_text, require
 from recast.run.recipe import load_recipe, why_untaught
 from recast.run.records import (
     Difference,
@@ -192,7 +192,10 @@ def read_run(path: Path) -> Run:
 
 
 def _verify(path: Path) -> dict[str, Any]:
-    return read_json(path, "images", "max_relative_error", "bitwise", "argmax_agreement")
+    found = read_json(path, "images", "max_relative_error", "bitwise", "argmax_agreement")
+    if not math.isfinite(number(found["images"])):
+        raise RecastError(f"images of {path} must be a number, got {shown(found['images'])}")
+    return found
 
 
 def _provenance(path: Path) -> dict[str, Provenance]:
@@ -205,10 +208,15 @@ def _schedule(path: Path) -> Switching:
 
 def _plan(path: Path) -> dict[str, Any]:
     plan = read_json(path, "steps", "left", "edits", "totals")
+    for key in ("steps", "left", "edits"):
+        if not isinstance(plan[key], list):
+            raise RecastError(f"{key} of {path} must be a list, got {shown(plan[key])}")
     for step in plan["steps"]:
         require(f"a step of {path}", step, ("name", "before", "after"))
-        require(f"the cost before {step['name']} in {path}", step["before"])
-        require(f"the cost after {step['name']} in {path}", step["after"])
+        for when in ("before", "after"):
+            where = f"the cost {when} {shown(step['name'])} in {path}"
+            if wrong := [v for v in require(where, step[when]).values() if math.isnan(number(v))]:
+                raise RecastError(f"{where} must be numbers, got {shown(wrong[0])}")
     for left in plan["left"]:
         require(f"a layer left in {path}", left, ("name", "reason"))
     return plan

@@ -26,7 +26,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.models.embedding import without_embedding
 from recast.run.config import Recipe, ScheduleConfig
-from recast.run.files import number, read_json, write_json, write_text
+from recast.run.files import number, read_json, read_text, write_json, write_text
 from recast.run.recipe import PARENT_WEIGHTS, save_recipe
 from recast.run.schedule import Schedule
 from recast.run.trust import trusting
@@ -217,7 +217,7 @@ class _Run:
         images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
         later = recipe.schedule.is_during
         if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
-            planned = Plan.from_json(file.read_text(encoding="utf-8"), str(file))
+            planned = Plan.from_json(read_text(file), str(file))
             child = copy.deepcopy(self.parent)
             if not later:
                 recast_(child, planned)
