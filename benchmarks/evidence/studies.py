@@ -60,9 +60,10 @@ LAST: dict[str, Any] = {"where": "last_stage"}
 IMAGES: dict[str, Any] = {"query_key": "images"}
 SIGMOID: dict[str, Any] = {"gate": "sigmoid"}
 FINE_TUNED = "fine-tuned"
+SAME_COMPUTE = "fine-tuned, stride removed"
 TRANSFER: Arms = {
     FINE_TUNED: {},
-    "fine-tuned, stride removed": {"stride": "remove"},
+    SAME_COMPUTE: {"stride": "remove"},
     "fine-tuned, three times as long": {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
     "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
@@ -89,8 +90,11 @@ def transfers() -> list[Study]:
         name = f"a-{trained_on}-{data}-{num_train}"
         base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = found[0].name if found else None
-        rates_of = {"recast, images, rates as fine-tuned": FINE_TUNED}
-        found.append(Study(name, base, TRANSFER, against(FINE_TUNED, TRANSFER), tuned_on, rates_of))
+        rates_of = dict.fromkeys(("recast, images, rates as fine-tuned", SAME_COMPUTE), FINE_TUNED)
+        pairs = against(FINE_TUNED, TRANSFER) + tuple(
+            (arm, SAME_COMPUTE) for arm in TRANSFER if arm.startswith("recast")
+        )
+        found.append(Study(name, base, TRANSFER, pairs, tuned_on, rates_of))
     return found
 
 
@@ -105,7 +109,7 @@ def controls(scale: Scale) -> list[Study]:
     stride: dict[str, Any] = {"stride": "remove" if large else "keep"}
     arms: Arms = {
         FINE_TUNED: {},
-        "fine-tuned, stride removed": {"stride": "remove"},
+        SAME_COMPUTE: {"stride": "remove"},
         "recast, sigmoid": {**LAST, **SIGMOID, **stride},
         "recast, images": {**LAST, **IMAGES, **stride},
         "recast, zero": {**LAST, **stride},
@@ -114,8 +118,7 @@ def controls(scale: Scale) -> list[Study]:
         base, parent="b-parents/parent", parent_data=base.data, updates=8400 if large else 1400,
         size=40 if large else 32,
     )  # fmt: skip
-    control = "fine-tuned, stride removed"
-    pairs = (*against(FINE_TUNED, arms), *((arm, control) for arm in arms if arm.startswith("recast")))
+    pairs = (*against(FINE_TUNED, arms), *((arm, SAME_COMPUTE) for arm in arms if arm.startswith("recast")))
     return [parents, Study("b-controls", base, arms, pairs, needs="b-parents")]
 
 
