@@ -20,7 +20,7 @@ from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 
 
-@typed("model", "plan")
+@typed("model", "plan", "steps")
 @torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
     """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
