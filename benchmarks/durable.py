@@ -65,7 +65,7 @@ class Ended(NamedTuple):
         if "Traceback" in self.err:
             return f"a traceback: {self.err.strip().splitlines()[-1]}"
         if self.code < 0:
-            return f"ended by signal {-self.code}: {self.err[-1500:]}"
+            return f"ended by signal {-self.code}: {self.err[self.err.find('Fatal') :][:1500]}"
         if self.code == 2 and len(errors) != 1:
             return f"{len(errors)} lines of error"
         return ""
