@@ -76,6 +76,7 @@ def test_an_image_that_cannot_be_read_and_a_class_without_one(cli: Cli, refused:
     root = image_folder(tmp_path / "data")
     words = ("train", "finetune", "--model", "digits_resnet", "--data", "folder", "--data-dir", root)
     words = (*words, "--img-size", "16", "--epochs", "1", "--json", "--batch-size", "6", "--out", tmp_path / "run")
+    words = (*words, "--query-key", "zero")  # no image is seen before the training begins
     (root / "train" / "c").mkdir()
     assert "class folder without an image: c" in refused(*words)
     (root / "train" / "c").rmdir()

@@ -212,7 +212,7 @@ API = {
     "load recast": "m = net(); recast.recast_(m, recast.plan(m, x)); recast.save(m, folder / 'd.safetensors'); "
     "recast.load(folder / 'd.safetensors', m)",
     "calibrate plain": "recast.calibrate_(net(), net(), [x])",
-    "pool plain": "recast.attention_pool_(nn.Sequential(nn.Conv2d(3, 4, 3)), recast.PoolConfig(kind='single'))",
+    "pool plain": "recast.attention_pool_(nn.Sequential(nn.Conv2d(3, 4, 3)), config=recast.PoolConfig(kind='single'))",
     "schedule epoch": "recast.Schedule.at_once(recast.plan(net(), x), 0)",
     "schedule order": "recast.Schedule.progressive(recast.plan(net(), x), 10, 'random')",
     "schedule epochs": "recast.Schedule.progressive(recast.plan(net(), x), 0)",
@@ -222,6 +222,6 @@ API = {
     "plan json": "recast.Plan.from_json('{')",
     "plan json list": "recast.Plan.from_json('[]')",
     "plan json version": "recast.Plan.from_json('{\"version\": 99}')",
-    "evaluate suite": "recast.evaluate(net(), 'claen', None)",
-    "evaluate none": "recast.evaluate(net(), [], None)",
+    "evaluate suite": "recast.evaluate(net(), 'claen', data)",
+    "evaluate none": "recast.evaluate(net(), [], data)",
 }

@@ -141,14 +141,18 @@ def api_mistake(snippet: str, folder: Path) -> str:
 
     import recast
     import recast.models.small
+    from recast.data import Data
+    from recast.data.datasets import ImageTensors
 
     def net(classes: int = 10) -> nn.Module:
         torch.manual_seed(0)
         model: nn.Module = timm.create_model("digits_resnet", num_classes=classes).eval()
         return model
 
+    images = ImageTensors(torch.zeros(4, 3, 16, 16).byte(), torch.arange(4))
+    data = Data("zeros", images, images, list("abcd"), (0.5,) * 3, (0.5,) * 3, 16)
     known: dict[str, Any] = {
-        "recast": recast, "torch": torch, "nn": nn, "safetensors": safetensors, "net": net,
+        "recast": recast, "torch": torch, "nn": nn, "safetensors": safetensors, "net": net, "data": data,
         "x": torch.zeros(1, 3, 16, 16), "folder": folder,
     }  # fmt: skip
     try:
@@ -214,7 +218,8 @@ TRAIN = (
 )
 SUITES = "clean,fgsm,basic,cost,agreement,heads,fourier,cka"
 PARENT = f"train finetune {TRAIN} --where none --no-control --epochs 4 --lr 3e-3 --checkpoint null --out parent"
-CHILD = f"train finetune {TRAIN} --checkpoint parent/weights.safetensors --lr 1e-3 --gate-lr 5e-2 --epochs 3"
+OPTIONS = "--lr 1e-3 --gate-lr 5e-2 --epochs 3 --query-key zero"
+CHILD = f"train finetune {TRAIN} --checkpoint parent/weights.safetensors {OPTIONS}"
 RUNS = {
     "before": [f"{CHILD} --out before", f"evaluate before --eps 1 --suite {SUITES}"],
     "during": [

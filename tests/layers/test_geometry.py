@@ -134,7 +134,7 @@ def test_round_trips_of_every_kind_of_geometry() -> None:
     kinds = [Geometry.of(transposed(seed, "meta")[0]) for seed in range(50)]
     kinds += [Geometry((3, 2), (2, 1), dilation=(1, 3), same=True)]
     for geometry in kinds:
-        assert Geometry.from_dict(json.loads(json.dumps(geometry.to_dict()))) == geometry
+        assert Geometry(**json.loads(json.dumps(geometry.to_dict()))) == geometry
     # fields that say where queries are and what the zeros are: none may be left out
     assert len({Geometry((2, 2)), Geometry((2, 2), same=True), Geometry((2, 2), is_transposed=True)}) == 3
     assert Geometry((2, 2), upsample=(2, 1)) != Geometry((2, 2), upsample=(1, 2))

@@ -235,7 +235,9 @@ def test_timm_loads_published_weights() -> None:
 
 
 def test_names_and_addresses_of_weights() -> None:
-    names = {f"patchconvnet_{size}{kind}" for size in SIZES for kind in ("", "_multi", "_bn")}
+    names = {
+        f"patchconvnet_{size}{kind}" for size in SIZES for kind in ("", "_multi", "_bn", "_average", "_linear_stem")
+    }
     assert set(timm.list_models("patchconvnet_*")) == names
     published = timm.list_models("patchconvnet_*", pretrained=True)
     assert len(published) == 13
@@ -267,7 +269,7 @@ def test_new_classes_get_new_tokens() -> None:
     ("options", "message"),
     [
         ({"norm_layer": "batchnorm"}, r"layernorm2d or batchnorm2d, got 'batchnorm'\. Did you mean batchnorm2d"),
-        ({"global_pool": "avg"}, "must be 'attn' or '', got 'avg'"),
+        ({"global_pool": "max"}, "must be 'attn' or 'avg' or '', got 'max'"),
         ({"global_pool": ""}, "head of 3 classes needs pooling"),
         ({"num_classes": 0, "per_class": True}, "a token a class needs classes"),
     ],

@@ -224,8 +224,12 @@ def worker_errors() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, EOFError) as error:
-        if (died := _death(error)) is None:
-            raise
+        try:
+            died = _death(error)
+        except RuntimeError:  # torch's handler, before `_death` had suppressed it; it speaks once
+            died = _death(error)
+        if died is None:
+            raise error
         traceback.clear_frames(error.__traceback__)  # ends the other processes now, not when the error is forgotten
         raise died from None
 

@@ -225,10 +225,10 @@ def _plan(path: Path) -> dict[str, Any]:
 def _metrics(path: Path) -> list[Epoch]:
     by_epoch: dict[int, Epoch] = {}
     lines, damaged = read_lines(path)
-    wrong = [f"{path} line {number} is truncated or not JSON" for number in damaged]
-    for number, line in lines:
+    wrong = [f"{path} line {at} is truncated or not JSON" for at in damaged]
+    for at, line in lines:
         try:
-            row = read_fields(Epoch, line, f"{path} line {number}", strict=False)
+            row = read_fields(Epoch, line, f"{path} line {at}", strict=False)
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             wrong.append(str(error))

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
 from recast.run.fields import typed
 from recast.surgery.apply import check_recast, recast_
@@ -60,7 +60,10 @@ def recast_during_training_(
     or sharded model, or an optimiser that trains only a part of the layer. Warns where a kernel is computed and its
     moments cannot become W_out's. Where W_out has another layout, factored moments (Adafactor) start anew.
     """
-    network, copies = _checked(model), [_checked(average) for average in averages]
+    copies = [averages] if isinstance(averages, nn.Module | torch.Tensor | str) else list(averages)
+    if wrong := [average for average in copies if not isinstance(average, nn.Module)]:
+        raise RecastError(f"averages must be networks (nn.Module), got {shown(wrong[0])}")
+    network, copies = _checked(model), [_checked(average) for average in copies]
     optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
     chosen = plan if steps is None else plan.only(steps)
     names = [step.name for step in chosen.steps]

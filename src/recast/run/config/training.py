@@ -91,8 +91,9 @@ class RegularizationConfig(Checked, prefix="regularization."):
 
 @dataclass
 class EmbeddingConfig(Checked, prefix="embedding."):
-    """An embedding of images, for nearest neighbours and retrieval, learnt with labels (Grafit, Touvron et al. 2021) or
-    without (DINO, Caron et al. 2021)."""
+    """An embedding of images, for neighbours and retrieval, with labels or without.
+
+    With: Grafit (Touvron et al. 2021); without: DINO (Caron et al. 2021)."""
 
     projector: Literal["none", "linear", "mlp", "dino"] = "none"
     """none: no embedding, the labels alone. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit). dino:
