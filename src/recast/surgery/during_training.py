@@ -60,7 +60,8 @@ def recast_during_training_(
     or sharded model, or an optimiser that trains only a part of the layer. Warns where a kernel is computed and its
     moments cannot become W_out's. Where W_out has another layout, factored moments (Adafactor) start anew.
     """
-    copies = [averages] if isinstance(averages, nn.Module | torch.Tensor | str) else list(averages)
+    single = isinstance(averages, nn.Module | torch.Tensor | str)
+    copies: list[nn.Module] = [averages] if single else list(averages)  # type: ignore[list-item]
     if wrong := [average for average in copies if not isinstance(average, nn.Module)]:
         raise RecastError(f"averages must be networks (nn.Module), got {shown(wrong[0])}")
     network, copies = _checked(model), [_checked(average) for average in copies]
