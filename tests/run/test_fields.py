@@ -35,7 +35,7 @@ from recast.run.fields import Count, field_types, read_value
         (RecastConfig, {"gate_range": (0.0,)}, "gate_range must be a list of 2 numbers"),
         (PoolConfig, {"mlp_ratio": 1e6}, "pool.mlp_ratio must be at most 64"),
         (DataConfig, {"img_size": 10**6}, "data.img_size must be at most 16,384"),
-        (Recipe, {"recast": None}, "recast must be a mapping, got None"),
+        (Recipe, {"recast": None}, "recast must be a RecastConfig, got None"),
         (OptimConfig, {"betas": (0.9, 1.0)}, r"optim.betas must each be at least 0 and below 1, got .*1.0"),
         (RecastConfig, {"alpha": float("inf")}, "alpha must be a positive number"),
         (RecastConfig, {"gate": "sigmoids"}, "gate must be one of linear, sigmoid, bias, .*Did you mean sigmoid"),

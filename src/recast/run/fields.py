@@ -239,7 +239,7 @@ def describe(hint: Any) -> str:
         return names[hint]
     if getattr(hint, "__name__", "") == "Module":
         return "a network (nn.Module, as timm.create_model gives)"
-    if origin in (dict, Mapping) or (isinstance(hint, type) and issubclass(hint, Checked)):
+    if origin in (dict, Mapping):
         return "a mapping"
     if origin is None and isinstance(hint, type):
         return f"a {hint.__name__}"
