@@ -103,12 +103,16 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
 
+        @functools.cache
+        def hints() -> Mapping[str, Any]:  # at the first call: modules name one another
+            return get_type_hints(function, include_extras=True)
+
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            hints, given = get_type_hints(function, include_extras=True), signature.bind(*args, **kwargs).arguments
+            given = signature.bind(*args, **kwargs).arguments
             for name in names:
                 if name in given:
-                    check_value(hints[name], given[name], name)
+                    check_value(hints()[name], given[name], name)
             return function(*args, **kwargs)
 
         return checked
