@@ -20,7 +20,7 @@ class Job:
     num_train: int
     updates: int
     network: str = "cifar_resnet20.cifar100"
-    """Its tag says with which mean and standard deviation it sees images; `plain_vit`: `networks.NETWORKS`."""
+    """Its tag says with which mean and standard deviation it sees images; or one of `networks.PLAIN_VITS`."""
     parent: str | None = None
     """A file in $RECAST_DATA/weights, or STUDY/ARM: what that run of the same seed ended with. None: random weights."""
     parent_data: str | None = None
@@ -44,6 +44,8 @@ class Job:
     """remove: the last stage at stride 1; without recast layers the compute of attention without attention."""
     pool: PoolKind = "none"
     augment: Literal["basic", "deit"] = "basic"
+    bf16: bool = False
+    """Trained in bf16 on a CPU too, as on a GPU; judged in fp32 always on a CPU."""
     longer: float = 1
     """Times the updates: what the other arm's time would buy."""
     measured: Literal["all", "clean", "fourier"] = "all"

@@ -23,8 +23,9 @@ from recast.training.prepare import WAKING_IMAGES
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 HALF = (0.5, 0.5, 0.5)
-PLAIN_VIT = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 3}
-"""A vision transformer of 2.7 M parameters with the depth, width and patches of `cmhsa_vit_3_cifar`."""
+PLAIN_VITS = {"plain_vit": 192, "plain_vit_tiny": 60}
+"""Widths of vision transformers with the depth and patches of `cmhsa_vit_3_cifar` and `cmhsa_vit_3_tiny`, and about as
+many parameters as they have once recast: 2.7 M and 0.27 M."""
 
 
 class Prepared(nn.Module):
@@ -53,8 +54,9 @@ def parent_of(job: Job, out: Path, root: Path) -> Prepared:
     """What the arms of a seed start from alike, a new head among it, drawn by the seed."""
     classes = CLASSES[job.data]
     torch.manual_seed(job.seed)
-    if job.network == "plain_vit":
-        return Prepared(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **PLAIN_VIT), job.size)
+    if job.network in PLAIN_VITS:
+        shape = {"img_size": 32, "patch_size": 4, "embed_dim": PLAIN_VITS[job.network], "depth": 6, "num_heads": 3}
+        return Prepared(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **shape), job.size)
     weights = None
     if job.parent is not None and "/" not in job.parent:
         weights = str(root / "weights" / job.parent)

@@ -79,7 +79,7 @@ def train(job: Job, model: Prepared, images: Labelled, device: torch.device) -> 
         if mixup is not None:
             pixels, targets = mixup(pixels, targets)
         set_learning_rate(optimizer, course.factor(update))
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=job.bf16 or device.type == "cuda"):
             logits = model(pixels)
         loss = loss_of(logits.float(), targets)
         optimizer.zero_grad(set_to_none=True)

@@ -104,6 +104,7 @@ def controls(scale: Scale) -> list[Study]:
     base = Job(
         "b-parents", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 28000 if large else 4500,
         "cifar_resnet20.cifar100", augment="deit" if large else "basic",
+        bf16=True,
     )  # fmt: skip
     parents = Study("b-parents", base, {"parent": {}}, ())
     stride: dict[str, Any] = {"stride": "remove" if large else "keep"}
@@ -119,7 +120,8 @@ def controls(scale: Scale) -> list[Study]:
         size=40 if large else 32,
     )  # fmt: skip
     pairs = (*against(FINE_TUNED, arms), *((arm, SAME_COMPUTE) for arm in arms if arm.startswith("recast")))
-    return [parents, Study("b-controls", base, arms, pairs, needs="b-parents")]
+    rates_of = {} if large else dict.fromkeys(("recast, images", "recast, zero"), FINE_TUNED)  # as (a) found
+    return [parents, Study("b-controls", base, arms, pairs, rates_of=rates_of, needs="b-parents")]
 
 
 def when(scale: Scale) -> Study:
@@ -127,7 +129,7 @@ def when(scale: Scale) -> Study:
     large = scale == "gpu"
     base = Job(
         "c-when", "", 0, "cifar10", 14400, 9000 if large else 2250,
-        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean", weight_decay=0.05,
+        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean", bf16=True,
     )  # fmt: skip
     arms: Arms = {"convolution": {}}
     rates_of = {}
@@ -149,8 +151,8 @@ def progressive(scale: Scale) -> list[Study]:
     large = scale == "gpu"
     network = "cmhsa_vit_3_cifar" if large else "cmhsa_vit_3_tiny"
     base = Job(
-        "d-prs", "", 0, "cifar100", 18000, 14000 if large else 5600, network, measured="fourier",
-        batch_size=128 if large else 64,
+        "d-prs", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 14000 if large else 2800,
+        network, measured="fourier", batch_size=128 if large else 64, bf16=True,
     )  # fmt: skip
     biased: dict[str, Any] = {**MIXERS, "gate": "bias"}
     exact: dict[str, Any] = {**MIXERS, **IMAGES}
@@ -162,7 +164,7 @@ def progressive(scale: Scale) -> list[Study]:
         "from the start": exact,
         "two-stage, C-MHSA": {**biased, "convolution": 0.5},
         "PRS, C-MHSA": {**biased, "schedule": "last_first"},
-        "plain ViT": {"network": "plain_vit"},
+        "plain ViT": {"network": "plain_vit" if large else "plain_vit_tiny"},
     }
     rates_of = {"two-stage": "PRS", "reversed": "PRS", "from the start": "PRS", "two-stage, C-MHSA": "PRS, C-MHSA"}
     pairs = (
@@ -187,12 +189,12 @@ def scales(scale: Scale) -> list[Study]:
     large = scale == "gpu"
     base = Job(
         "f", "", 0, "cifar10", 14400, 9000 if large else 2250, "cifar_resnet20.cifar10" if large else "digits_resnet",
-        measured="clean", augment="deit" if large else "basic",
+        measured="clean", augment="deit" if large else "basic", bf16=True,
     )  # fmt: skip
     arms: Arms = {
         "convolution": {},
         "recast from the start": {**LAST, **IMAGES},
-        "plain ViT": {"network": "plain_vit"},
+        "plain ViT": {"network": "plain_vit" if large else "plain_vit_tiny"},
     }
     pairs = (*against("convolution", arms), ("recast from the start", "plain ViT"))
     shares = (0.1, 0.05, 0.25, 0.5, 1.0)
@@ -208,7 +210,7 @@ def pooling(scale: Scale) -> Study:
     large = scale == "gpu"
     base = Job(
         "g-pooling", "", 0, "cifar100", 18000, 9000 if large else 2250,
-        "cifar_resnet20.cifar100" if large else "digits_resnet", augment="deit" if large else "basic",
+        "cifar_resnet20.cifar100" if large else "digits_resnet", augment="deit" if large else "basic", bf16=True,
     )  # fmt: skip
     arms: Arms = {"average": {}, "one map": {"pool": "single"}, "a map a class": {"pool": "per_class"}}
     return Study("g-pooling", base, arms, (*against("average", arms), ("a map a class", "one map")))
