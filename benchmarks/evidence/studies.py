@@ -61,15 +61,19 @@ IMAGES: dict[str, Any] = {"query_key": "images"}
 SIGMOID: dict[str, Any] = {"gate": "sigmoid"}
 FINE_TUNED = "fine-tuned"
 SAME_COMPUTE = "fine-tuned, stride removed"
+LONGER = "fine-tuned, three times as long"
+CHOSEN = "recast, images, rates as fine-tuned"
 TRANSFER: Arms = {
     FINE_TUNED: {},
     SAME_COMPUTE: {"stride": "remove"},
-    "fine-tuned, three times as long": {"longer": 3},
+    LONGER: {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
     "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
     "recast, similar": {**LAST, "query_key": "similar"},
     "recast, images": {**LAST, **IMAGES},
-    "recast, images, rates as fine-tuned": {**LAST, **IMAGES},
+    CHOSEN: {**LAST, **IMAGES},
+    "recast, images, keys 10 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-2},
+    "recast, images, keys 100 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-1},
 }
 
 
@@ -90,10 +94,11 @@ def transfers() -> list[Study]:
         name = f"a-{trained_on}-{data}-{num_train}"
         base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = found[0].name if found else None
-        rates_of = dict.fromkeys(("recast, images, rates as fine-tuned", SAME_COMPUTE), FINE_TUNED)
-        pairs = against(FINE_TUNED, TRANSFER) + tuple(
-            (arm, SAME_COMPUTE) for arm in TRANSFER if arm.startswith("recast")
-        )
+        as_fine_tuned = [arm for arm in TRANSFER if arm == CHOSEN or "times as" in arm]
+        rates_of = dict.fromkeys((*as_fine_tuned, SAME_COMPUTE), FINE_TUNED)
+        recast = [arm for arm in TRANSFER if arm.startswith("recast")]
+        pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
+        pairs += ((CHOSEN, LONGER), *((arm, CHOSEN) for arm in recast if arm in rates_of and arm != CHOSEN))
         found.append(Study(name, base, TRANSFER, pairs, tuned_on, rates_of))
     return found
 
