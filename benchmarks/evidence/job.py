@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.config.attention import PoolKind, QueryKey
+from recast.run.config.attention import PoolKind, PoolStart, QueryKey
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Job:
     stride: Literal["keep", "remove"] = "keep"
     """remove: the last stage at stride 1; without recast layers the compute of attention without attention."""
     pool: PoolKind = "none"
+    pool_start: PoolStart = "paper"
     augment: Literal["basic", "deit"] = "basic"
     bf16: bool = False
     """Trained in bf16 on a CPU too, as on a GPU; judged in fp32 always on a CPU."""

@@ -99,10 +99,9 @@ def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) ->
 
 
 def put_pool_(job: Job, model: Prepared) -> None:
-    """Attention in the place of the average, from the start that the paper trains from scratch."""
+    """Attention in the place of the average."""
     if job.pool != "none":
-        config = PoolConfig(job.pool, start="paper" if job.parent is None else "average")
-        recast.attention_pool_(model.network, config=config)
+        recast.attention_pool_(model.network, config=PoolConfig(job.pool, start=job.pool_start))
 
 
 def fold_all(model: Prepared, images: Labelled) -> None:

@@ -217,8 +217,14 @@ def pooling(scale: Scale) -> Study:
         "g-pooling", "", 0, "cifar100", 18000, 9000 if large else 2250,
         "cifar_resnet20.cifar100" if large else "digits_resnet", augment="deit" if large else "basic", bf16=True,
     )  # fmt: skip
-    arms: Arms = {"average": {}, "one map": {"pool": "single"}, "a map a class": {"pool": "per_class"}}
-    return Study("g-pooling", base, arms, (*against("average", arms), ("a map a class", "one map")))
+    arms: Arms = {
+        "average": {},
+        "one map": {"pool": "single"},
+        "a map a class": {"pool": "per_class"},
+        "one map, as the average": {"pool": "single", "pool_start": "average"},
+    }
+    pairs = (*against("average", arms), ("a map a class", "one map"), ("one map, as the average", "one map"))
+    return Study("g-pooling", base, arms, pairs)
 
 
 def studies(scale: Scale) -> dict[str, Study]:
