@@ -23,7 +23,7 @@ ROOMS = [
     {"surgery"},
     {"device"},
     {"data", "models"},
-    {"io"},
+    {"io", "exporting"},
     {"analysis"},
     {"evaluation"},
     {"explain", "training", "zoo"},

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recast.analysis.record import record as record
     from recast.errors import RecastError as RecastError
     from recast.evaluation import evaluate as evaluate
+    from recast.exporting import export as export
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -54,6 +55,7 @@ _HOME = {
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
     "evaluate": "evaluation",
+    "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",

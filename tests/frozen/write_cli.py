@@ -39,7 +39,8 @@ SHOWN = 12
 """Lines of a table of a figure that are kept as they are."""
 HELPS = {
     "recast": "--help",
-    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "report", "zoo")},
+    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "export")},
+    **{name: f"{name} --help" for name in ("report", "zoo")},
     "train": "train --help",
     "train_tcnn": "train tcnn --help",
     "train_attention_pool_quick": "train attention_pool_quick --help",

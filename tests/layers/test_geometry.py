@@ -127,7 +127,8 @@ def test_a_transposed_convolution_is_one_of_spread_pixels(start: int) -> None:
         for axis, (pixels, found) in enumerate(zip((rows, columns), g.source_pixels(*size), strict=True)):
             at = range(pixels.start, pixels.stop, pixels.step)
             middles = [i + g.reach[axis] / 2 for i in range(expected.shape[2 + axis])]
-            assert found == [min(range(len(at)), key=lambda n: (abs(at[n] - middle), -n)) for middle in middles]
+            nearest = [min(range(len(at)), key=lambda n: (abs(at[n] - middle), -n)) for middle in middles]
+            assert found.tolist() == nearest
 
 
 def test_round_trips_of_every_kind_of_geometry() -> None:

@@ -473,7 +473,6 @@ def test_function_transforms_agree_with_the_reference(transform: str, open_gates
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda layer, x: torch.jit.trace(layer, x), r"torch\.export\.export"),
         (lambda layer, _: torch.fx.symbolic_trace(layer), r"torch\.export\.export"),
         (lambda layer, x: layer(x.double()), "weights in torch.float32, got torch.float64"),
     ],

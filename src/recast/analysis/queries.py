@@ -130,7 +130,7 @@ def telling_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
     maps = mix.unflatten(-1, geometry.padded_size(height, width))[..., at_rows, at_columns]
     if geometry.is_transposed:
         sources = geometry.source_pixels(height, width)
-        return maps, (sources[0][i], sources[1][j])
+        return maps, (int(sources[0][i]), int(sources[1][j]))
     return maps, (rows[i] - at_rows.start, columns[j] - at_columns.start)
 
 

@@ -38,6 +38,11 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def is_exported() -> bool:
+    """Whether torch.export, torch.onnx.export or torch.jit.trace is looking: sizes are symbols or recorded then."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
 class AttentionConv2d(nn.Module):
     """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 
@@ -166,11 +171,13 @@ class AttentionConv2d(nn.Module):
             self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels))
 
     def _check_input(self, x: Tensor) -> None:
-        if isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing():
+        if isinstance(x, torch.fx.Proxy):
             raise RecastError(
-                f"{type(self).__name__} cannot be followed by torch.jit.trace or torch.fx.symbolic_trace: take "
-                "torch.export.export, or make it a leaf (Tracer.is_leaf_module)"
+                f"{type(self).__name__} cannot be followed by torch.fx.symbolic_trace: take torch.export.export, or "
+                "make it a leaf (Tracer.is_leaf_module)"
             )
+        if torch.jit.is_tracing():
+            return  # every question asked of a size would warn
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
             raise RecastError(f"{kind} expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +55,7 @@ class CMHSA(AttentionConv2d):
     def _new_table(self, height: int, width: int) -> Tensor:
         """B_h(δ) at the start, for every offset of an input of `height` × `width` pixels."""
         rows, columns = offset_ranges(self.geometry, height, width)
-        table = self.relative_bias.new_zeros(self.num_heads, len(rows), len(columns))
+        table = self.relative_bias.new_zeros(self.num_heads, rows.stop - rows.start, columns.stop - columns.start)
         for head, (row, column) in enumerate(self.geometry.offsets()):
             table[head, row - rows.start, column - columns.start] = self.config.bias_init
         return table
@@ -72,11 +74,13 @@ class CMHSA(AttentionConv2d):
     def _shared(self, one: tuple[int, int], other: tuple[int, int]) -> list[tuple[slice, ...]]:
         """Where the offsets that inputs of both sizes have are in the table for `one` and in that for `other`."""
         ranges = [offset_ranges(self.geometry, *size) for size in (one, other)]
-        both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(*ranges, strict=True)]
-        return [
-            (slice(None), *(slice(b.start - a.start, b.stop - a.start) for a, b in zip(axes, both, strict=True)))
-            for axes in ranges
-        ]
+        both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(*ranges, strict=True)]
+        return [self._at(both, axes) for axes in ranges]
+
+    @staticmethod
+    def _at(offsets: Iterable[slice], axes: Iterable[slice]) -> tuple[slice, ...]:
+        """Where `offsets` are in a table that has those of `axes`."""
+        return (slice(None), *(slice(b.start - a.start, b.stop - a.start) for a, b in zip(axes, offsets, strict=True)))
 
     def set_geometry_(self, geometry: Geometry) -> None:
         """Another stride, dilation or padding for the same kernel; `set_size_` makes a new table for it."""
@@ -87,12 +91,18 @@ class CMHSA(AttentionConv2d):
         """The tensors as the pure functions take them, for an input of `height` × `width` pixels."""
         if self.size is None:
             raise RecastError("this C-MHSA layer has no table of biases yet: call set_size_(height, width) first")
-        if height > self.size[0] or width > self.size[1]:
+        if not torch.jit.is_tracing() and (height > self.size[0] or width > self.size[1]):
             raise RecastError(
                 f"this C-MHSA layer has biases for inputs of up to {self.size[0]}×{self.size[1]} pixels, got "
                 f"{height}×{width}: plan with images of that size, or call set_size_({height}, {width}) before training"
             )
-        table = self.relative_bias[self._shared(self.size, (height, width))[0]]
+        asked, known = (offset_ranges(self.geometry, *size) for size in ((height, width), self.size))
+        at = self._at(asked, known)
+        if type(height) is int:
+            table = self.relative_bias[at]
+        else:  # in an exported program a slice asks whether it is the whole table
+            rows, columns = (torch.arange(s.start, s.stop, device=self.relative_bias.device) for s in at[1:])
+            table = self.relative_bias[:, rows[:, None], columns]
         return BiasedWeights(
             self.weight, self.bias, self.value, self.query, self.key, table, self.geometry, self.groups
         )

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from timm.layers import Conv2dSame
-from timm.layers.padding import pad_same_arg
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
@@ -104,8 +103,12 @@ class Geometry(Checked):
         """Pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
         if not self.same:
             return self.padding
-        left, right, top, bottom = pad_same_arg([height, width], [*self.kernel], [*self.stride], [*self.dilation])
-        return top, bottom, left, right
+        added: list[Any] = []
+        for size, stride, reach in zip((height, width), self.stride, self.reach, strict=True):
+            missing: Any = (-(-size // stride) - 1) * stride + reach + 1 - size
+            total = missing.clamp(min=0) if isinstance(missing, Tensor) else max(missing, 0)  # a tensor in a trace
+            added += [total // 2, total - total // 2]
+        return tuple(added)
 
     def padded_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the key grid for an input of `height` × `width` pixels."""
@@ -124,7 +127,7 @@ class Geometry(Checked):
             (padded - reach - 1) // stride + 1
             for padded, reach, stride in zip(self.padded_size(height, width), self.reach, self.stride, strict=True)
         )
-        if rows < 1 or columns < 1:
+        if type(rows) is int and (rows < 1 or columns < 1):  # in an exported program sizes are symbols
             raise RecastError(f"an input of {height}×{width} pixels is smaller than the kernel: {self}")
         return rows, columns
 
@@ -133,17 +136,17 @@ class Geometry(Checked):
         (c0, c1), (s0, s1), (rows, columns) = self.anchor, self.stride, self.output_size(height, width)
         return range(c0, c0 + rows * s0, s0), range(c1, c1 + columns * s1, s1)
 
-    def source_pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
+    def source_pixels(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """The input's row and column nearest the middle of every output's window.
 
         In a transposed convolution most anchors fall on inserted zeros; queries are read here instead.
         """
         padding = self.padding_at(height, width)
-        sources: list[list[int]] = []
+        sources: list[Tensor] = []
         for axis, (size, count) in enumerate(zip((height, width), self.output_size(height, width), strict=True)):
             before, step, reach = padding[2 * axis], self.upsample[axis], self.reach[axis]
-            middles = (2 * i * self.stride[axis] + reach - 2 * before for i in range(count))  # in half pixels
-            sources.append([min(max((m + step) // (2 * step), 0), size - 1) for m in middles])
+            middles = 2 * self.stride[axis] * torch.arange(count) + reach - 2 * before  # in half pixels
+            sources.append(((middles + step) // (2 * step)).clamp(0, size - 1))
         return sources[0], sources[1]
 
     def pad(self, x: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ class Geometry(Checked):
             x = F.pad(x[..., :, None, :, None], (0, u1 - 1, 0, 0, 0, u0 - 1)).flatten(-4, -3).flatten(-2, -1)
             # the zeros after the last pixel are no part of the grid
             bottom, right = bottom - u0 + 1, right - u1 + 1
-        if (top, bottom, left, right) == (0, 0, 0, 0):
+        if type(top) is int and (top, bottom, left, right) == (0, 0, 0, 0):
             return x
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, (left, right, top, bottom), mode=mode)

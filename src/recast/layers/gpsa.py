@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.attention_conv import AttentionConv2d, in_transform
+from recast.layers.attention_conv import AttentionConv2d, in_transform, is_exported
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import (
     Gates,
@@ -128,8 +128,8 @@ class GPSA(AttentionConv2d):
         gates = self.gates()
         sigmoid = self.config.gate == "sigmoid"
         every = sigmoid_gates(gates["lambda"]) if sigmoid else linear_gates(gates["gamma"], gates["s"])
-        gaussian = take_heads(every.gaussian, self.gaussian_heads)
-        return Gates(every.shift, gaussian, take_heads(every.content, self.content_heads))
+        gaussian = take_heads(every.gaussian, self.gaussian_heads, self.num_heads)
+        return Gates(every.shift, gaussian, take_heads(every.content, self.content_heads, self.num_heads))
 
     @property
     def open_heads(self) -> tuple[int, ...] | None:
@@ -157,11 +157,13 @@ class GPSA(AttentionConv2d):
         """
         if self.training or self._seen is None:
             return None
-        if torch.is_grad_enabled() and (self.gamma.requires_grad or self.spread.requires_grad):
+        if torch.is_grad_enabled() and not is_exported() and (self.gamma.requires_grad or self.spread.requires_grad):
             return None
-        if torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread):
-            return self._seen.open_maps
-        return None
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            holds = self._seen.unwritten()  # an exporter's own tensors stand in the gates' place
+        else:
+            holds = torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread)
+        return self._seen.open_maps if holds else None
 
     def _is_known_closed(self) -> bool:
         """Whether all heads were closed when somebody looked, and no gate was written to since; never in training.
@@ -178,8 +180,8 @@ class GPSA(AttentionConv2d):
         """The tensors as the pure functions take them."""
         return Weights(
             self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
-            self.gaussian_heads, self.content_heads, self.geometry, self.groups, self.config.attend_padding,
-            self.config.content,
+            self.gaussian_heads, self.content_heads, self.geometry, self.head_dim, self.groups,
+            self.config.attend_padding, self.config.content,
         )  # fmt: skip
 
     def chosen_backend(self) -> str:
@@ -197,7 +199,7 @@ class GPSA(AttentionConv2d):
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = select_heads(w, *maps)
-        backend = "dense" if in_transform() and (w.gaussian_heads or w.content_heads) else self.chosen_backend()
+        backend = "plain" if is_exported() or in_transform() else self.chosen_backend()
         output: Tensor = getattr(functional, backend)(input, w)
         return output
 
@@ -214,8 +216,8 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "sigmoid":
             return self.coefficients().content.abs()
         gates = self.gates()
-        s, gamma = take_heads(gates["s"], self.gaussian_heads), take_heads(gates["gamma"], self.content_heads)
-        return torch.cat([s.abs(), gamma.abs()])
+        kept = ("s", self.gaussian_heads), ("gamma", self.content_heads)
+        return torch.cat([take_heads(gates[name], heads, self.num_heads).abs() for name, heads in kept])
 
     def check_closes(self, tol: float) -> None:
         """Raise `RecastError` where maps are to be closed within `tol`, and `gate_range` does not hold 0."""

@@ -130,7 +130,7 @@ def test_backends_agree_with_random_open_gates(
         # a gradient that is exactly zero comes out as a rounding error
         least = 1.0 if dtype == torch.float32 else 1e-5
         smallest = dict.fromkeys(expected, least * steepest) | {"output": min(least, 0.1) * size_of_terms(layer, x)}
-        for backend in ("dense", "split", "merged"):
+        for backend in ("dense", "split", "merged", "plain"):
             measured = outputs_and_gradients(layer, x, backend)
             assert measured.keys() == expected.keys()
             for name, value in measured.items():

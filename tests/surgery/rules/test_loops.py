@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recast.layers.functional import dense, merged, reference, split
+from recast.layers.functional import dense, merged, plain, reference, split
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 
-FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged}
+FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged, "plain": plain}
 SEEDS = range(500, 516)
 Array = NDArray[np.float64]
 # torch says this about its own 'same' padding of even kernels

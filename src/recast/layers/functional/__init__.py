@@ -13,17 +13,25 @@ row-major), M keys (pixels of the padded input, row-major), I×J the query grid,
 rounding.
 
 operands       the tensors of a layer, its gates and their mix, choices of heads
-maps           S, G and C written out; the backends `reference`, the definition, and `dense`, two products
+maps           S, G and C written out; the backends `reference`, the definition, and `dense`; `plain`, for exporters
 backends       `split` and `merged`, and the choice between them
 streaming      the operator both rest on: no map is ever held whole, forward or backward
 relative_bias  another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
 
 from recast.layers.functional.backends import choose_backend, merged, split
-from recast.layers.functional.maps import AttentionMaps, attention_maps, dense, gather, gaussian_factors, reference
+from recast.layers.functional.maps import (
+    AttentionMaps,
+    attention_maps,
+    dense,
+    gather,
+    gaussian_factors,
+    plain,
+    reference,
+)
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
 
 __all__ = [
     "AttentionMaps", "Gates", "Weights", "attention_maps", "choose_backend", "dense", "expand_heads", "gather",
-    "gaussian_factors", "linear_gates", "merged", "reference", "select_heads", "sigmoid_gates", "split",
+    "gaussian_factors", "linear_gates", "merged", "plain", "reference", "select_heads", "sigmoid_gates", "split",
 ]  # fmt: skip

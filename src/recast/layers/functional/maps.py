@@ -1,7 +1,8 @@
 """The layer as the paper defines it: the attention maps S, G and C, and two backends that hold them whole.
 
 `reference` goes head by head; everything is compared with it. `dense` takes two products. Both hold all B·H·N·M numbers
-of the maps and have derivatives of any order.
+of the maps and have derivatives of any order. So has `plain`, which writes out open heads' content maps only: what an
+exported layer computes.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def gaussian_factors(
     """
     dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
     factors = []
-    for axis, (size, at) in enumerate(
-        zip(geometry.padded_size(height, width), geometry.query_positions(height, width), strict=True)
+    for axis, (size, count) in enumerate(
+        zip(geometry.padded_size(height, width), geometry.output_size(height, width), strict=True)
     ):
-        keys_at = torch.arange(size, dtype=dtype, device=center.device)
-        queries_at = torch.arange(at.start, at.stop, at.step, dtype=dtype, device=center.device)
+        keys_at, steps = (torch.arange(n, dtype=dtype, device=center.device) for n in (size, count))
+        queries_at = geometry.anchor[axis] + geometry.stride[axis] * steps
         delta = keys_at - queries_at[:, None] - center.to(dtype)[:, axis, None, None]
         factors.append(torch.softmax(-alpha.to(dtype)[:, None, None] * delta.square(), dim=-1))
     return factors[0], factors[1]
@@ -88,15 +89,14 @@ def query_tokens(x: Tensor, geometry: Geometry) -> Tensor:
     if geometry.is_transposed:
         at_rows, at_columns = geometry.source_pixels(height, width)
         return x[..., at_rows, :][..., at_columns]
-    rows, columns = geometry.query_positions(height, width)
     top, _, left, _ = geometry.padding_at(height, width)
-    if rows[0] >= top and rows[-1] < top + height and columns[0] >= left and columns[-1] < left + width:
-        tokens = x  # no anchor lies on padding
-    else:
-        tokens, top, left = geometry.pad(x), 0, 0
-    return tokens[
-        ..., rows.start - top : rows.stop - top : rows.step, columns.start - left : columns.stop - left : columns.step
-    ]
+    (c0, c1), (r0, r1), (s0, s1) = geometry.anchor, geometry.reach, geometry.stride
+    # no anchor lies on padding: said without the size, which is a symbol in an exported program
+    if not (geometry.same or all(p <= c for p, c in zip(geometry.padding, (c0, r0 - c0, c1, r1 - c1), strict=True))):
+        x, top, left = geometry.pad(x), 0, 0
+    rows, columns = geometry.output_size(height, width)
+    c0, c1 = c0 - top, c1 - left
+    return x[..., c0 : c0 + (rows - 1) * s0 + 1 : s0, c1 : c1 + (columns - 1) * s1 + 1 : s1]
 
 
 def queries(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
@@ -180,3 +180,52 @@ def gather(x: Tensor, w: Weights) -> Tensor:
 def dense(x: Tensor, w: Weights) -> Tensor:
     """One product of the mixed maps with the shared values, one with W_out: a 1×1 convolution of what was gathered."""
     return project_out(gather(x, w), w.weight.flatten(2), w.bias, w.groups)
+
+
+def plain(x: Tensor, w: Weights) -> Tensor:
+    """The convolution with a scaled kernel, and what the open heads add to it with their maps written out.
+
+    Operations that every exporter and every function transform knows, and no size that was a number: height and width
+    may be symbols, or recorded.
+    """
+    geometry, (height, width) = w.geometry, x.shape[-2:]
+    values = project_values(x, w.value, w.groups)
+    weight, bias, output = w.weight.flatten(2), w.bias, None
+    if w.gates.shift is not None:
+        kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
+        output, bias = geometry.convolve(values, kernel, bias, w.groups), None
+
+    # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
+    padded, at = geometry.padding_mode != "zeros" or w.attend_padding, geometry.pixels(height, width)
+    grid = geometry.pad(values) if padded else values
+    gathered: list[tuple[tuple[int, ...], Tensor]] = []
+    if w.gaussian_heads:
+        rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
+        if not padded:
+            rows, columns = rows[..., at[0]], columns[..., at[1]]
+        rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
+        by_rows = torch.einsum("hiy,bcyx->bchix", rows.to(grid.dtype), grid)
+        gathered.append((w.gaussian_heads, torch.einsum("hjx,bchix->bchij", columns.to(grid.dtype), by_rows)))
+    if w.content_heads:
+        tokens = geometry.pad(x) if w.attend_padding else x
+        seen = (grid if w.attend_padding or not padded else grid[(..., *at)]).flatten(2).transpose(1, 2)
+        q, k = (
+            F.conv2d(t, m[:, :, None, None]).unflatten(1, (len(w.content_heads), -1)).flatten(3)
+            for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
+        )  # (B, H_c, D, N) and (B, H_c, D, M)
+        if w.content == "linear":
+            found = torch.softmax(q, 2).mT @ (torch.softmax(k, -1) @ seen[:, None])
+        else:
+            maps = torch.softmax(q.mT @ k * w.head_dim**-0.5, -1)
+            found = (maps.flatten(1, 2) @ seen.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+        found = found * w.gates.content.to(found.dtype)[:, None, None]
+        images = found.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
+        if w.content_heads == w.gaussian_heads:  # one product for both
+            gathered[0] = (w.gaussian_heads, gathered[0][1] + images)
+        else:
+            gathered.append((w.content_heads, images))
+    for heads, images in gathered:
+        more = project_out(images, weight[..., list(heads)], bias, w.groups)
+        output, bias = more if output is None else output + more, None
+    assert output is not None  # heads without a shift have a Gaussian
+    return output

@@ -50,7 +50,11 @@ class SeenGates:
     def still_hold(self, *gates: Tensor) -> bool:
         """Whether these are the very tensors (an address is given out again), and nobody wrote to them since; no value
         is read."""
-        return all(map(operator.is_, gates, self.gates)) and self._versions(gates) == self.versions
+        return all(map(operator.is_, gates, self.gates)) and self.unwritten()
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote to the gates that were looked at."""
+        return self._versions(self.gates) == self.versions
 
     @staticmethod
     def _versions(gates: Iterable[Tensor]) -> list[int]:
@@ -85,16 +89,13 @@ class Weights(NamedTuple):
     content_heads: tuple[int, ...]
     """Heads with a content map, in order."""
     geometry: Geometry
+    head_dim: int
+    """D, the width of a head's queries and keys."""
     groups: int = 1
     attend_padding: bool = False
     """Whether content attention sees the padding tokens."""
     content: str = "softmax"
     """Its kind, softmax or linear (`maps.content_map`)."""
-
-    @property
-    def head_dim(self) -> int:
-        """D, the width of a head's queries and keys."""
-        return self.query.shape[0] // max(1, len(self.content_heads))
 
 
 class BiasedWeights(NamedTuple):
@@ -197,14 +198,16 @@ def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: 
     """Entries of some heads (h, …) among those of `fill` for the others, one number or (H, …): (H, …)."""
     if len(heads) == num_heads:
         return values
-    index = torch.tensor(heads, dtype=torch.long, device=values.device)
-    others = torch.tensor(fill, dtype=values.dtype, device=values.device)
-    return others.expand(num_heads, *values.shape[1:]).index_copy(0, index, values)
+    if isinstance(fill, float):
+        others = values.new_full((num_heads, *values.shape[1:]), fill)
+    else:
+        others = torch.tensor(fill, dtype=values.dtype, device=values.device)
+    return torch.cat([values, others])[[heads.index(h) if h in heads else len(heads) + h for h in range(num_heads)]]
 
 
-def take_heads(values: Tensor, heads: tuple[int, ...]) -> Tensor:
+def take_heads(values: Tensor, heads: tuple[int, ...], num_heads: int) -> Tensor:
     """Entries of some of all heads: (H, …) → (h, …)."""
-    return values if len(heads) == len(values) else values[list(heads)]
+    return values if len(heads) == num_heads else values[list(heads)]
 
 
 def expand_heads(w: Weights) -> Weights:
@@ -212,9 +215,8 @@ def expand_heads(w: Weights) -> Weights:
     num_heads, gaussian, content = w.geometry.num_heads, w.gaussian_heads, w.content_heads
     if len(gaussian) == len(content) == num_heads:
         return w
-    width = max(1, w.head_dim)
     query, key = (
-        scatter_heads(matrix.view(len(content), width, matrix.shape[1]), content, num_heads).flatten(0, 1)
+        scatter_heads(matrix.view(len(content), w.head_dim, matrix.shape[1]), content, num_heads).flatten(0, 1)
         for matrix in (w.query, w.key)
     )
     center = scatter_heads(w.center, gaussian, num_heads, w.geometry.offsets())

@@ -35,11 +35,15 @@ class BiasedMaps(NamedTuple):
     mix: Tensor
 
 
-def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[range, range]:
+def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[slice, slice]:
     """Row and column offsets from any query to any key, smallest first, for an input of `height` × `width` pixels."""
-    rows, columns = geometry.padded_size(height, width)
-    rows_at, columns_at = geometry.query_positions(height, width)
-    return range(-rows_at[-1], rows - rows_at[0]), range(-columns_at[-1], columns - columns_at[0])
+    return tuple(
+        slice(-anchor - (count - 1) * stride, size - anchor)
+        for anchor, count, stride, size in zip(
+            geometry.anchor, geometry.output_size(height, width), geometry.stride,
+            geometry.padded_size(height, width), strict=True,
+        )
+    )  # type: ignore[return-value]  # fmt: skip
 
 
 def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
@@ -47,9 +51,18 @@ def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int)
 
     A query's keys are a window of the table, the next query's one stride before it: windows from the far end on.
     """
-    rows, columns = geometry.padded_size(height, width)
-    windows = relative_bias.unfold(1, rows, geometry.stride[0]).unfold(2, columns, geometry.stride[1])
-    return windows.flip(1, 2).flatten(1, 2).flatten(2)
+    sizes, counts = geometry.padded_size(height, width), geometry.output_size(height, width)
+    if type(height) is int:
+        windows = relative_bias
+        for axis, (size, stride) in enumerate(zip(sizes, geometry.stride, strict=True)):
+            windows = windows.unfold(1 + axis, size, stride)
+        return windows.flip(1, 2).flatten(1, 2).flatten(2)
+    rows, columns = (  # in an exported program a window has a number for its size, and an index has not
+        torch.arange(size, device=relative_bias.device)
+        + stride * torch.arange(count - 1, -1, -1, device=relative_bias.device)[:, None]
+        for size, count, stride in zip(sizes, counts, geometry.stride, strict=True)
+    )
+    return relative_bias[:, rows[:, None, :, None], columns[None, :, None, :]].flatten(1, 2).flatten(2)
 
 
 def biased_reference(x: Tensor, w: BiasedWeights) -> Tensor:

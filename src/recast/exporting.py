@@ -1,0 +1,193 @@
+"""`export`: a model as an ONNX file or an exported program of torch, run again and compared with the module."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from recast.errors import RecastError, first_line
+from recast.run.fields import typed
+from recast.run.files import replaced
+from recast.surgery.apply import refresh_gates_
+from recast.surgery.exactness import relative_error
+from recast.tracing.hooks import in_eval
+from recast.tracing.observe import run_example
+
+Target = Literal["onnx", "torch"]
+SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TOLERANCE = 1e-4
+BATCHES = (1, 3)
+ROUNDS = 5
+
+Program = Callable[[Tensor], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class ExportCheck:
+    """The file against the module, on one batch of images of one size."""
+
+    batch: int
+    height: int
+    width: int
+    error: float
+    """Largest relative error of an output, max|a−b| / max|b|."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, how far it is from the module, and how long a pass takes."""
+
+    path: Path
+    to: Target
+    any_size: bool
+    """Whether height and width are free; else they are the example's. The batch always is."""
+    checks: tuple[ExportCheck, ...]
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    """Medians of passes on the example by turns: file, module and, where it was given, parent."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields."""
+        return asdict(self) | {"path": str(self.path)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: any batch, {'any height and width' if self.any_size else 'images of this size only'}"]
+        for c in self.checks:
+            lines.append(f"  {c.batch} of {c.height}×{c.width}: relative error {c.error:.1e}")
+        times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in self.milliseconds.items())
+        return "\n".join([*lines, f"  a pass on the example: {times}"])
+
+
+@typed("model", "path")
+def export(
+    model: nn.Module, example: Tensor, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
+    tol: float = TOLERANCE,
+) -> Exported:  # fmt: skip
+    """Write `model` in eval mode to `path`, run the file and compare it with the module; returns what was found.
+
+    `to`: "onnx" (.onnx, run by ONNX Runtime) or "torch" (.pt2, a `torch.export` program); by default what the suffix
+    says. `example` is a batch of images. The file takes any batch, and any height and width if the model itself runs on
+    images of another size. It is compared on 1 and 3 images at the example's size and, where it is free, another one.
+    `parent` is timed beside them. Fold the model first (`fold_`): closed heads are a plain convolution then.
+
+    Raises `RecastError` for packages that are not installed, a model that torch cannot export, and outputs further than
+    `tol` from the module's: the file is not left there then.
+    """
+    path = Path(path)
+    if to is None:
+        to = next((kind for kind, suffix in SUFFIX.items() if path.suffix == suffix), None)
+    if to is None or path.suffix != SUFFIX.get(to):
+        wanted = " or ".join(f"{kind} ({suffix})" for kind, suffix in SUFFIX.items())
+        raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
+    if to == "onnx" and (missing := [name for name in PACKAGES if find_spec(name) is None]):
+        raise RecastError(f"ONNX needs {', '.join(missing)}: pip install 'recast-vision[export]', or to='torch'")
+    if example.dim() != 4:
+        raise RecastError(f"the example is a batch of images (batch, channels, height, width), got {example.dim()}-d")
+    refresh_gates_(model)
+    sizes = [tuple(example.shape[-2:])]
+    with in_eval(model), torch.no_grad(), replaced(path) as temporary:
+        run_example(model, example)
+        try:
+            run_example(model, _images(example, 1, other := (sizes[0][0] + 32, sizes[0][1] + 64)))
+            sizes.append(other)
+        except RecastError:
+            pass  # a network of one size
+        any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, len(sizes) > 1)
+        program = _open(temporary, to)
+        checks = tuple(
+            _check(model, program, _images(example, batch, size), tol)
+            for size in (sizes if any_size else sizes[:1])
+            for batch in BATCHES
+        )
+        arms: dict[str, Callable[[], object]] = {"file": lambda: program(example), "module": lambda: model(example)}
+        if parent is not None:
+            with in_eval(parent):
+                return Exported(path, to, any_size, checks, _times(arms | {"parent": lambda: parent(example)}))
+        return Exported(path, to, any_size, checks, _times(arms))
+
+
+def _images(example: Tensor, batch: int, size: tuple[int, ...]) -> Tensor:
+    """`batch` images of the example, again and again, at another size."""
+    some = example[torch.arange(batch) % len(example)]
+    if tuple(size) == tuple(example.shape[-2:]):
+        return some
+    return F.interpolate(some, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: bool) -> bool:
+    """Write the program; returns whether height and width are free. Torch may know why they cannot be."""
+    free = torch.export.Dim.DYNAMIC
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for axes in ([0, 2, 3], [0]) if any_size else ([0],):
+            try:
+                program = torch.export.export(model, (images,), dynamic_shapes=({axis: free for axis in axes},))
+                break
+            except Exception as error:  # whatever a model's code does with symbols
+                if axes == [0]:
+                    raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
+        if to == "torch":
+            with path.open("wb") as file:  # a name that does not end in .pt2 would be warned of
+                torch.export.save(program, file)
+        else:
+            with redirect_stdout(StringIO()):  # the exporter tells its steps
+                torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
+    return len(axes) > 1
+
+
+def _open(path: Path, to: Target) -> Program:
+    """The file as a function of images."""
+    if to == "torch":
+        with path.open("rb") as file:
+            module = torch.export.load(file).module()
+        return lambda x: [t for t in tree_leaves(module(x)) if isinstance(t, Tensor)]
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: [torch.from_numpy(found) for found in session.run(None, {name: x.cpu().numpy()})]
+
+
+def _check(model: nn.Module, program: Program, images: Tensor, tol: float) -> ExportCheck:
+    """Compare on one batch. Raises `RecastError` where the file parts from the module."""
+    batch, _, height, width = images.shape
+    at = f"on {batch} images of {height}×{width}"
+    expected = [t.cpu() for t in tree_leaves(model(images)) if isinstance(t, Tensor)]
+    try:
+        found = program(images)
+    except Exception as error:  # of another runtime
+        raise RecastError(f"the exported file does not run {at}: {first_line(error)}") from error
+    if len(found) != len(expected):
+        raise RecastError(f"the exported file has {len(found)} outputs {at}, the module {len(expected)}")
+    errors = [relative_error(a.cpu(), b) for a, b in zip(found, expected, strict=True)]
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    if not errors[worst] <= tol:
+        raise RecastError(
+            f"the exported file is not the module: output {worst} parts by {errors[worst]:.1e} {at}, allowed is {tol:g}"
+        )
+    return ExportCheck(batch, height, width, errors[worst])
+
+
+def _times(arms: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds of a call, arms by turns after one call each: medians."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(1 + ROUNDS):
+        for name, call in arms.items():
+            started = time.perf_counter()
+            call()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: round(1e3 * statistics.median(found), 3) for name, found in seconds.items()}

@@ -1,0 +1,127 @@
+"""Layers under torch.export, torch.jit.trace and torch.onnx.export: other sizes and batches than the example's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast.layers.attention_pool import AttentionPool
+from recast.layers.cmhsa import CMHSA
+from recast.layers.geometry import Geometry
+from recast.layers.gpsa import GPSA
+from recast.run.config import RecastConfig
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's exporter, of its own code
+]
+PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
+ANY = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
+EXAMPLE, OTHERS = (2, 4, 7, 9), ((3, 4, 10, 8), (1, 4, 9, 12))
+
+
+def pruned() -> GPSA:
+    layer = GPSA(4, 6, PAD_1)
+    layer.prune_((1, 4, 8), (4, 5))
+    return layer
+
+
+def biased(geometry: Geometry, groups: int = 1) -> CMHSA:
+    layer = CMHSA(4, 4, geometry, groups=groups, config=RecastConfig(gate="bias", bias_init=3.0))
+    layer.set_size_(12, 12)
+    return layer
+
+
+def gpsa(geometry: Geometry, groups: int = 1, **config: Any) -> GPSA:
+    return GPSA(4, 4, geometry, groups=groups, config=RecastConfig(**config))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "3×3": lambda: gpsa(PAD_1),
+    "pruned": pruned,
+    "linear content, clamped": lambda: gpsa(PAD_1, content="linear", gate_range=(-2.0, 2.0)),
+    "sigmoid, strided, dilated": lambda: gpsa(Geometry((3, 3), (2, 2), (2, 2, 2, 2), dilation=(2, 2)), gate="sigmoid"),
+    "depthwise, strided": lambda: gpsa(Geometry((5, 3), (2, 1), (2, 2, 1, 1)), 4),
+    "grouped, reflected": lambda: gpsa(Geometry((3, 3), (1, 1), (1, 1, 1, 1), "reflect"), 2),
+    "sees padding": lambda: gpsa(Geometry((2, 3), (2, 3), (1, 0, 3, 3)), attend_padding=True),
+    "SAME": lambda: gpsa(Geometry((3, 2), (2, 2), same=True)),
+    "transposed": lambda: gpsa(Geometry((4, 4), padding=(2, 2, 2, 3), upsample=(2, 2), is_transposed=True)),
+    "C-MHSA": lambda: biased(PAD_1),
+    "C-MHSA, strided": lambda: biased(Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 2),
+    "a token a class": lambda: AttentionPool(4, 5, start="average"),
+}
+
+
+def opened(layer: nn.Module, open_gates: Any) -> nn.Module:
+    """The layer in eval mode, every parameter moved off its start."""
+    if isinstance(layer, GPSA):
+        return open_gates(layer).eval()  # type: ignore[no-any-return]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape))
+    return layer.eval()
+
+
+def exported(layer: nn.Module, x: Tensor) -> nn.Module:
+    return torch.export.export(layer, (x,), dynamic_shapes=ANY).module()
+
+
+# reasoning about sizes takes the exporter seconds: one layer of each kind, the others are traced
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [(kind, torch.jit.trace) for kind in LAYERS] + [("pruned", exported), ("C-MHSA, strided", exported)],
+)
+def test_traced_and_exported_layers_take_any_size(kind: str, make: Any, open_gates: Any, error_of: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = opened(LAYERS[kind](), open_gates), torch.randn(EXAMPLE)
+    program = make(layer, x)
+    for shape in (EXAMPLE, *OTHERS):
+        other = torch.randn(shape)
+        with torch.no_grad():
+            assert error_of(program(other), layer(other)) < 1e-5
+
+
+def operators(layer: nn.Module) -> set[str]:
+    graph = torch.export.export(layer, (torch.randn(EXAMPLE),)).graph
+    return {str(node.target) for node in graph.nodes if node.op == "call_function"}
+
+
+def test_a_closed_layer_is_exported_as_its_convolution_and_an_opened_one_is_noticed(error_of: Any) -> None:
+    layer, x = GPSA(4, 4, PAD_1).eval(), torch.randn(EXAMPLE)
+    assert "aten.softmax.int" not in operators(layer)
+    with torch.no_grad():
+        layer.gamma[3] = layer.spread[2] = 0.5
+        for program in (torch.export.export(layer, (x,)).module(), torch.jit.trace(layer, x)):
+            assert error_of(program(x), layer(x)) < 1e-6
+    assert "aten.softmax.int" in operators(layer)
+
+
+def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, error_of: Any) -> None:
+    layer, x = open_gates(GPSA(4, 4, PAD_1)), torch.randn(EXAMPLE)
+    program = torch.export.export(layer, (x,), strict=True).module()
+    for module in (layer, program):
+        module(x).square().sum().backward()
+    for name, parameter in program.named_parameters():
+        assert error_of(parameter.grad, layer.get_parameter(name).grad) < 1e-4, name
+
+
+def test_onnx_by_torch_alone(tmp_path: Path, open_gates: Any, error_of: Any) -> None:
+    """What someone calls who never heard of this library."""
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="the extra export is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+    layer, path = opened(LAYERS["3×3"](), open_gates), tmp_path / "layer.onnx"
+    torch.onnx.export(layer, (torch.randn(EXAMPLE),), path, dynamo=True, dynamic_shapes=ANY, verbose=False)
+    session = runtime.InferenceSession(path)
+
+    def run(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+    for shape in (EXAMPLE, *OTHERS):
+        x = torch.randn(shape)
+        assert error_of(run(x), layer(x)) < 1e-5

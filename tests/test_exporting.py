@@ -1,0 +1,103 @@
+"""`recast.export`: the file, its checks and what it refuses; the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast import exporting
+from recast.cli import main
+from recast.errors import RecastError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
+
+
+class Small(nn.Module):
+    """Two convolutions; `size`: of one size only."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__()
+        self.size, self.first, self.second = size, nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size is not None and x.shape[-1] != self.size:
+            raise ValueError("another size")
+        return self.second(self.first(x).relu()).mean((2, 3))
+
+
+def recast_small(size: int | None = None) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Parent, child with two open heads, images."""
+    torch.manual_seed(0)
+    parent, x = Small(size).eval(), torch.randn(1, 3, 10, 12)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="second"))
+    with torch.no_grad():
+        child.second.gamma[:2] = 0.5
+        child.second.key.normal_()
+    return parent, child, x
+
+
+def test_a_program_of_any_size_is_written_checked_and_timed(tmp_path: Path) -> None:
+    parent, child, x = recast_small()
+    child.train()
+    found = recast.export(child, x, tmp_path / "child.pt2", parent=parent)
+    assert child.training
+    assert (found.to, found.any_size) == ("torch", True)
+    assert [(c.batch, c.height, c.width) for c in found.checks] == [(1, 10, 12), (3, 10, 12), (1, 42, 76), (3, 42, 76)]
+    assert max(c.error for c in found.checks) < 1e-5
+    assert list(found.milliseconds) == ["file", "module", "parent"]
+    images = torch.randn(5, 3, 17, 9)
+    torch.testing.assert_close(torch.export.load(found.path).module()(images), child.eval()(images))
+    assert "any height and width" in str(found)
+
+
+def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, child, x = recast_small(12)
+    write = exporting._write
+
+    def wrong(model: nn.Module, *rest: Any) -> bool:
+        other = copy.deepcopy(model)
+        other.second.weight.data.mul_(1.01)
+        return write(other, *rest)
+
+    monkeypatch.setattr(exporting, "_write", wrong)
+    with pytest.raises(RecastError, match=r"output 0 parts by .* on 1 images of 10×12, allowed is 0.0001"):
+        recast.export(child, x, tmp_path / "child.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, child, x = recast_small()
+    with pytest.raises(RecastError, match=r"onnx \(\.onnx\) or torch \(\.pt2\), got child\.pth"):
+        recast.export(child, x, tmp_path / "child.pth")
+    with pytest.raises(RecastError, match=r"got child\.pt2 and to='onnx'"):
+        recast.export(child, x, tmp_path / "child.pt2", "onnx")
+    with pytest.raises(RecastError, match="a batch of images"):
+        recast.export(child, x[0], tmp_path / "child.pt2")
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    with pytest.raises(RecastError, match=r"ONNX needs onnxruntime: pip install 'recast-vision\[export\]'"):
+        recast.export(child, x, tmp_path / "child.onnx")
+
+
+def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in exporting.PACKAGES:
+        pytest.importorskip(name, reason="the extra export is not installed")
+    import timm
+
+    parent = timm.create_model("digits_resnet").eval()
+    child = recast.recast_(parent, recast.plan(parent, torch.zeros(1, 3, 16, 16)))
+    path = recast.save(child, tmp_path / "child.safetensors", "digits_resnet")
+    assert main(["export", str(path), "--img-size", "16", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["path"], found["any_size"]) == (str(tmp_path / "model.onnx"), True)
+    import onnx
+
+    assert "Softmax" not in {node.op_type for node in onnx.load(found["path"]).graph.node}  # all heads were closed
