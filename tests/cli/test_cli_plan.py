@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -106,6 +107,8 @@ def test_verify_fails_where_the_start_is_another_function(cli: Cli) -> None:
 def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None:
     words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
     assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
+    with mock.patch("recast.cli.verify.AT_ONCE", 1):  # however many are asked for, few are computed at a time
+        assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
     assert "square" in refused(*words, "--img-size", "12x10")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.files import LOCK, check_ours, locked, read_lines
+from recast.run.files import LOCK, check_ours, locked, read_lines, sealed
 
 HOLDS = """
 import sys, time
@@ -31,9 +31,9 @@ def test_a_folder_has_one_writer_and_a_dead_one_is_followed(tmp_path: Path) -> N
         with pytest.raises(RecastError, match=f"mine is in use by process {other.pid} on .*: wait until it ends"):
             with locked(folder):
                 pass
-        (folder / ".classes.json.17.tmp").touch()
+        (folder / f".classes.json.{other.pid}.tmp").touch()
         (folder / "resume").mkdir()
-        (folder / "resume" / f".state-00001-00000009.pt.{os.getpid()}.tmp").touch()
+        (folder / "resume" / f".state-00001-00000009.pt.{other.pid}.tmp").touch()
         (folder / ".notes.tmp").touch()
         other.send_signal(signal.SIGKILL)
     with pytest.warns(UserWarning, match=f"taken over from process {other.pid} on"), locked(folder):
@@ -63,6 +63,26 @@ def test_lines_that_are_no_objects_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n\n{"a": 2}\n{"a": ' + b"[" * 100_000 + b'\n{"a": 3}\n{"a"')
     assert read_lines(path) == ([(1, {"a": 1}), (5, {"a": 2}), (7, {"a": 3})], [2, 3, 6, 8])
+
+
+def test_a_line_s_checksum_tells_that_a_digit_was_turned_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(sealed({"epoch": epoch, "val_loss": 0.25}) for epoch in range(3)), encoding="utf-8")
+    assert [row for _, row in read_lines(path)[0]] == [{"epoch": epoch, "val_loss": 0.25} for epoch in range(3)]
+    path.write_text(path.read_text(encoding="utf-8").replace("0.25", "0.35", 1), encoding="utf-8")
+    assert ([at for at, _ in read_lines(path)[0]], read_lines(path)[1]) == ([2, 3], [1])
+
+
+def test_only_the_temporary_files_of_the_dead_are_swept(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alive:
+        for process in (alive.pid, 2**22 + 1):  # above the largest number that Linux gives
+            (tmp_path / f".report.html.{process}.tmp").touch()
+        older = tmp_path / f".older.html.{alive.pid}.tmp"  # of a process before it, with the same number
+        older.touch()
+        os.utime(older, (1e9, 1e9))
+        with locked(tmp_path):
+            assert [path.name for path in tmp_path.glob("*.tmp")] == [f".report.html.{alive.pid}.tmp"]
+        alive.communicate(b"\n")
 
 
 def test_only_what_we_wrote_is_replaced(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def test_a_run_s_recipe_that_was_cut_short_is_told_wherever_it_was_cut(tmp_path:
             load_recipe(path, complete=True)
 
 
+def test_a_run_s_recipe_that_was_touched_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    save_recipe(Recipe(), path)
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace("lr: 0.0001", "lr: 0.0003"), encoding="utf-8")
+    with pytest.raises(RecastError, match=r"recipe\.yaml is not as the run wrote it: .* delete its last line"):
+        load_recipe(path, complete=True)
+    with pytest.warns(UserWarning, match="it is taken as it stands"):  # the start of another run
+        assert load_recipe(path).optim.lr == 3e-4
+    path.write_text(path.read_text(encoding="utf-8").rpartition("#")[0], encoding="utf-8")
+    assert load_recipe(path, complete=True).optim.lr == 3e-4  # meant
+
+
 def test_messages_are_short_and_hold_nothing_that_a_terminal_obeys() -> None:
     assert one_line("a\n\x1b[2Jb\x9b\u202e") == r"a \x1b[2Jb\x9b\u202e"
     assert len(one_line("x" * 5000)) <= 1000

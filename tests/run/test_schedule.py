@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from recast.run.config import ScheduleConfig, parse_dates
 
 def plan_of(*names: str) -> Any:
     """All that a schedule reads of a plan."""
-    return SimpleNamespace(steps=[SimpleNamespace(name=name) for name in names])
+    return SimpleNamespace(steps=tuple(SimpleNamespace(name=name) for name in names))
 
 
 def blocks(count: int) -> Any:
@@ -81,6 +82,22 @@ def test_slots_wait_for_their_layers() -> None:
 def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         Schedule.listed(blocks(2), dates)
+
+
+def test_what_is_no_plan_and_no_date_is_named() -> None:
+    plan = blocks(2)
+    makers: list[tuple[Callable[[Any], object], object, str]] = [
+        (lambda value: Schedule.at_once(value, 1), None, "plan must be a Plan, as recast.plan gives, got None"),
+        (lambda value: Schedule.at_once(plan, value), [], "epoch must be a whole number"),
+        (lambda value: Schedule.progressive(plan, value), "3", "epochs must be a whole number, got '3'"),
+        (lambda value: Schedule.listed(plan, value), {1: "*"}, "dates .* must be a mapping, got {1: '\\*'}"),
+        (lambda value: Schedule.listed(plan, value), [1], r"dates .* must be a mapping, got \[1\]"),
+        (lambda value: Schedule("own", value), 3, "layers must be a list, each item text, got 3"),
+        (Schedule.from_dict, None, "the schedule: it must be a mapping"),
+    ]
+    for make, value, message in makers:
+        with pytest.raises(RecastError, match=message):
+            make(value)
 
 
 def test_a_model_that_is_the_convolution_is_refused() -> None:

@@ -198,6 +198,9 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
     change(document)
     with pytest.raises(RecastError, match=r"plan\.json"):
         Plan.from_json(json.dumps(document), "plan.json")
+    for other in (None, document, b"{}"):
+        with pytest.raises(RecastError, match="a plan must be text in JSON"):
+            Plan.from_json(other)  # type: ignore[arg-type]
 
 
 # --- edited plans -----------------------------------------------------------------------------------------------------

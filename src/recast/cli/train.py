@@ -145,7 +145,8 @@ def _base(named: TrainOptions) -> Recipe | None:
             raise RecastError("--resume goes on in its own folder: leave --out away")
         path = Path(resumed) / "recipe.yaml"
         if not path.is_file():
-            raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml")
+            never = "one that never came to its first state starts again with its own command"
+            raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml ({never})")
         return load_recipe(path, complete=True)
     if named.config is not None:
         return load_recipe(named.config)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from recast.cli.help import Command
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from recast.data import Data
     from recast.models.build import InputDefaults
+    from recast.surgery.exactness import Exactness
 
 EXAMPLES = """  recast verify resnet50
   recast verify resnext50_32x4d --img-size 224x160 --where 'layer3.*' 'layer4.*'
@@ -34,6 +37,10 @@ ABOUT = """Recast a model and compare it with its parent on images: random ones,
 Random weights are made telling first (no zero or unit scales). A control swaps two heads of one layer, or
 moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the
 same function, or nothing proved."""
+
+
+AT_ONCE = 16
+"""Images that a network is given at a time: however many are asked for, the memory of what it computes is bounded."""
 
 
 @dataclass
@@ -74,23 +81,27 @@ def run(argv: Sequence[str]) -> int:
         model = build(model_config(options), num_classes=len(data.classes) if data else None)
     defaults = input_defaults(model)
     if data is not None:
-        batch = _images(data, options.num_images, defaults)
+        shape = min(options.num_images, len(data.val)), 3, data.test_size, data.test_size
     else:
         shape = options.num_images, *example_shape(model, options.img_size)
-        check_memory(4 * 4 * math.prod(shape), f"{shape[0]:,} images of {shape[2]}×{shape[3]}")  # float32, and copies
-        batch = torch.randn(shape)
+    check_memory(4 * 4 * math.prod(shape), f"{shape[0]:,} images of {shape[2]}×{shape[3]}")  # float32, and copies
+    batch = torch.randn(shape) if data is None else _images(data, shape[0], defaults)
     if not (options.pretrained or options.checkpoint):
         # the statistics of a map of one pixel need two images
-        randomize_scales_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch)
+        randomize_scales_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch[:AT_ONCE])
     model, batch = model.to(device), batch.to(device)
     planned = make_plan(model, batch[:1], options)
     child = recast_(copy.deepcopy(model), planned)
     # C-MHSA and attention pooling have one form only
     one_form = planned.config.gate == "bias" or not planned.steps
     forms: tuple[Backend, ...] = ("auto",) if one_form else ("split", "dense")
-    results = {form: verify(model, child, batch, backend=form) for form in forms}
+
+    def compared(form: Backend | None = None) -> Exactness:
+        return reduce(operator.add, (verify(model, child, part, backend=form) for part in batch.split(AT_ONCE)))
+
+    results = {form: compared(form) for form in forms}
     with swapped_heads(child) if planned.steps else shifted_queries(child):
-        control = verify(model, child, batch)
+        control = compared()
     telling = control.max_relative_error > 100 * TOLERANCE
     same = all(result.ok() for result in results.values())
     if options.json:
@@ -148,7 +159,7 @@ def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:
     import torch
     from torchvision.transforms.v2.functional import normalize
 
-    pixels = torch.stack([data.val[i][0] for i in range(min(count, len(data.val)))])
+    pixels = torch.stack([data.val[i][0] for i in range(count)])
     known = defaults or data
     normalised: Tensor = normalize(pixels, list(known.mean), list(known.std))
     return normalised

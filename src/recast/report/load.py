@@ -25,7 +25,7 @@ from recast.report.maps import Attention, read_attention
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import number, read_json, read_lines, read_names, read_text, require
-from recast.run.recipe import load_recipe, why_untaught
+from recast.run.recipe import SEAL, load_recipe, why_untaught
 from recast.run.records import (
     Difference,
     Epoch,
@@ -157,7 +157,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
-    recipe_text, recipe = read_text(path / "recipe.yaml"), load_recipe(path / "recipe.yaml", complete=True)
+    recipe = load_recipe(path / "recipe.yaml", complete=True)
+    recipe_text = read_text(path / "recipe.yaml").partition(SEAL)[0]
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
         try:
@@ -225,7 +226,7 @@ def _plan(path: Path) -> dict[str, Any]:
 def _metrics(path: Path) -> list[Epoch]:
     by_epoch: dict[int, Epoch] = {}
     lines, damaged = read_lines(path)
-    wrong = [f"{path} line {at} is truncated or not JSON" for at in damaged]
+    wrong = [f"{path} line {at} is truncated, damaged or not JSON" for at in damaged]
     for at, line in lines:
         try:
             row = read_fields(Epoch, line, f"{path} line {at}", strict=False)

@@ -149,6 +149,9 @@ def _fits(hint: Any, value: Any) -> bool:
     if origin in (list, tuple):
         fits = isinstance(value, list | tuple) and fixed_length(hint) in (None, len(value))
         return fits and all(_fits(args[0], item) for item in value)
+    if origin in (dict, Mapping):
+        fits = isinstance(value, Mapping)
+        return fits and all(_fits(args[0], key) and _fits(args[1], item) for key, item in value.items())
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     if hint is str:

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,10 +26,12 @@ from recast.run.reading import LARGEST, decode, parse_json, read_bytes
 LOCK = ".lock"
 """In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
 process: none is ever stale, on this machine or on another one of the same storage."""
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 """Names of `replaced`."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
+SEAL = "checksum"
+"""The key of a line's own."""
 _HELD: dict[Path, int] = {}
 """Folders that this process holds, and the thread that does."""
 
@@ -53,7 +57,8 @@ def locked(folder: str | Path) -> Iterator[None]:
         key.mkdir(parents=True, exist_ok=True)
         with _system_lock(key / LOCK, folder):
             for left in key.rglob(".*.tmp"):
-                if TEMPORARY.fullmatch(left.name) and left.is_file():
+                found = TEMPORARY.fullmatch(left.name)
+                if found and left.is_file() and not _at_work(int(found[1]), left):
                     left.unlink(missing_ok=True)
             yield
     finally:
@@ -61,6 +66,18 @@ def locked(folder: str | Path) -> Iterator[None]:
         for one in made:
             with suppress(OSError):  # not empty
                 one.rmdir()
+
+
+def _at_work(process: int, temporary: Path) -> bool:
+    """Whether the process that a temporary file is named after lives: a report is written without the lock. One that
+    began after the file has another's number. Only Linux tells."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        up = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        began = time.time() - up + int(state[19]) / os.sysconf("SC_CLK_TCK")
+        return state[0] not in "ZX" and began <= temporary.stat().st_mtime + 1
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 @contextmanager
@@ -181,15 +198,29 @@ def read_names(path: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
-    """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines."""
+    """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines:
+    of what is no JSON, and of what is not as `sealed` wrote it."""
     found: list[tuple[int, dict[str, Any]]] = []
     damaged = []
     for number, line in enumerate(_read(path).split(b"\n"), start=1):
         try:
-            found.append((number, require("", parse_json(line.decode("utf-8"), path))))
+            row = require("", parse_json(line.decode("utf-8"), path))
+            if row.pop(SEAL, None) not in (None, row_digest(row)):
+                raise ValueError
+            found.append((number, row))
         except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
             damaged += [number] if line.strip() else []
     return found, damaged
+
+
+def sealed(row: Mapping[str, Any]) -> str:
+    """A line for `read_lines`, with a checksum: a digit that a disk turned over is not taken for a measurement."""
+    return json.dumps({**row, SEAL: row_digest(row)}) + "\n"
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """What tells a row of metrics.jsonl from all others."""
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
 def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:

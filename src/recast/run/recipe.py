@@ -6,7 +6,9 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ HOW_IT_RUNS = (
 """The fields that say how a run is carried out, not what it computes."""
 MAY_CHANGE = (*HOW_IT_RUNS, *(f"{section}.{field}" for section, field in PATHS))
 """What may differ when a run goes on: how it runs and where things lie, not what it computes."""
+SEAL = "# sha256 of the lines above: "
+"""The last line of a run's recipe: what has it was not touched, or it is told. Who means to edit it deletes it."""
 PARENT_WEIGHTS = "parent.safetensors"
 """In a run folder: the weights of a parent that nothing else holds, random ones or those under a new classifier."""
 
@@ -50,12 +54,13 @@ def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Re
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """Read a recipe file; relative paths in it are looked for beside it, then in the current folder.
 
-    `complete`: that of a run, which holds every field: one that was cut short must not be taken for another run's.
-    Raises RecastError for a file that is absent or no YAML mapping, an unknown key, or a value of the wrong type.
+    `complete`: that of a run, which holds every field, and is as it was written: one that was cut short, edited or
+    damaged must not be taken for another run's; in another recipe an edit is told. Raises RecastError for that, for a
+    file that is absent or no YAML mapping, an unknown key, or a value of the wrong type.
     """
     path = Path(path)
     try:
-        found = parse_yaml(decode(read_bytes(path, SETTINGS), path))
+        found = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
     except FileNotFoundError:
         raise RecastError(f"no such recipe: {path}") from None
     except RecastError:
@@ -70,6 +75,12 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
             "version of recast"
         )
+    body, seal, told = text.rpartition(SEAL)
+    if seal and told.strip() != _digest(body):
+        touched = f"{path} is not as the run wrote it: it was edited or damaged"
+        if complete:
+            raise RecastError(f"{touched}. Undo that; or, if the change is meant, delete its last line, the checksum")
+        warnings.warn(f"{touched}; it is taken as it stands", stacklevel=2)
     for section, field in PATHS:
         value = getattr(getattr(recipe, section), field)
         if value is not None and (beside := path.parent / value).exists():
@@ -87,7 +98,12 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
             target = Path(found[section][field]).expanduser().resolve()
             inside = target.is_relative_to(folder) and target != folder
             found[section][field] = target.relative_to(folder).as_posix() if inside else str(target)
-    write_text(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    write_text(path, f"{text}{SEAL}{_digest(text)}\n")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def changes(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from recast.errors import RecastError
-from recast.run.fields import read_fields
+from recast.run.fields import check_value, read_fields
 from recast.run.schedule import Schedule
 
 
@@ -40,6 +40,9 @@ class Epoch:
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of every recast layer: gate, backend, how awake its heads are (`recast.analysis.wakefulness`), and of GPSA layers
     the gates of every head and their spans 1/α."""
+
+    def __post_init__(self) -> None:
+        check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
 
 AWAKE = 0.01

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from recast.errors import RecastError, suggest
 from recast.run.config import Order, ScheduleConfig, parse_dates
+from recast.run.fields import Checked, check_value, mismatch, read_fields
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Checked):
     """Which steps of a plan become attention before which epoch. Plain data: `due` reads, nothing is ever changed.
 
     Made by `at_once`, `progressive`, `listed` and `learned`; each takes the plan, whose steps it dates.
@@ -39,6 +40,7 @@ class Schedule:
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
         """
+        check_value(int, epoch, "epoch")
         return cls.listed(plan, {epoch: ["*"]}, name="at_once")
 
     @classmethod
@@ -50,8 +52,8 @@ class Schedule:
         depends on rounding. `order="first_first"` begins with the first layer instead; with "learned" training decides
         at each of these dates which layer it is (`decided`).
         """
-        if order not in get_args(Order):
-            raise RecastError(f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
+        check_value(Order, order, "order")
+        check_value(int, epochs, "epochs")
         if epochs < 1:
             raise RecastError(f"a progressive schedule needs at least one epoch, got {epochs}")
         layers = _layers(plan)
@@ -70,6 +72,7 @@ class Schedule:
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
         """
         layers, found = _layers(plan), dict[str, int]()
+        check_value(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
         for epoch, patterns in dates.items():
             if epoch < 1:
                 raise RecastError(f"epochs count from 1, got {epoch} for {', '.join(patterns)}")
@@ -132,7 +135,7 @@ class Schedule:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Schedule:
         """The inverse of `to_dict`."""
-        return cls(found["name"], tuple(found["layers"]), dict(found["dates"]), tuple(found["slots"]))
+        return read_fields(cls, found, "the schedule")
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""
@@ -151,6 +154,8 @@ class Schedule:
 
 
 def _layers(plan: Plan) -> tuple[str, ...]:
+    if not isinstance(getattr(plan, "steps", None), tuple):
+        raise mismatch("plan", "a Plan, as recast.plan gives", plan)
     layers = tuple(step.name for step in plan.steps)
     if "" in layers:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")

@@ -13,7 +13,7 @@ from torch import nn
 from recast.errors import RecastError, shown
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
-from recast.run.fields import read_fields
+from recast.run.fields import check_value, mismatch, read_fields
 from recast.run.reading import parse_json
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
@@ -100,6 +100,7 @@ class Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
         if isinstance(names, str):
             raise RecastError(f"steps takes a list of names, [{names!r}], got {names!r}")
+        check_value(list[str], names, "steps")
         known = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in known]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
@@ -135,6 +136,8 @@ def plan_table(plan: Plan, width: int) -> str:
 
 def _document(text: str, source: str) -> dict[str, Any]:
     """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
+    if not isinstance(text, str):
+        raise mismatch("a plan", "text in JSON, as its to_json gives", text)
     try:
         found = parse_json(text, "it")
     except RecastError as error:

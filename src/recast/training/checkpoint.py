@@ -9,8 +9,6 @@ processes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -27,7 +25,7 @@ from recast.errors import RecastError, first_line
 from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
-from recast.run.files import free_space, replaced
+from recast.run.files import free_space, replaced, row_digest
 from recast.run.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
 from recast.training.switches import Switches
 
@@ -80,11 +78,6 @@ class State:
 def states(folder: Path) -> list[Path]:
     """The states of the run in `folder`, oldest first."""
     return sorted((folder / "resume").glob("state-*.pt"))
-
-
-def row_digest(row: Mapping[str, Any]) -> str:
-    """What tells a row of metrics.jsonl from all others."""
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
 def newest_state(folder: Path) -> str:

@@ -26,13 +26,13 @@ from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
 from recast.models.weights import load_weights_, read_header, read_weights
 from recast.run.config import Recipe
-from recast.run.files import write_json
+from recast.run.files import row_digest, write_json
 from recast.run.records import Epoch, Measured
 from recast.run.signals import stop_signals, undisturbed
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.training import distributed
-from recast.training.checkpoint import Position, State, newest_state, restore_, row_digest, save_state, states
+from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.training.metrics import Journal, heads_of, measure, read_metrics
 from recast.training.objective import Objective

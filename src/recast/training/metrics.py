@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import warnings
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
 from recast.run.config import Recipe
-from recast.run.files import read_lines, write_text
+from recast.run.files import read_lines, sealed, write_text
 from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch, Wakefulness
 from recast.training.checkpoint import Position
@@ -132,7 +131,7 @@ class Journal:
         if is_first():
             self.out.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(self.path, "".join(map(sealed, rows)))
             opening = (TRACKERS[kind] for kind in self.recipe.trackers)
             self.trackers = [open_tracker(self.out, self.recipe, epoch, self.closing) for open_tracker in opening]
         self.closing.enter_context(self.bar)
@@ -154,7 +153,7 @@ class Journal:
         if not is_first():
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+            file.write(sealed(asdict(row)))
             file.flush()
             os.fsync(file.fileno())
         values = {name: float(value) for name in SCALARS if (value := getattr(row, name)) is not None}
