@@ -65,7 +65,7 @@ class Ended(NamedTuple):
         if "Traceback" in self.err:
             return f"a traceback: {self.err.strip().splitlines()[-1]}"
         if self.code < 0:
-            return f"ended by signal {-self.code}: {self.err[self.err.find('Fatal') :][:1500]}"
+            return f"ended by signal {-self.code}: {self.err[-1500:]}"
         if self.code == 2 and len(errors) != 1:
             return f"{len(errors)} lines of error"
         return ""
@@ -445,12 +445,22 @@ def cases() -> Iterator[tuple[str, str, int, Callable[[random.Random], str]]]:
     yield "damage", "a bad line in metrics.jsonl", 6, bad_line
 
 
+def _write(rows: list[list[Any]]) -> None:
+    """With the rows of other cases that are there."""
+    with RESULT.open(encoding="utf-8", newline="") if RESULT.exists() else contextlib.nullcontext([]) as file:
+        done = [row[:2] for row in rows]
+        others = [row for row in list(csv.reader(file))[1:] if row[:2] not in done]
+    table = sorted(rows + others, key=lambda row: row[0])
+    write_table(RESULT, ["class", "case", "tried", "passed", "failures"], table)
+
+
 def main() -> None:
     """Every case, a row each; exits with 1 unless all passed."""
     global SCRATCH
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="classes or cases, or parts of their names")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=20, help="at most so often")
     options = parser.parse_args()
     torch.set_num_threads(1)
     SCRATCH, rows = Path(tempfile.mkdtemp(prefix="recast-durable-")), []
@@ -458,18 +468,16 @@ def main() -> None:
         if options.only and not any(word in f"{kind}: {name}" for word in options.only):
             continue
         started, failures = time.perf_counter(), []
+        times = min(times, options.times)
         for number in range(times):
             failures += [found] if (found := act(random.Random(f"{options.seed} {name} {number}"))) else []
             for folder in SCRATCH.glob("[0-9]*"):
                 shutil.rmtree(folder, ignore_errors=True)
         rows.append([kind, name, times, times - len(failures), " | ".join(sorted(set(failures)))])
         print(*rows[-1], f"{time.perf_counter() - started:.1f} s", sep="  ", flush=True)
+        _write(rows)
     shutil.rmtree(SCRATCH)
     failed, tried = sum(row[2] - row[3] for row in rows), sum(row[2] for row in rows)
-    with RESULT.open(encoding="utf-8", newline="") if RESULT.exists() else contextlib.nullcontext([]) as file:
-        done = [row[:2] for row in rows]
-        rows += [row for row in list(csv.reader(file))[1:] if row[:2] not in done]
-    write_table(RESULT, ["class", "case", "tried", "passed", "failures"], sorted(rows, key=lambda row: row[0]))
     print(f"{tried} cases, {failed} failed")
     raise SystemExit(failed > 0)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -56,6 +57,7 @@ def main() -> int:
         assert os.waitpid(child, 0)[1] == 0, "the world could not be made"
         expect(world)
         cases = all_cases(options.scale, options.seed, world)
+        random.Random(options.seed).shuffle(cases)  # what was tried until it is stopped is of all kinds
         done = _done(options.out)
         for number, case in enumerate(cases):
             key = f"{options.seed}-{options.scale}-{case.kind}: {case.name}"

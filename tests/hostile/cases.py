@@ -9,6 +9,7 @@ from of_commands import command_cases
 from of_files import EVALUATE, EXPECTED, EXPLAIN, EXPLAIN_RUN, REPORT, RESUME, file_cases, outcome
 from of_images import image_cases
 from of_library import library_cases
+from of_promises import promise_cases
 
 SAMPLE = 5
 """Scale of the cases that are tests: about 200 of them."""
@@ -17,9 +18,8 @@ SEED = 1
 
 def all_cases(scale: int, number: int, world: Path) -> list[Case]:
     """The cases of all kinds, in the order of the kinds."""
-    return [
-        case for make in (file_cases, command_cases, image_cases, library_cases) for case in make(scale, number, world)
-    ]
+    makers = file_cases, command_cases, image_cases, library_cases, promise_cases
+    return [case for make in makers for case in make(scale, number, world)]
 
 
 def expect(world: Path) -> None:

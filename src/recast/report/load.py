@@ -226,7 +226,7 @@ def _plan(path: Path) -> dict[str, Any]:
 def _metrics(path: Path) -> list[Epoch]:
     by_epoch: dict[int, Epoch] = {}
     lines, damaged = read_lines(path)
-    wrong = [f"{path} line {at} is truncated, damaged or not JSON" for at in damaged]
+    wrong = [f"{path} line {at} is truncated or not JSON, or damaged" for at in damaged]
     for at, line in lines:
         try:
             row = read_fields(Epoch, line, f"{path} line {at}", strict=False)

@@ -120,8 +120,8 @@ def check_ours(path: Path) -> None:
     if not path.exists():
         return
     if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(2**16)
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # /proc/kmsg would wait
+            head = file.read(2**16) or b""
             if any(mark in head for mark in MARKS):
                 return
     raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")
