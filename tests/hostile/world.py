@@ -26,7 +26,7 @@ import recast
 import recast.models.small
 from recast.cli import main
 from recast.layers.gpsa import gpsa_layers
-from recast.run.files import read_lines
+from recast.run.files import read_lines, sealed
 from recast.training.checkpoint import states
 
 TINY = (
@@ -144,8 +144,7 @@ def _runs(folder: Path) -> None:
         if not state.name.startswith("state-00002"):
             state.unlink()
     rows, _ = read_lines(half / "metrics.jsonl")
-    kept = [json.dumps(row) for _, row in rows if row["epoch"] < 2]
-    (half / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    (half / "metrics.jsonl").write_text("".join(sealed(row) for _, row in rows if row["epoch"] < 2))
 
 
 def call(folder: Path, words: str) -> str:
