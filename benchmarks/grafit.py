@@ -1,29 +1,37 @@
 """Fine classes of CIFAR-100 from its 20 coarse labels: cross-entropy, SNCA+, Grafit FC and Grafit over several seeds.
 
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit                  # all arms and seeds, then the tables
+    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit                  # the four arms, then the tables
+    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --arms "Grafit, recast" Grafit     # further ones
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/rates --lr 0.2 --seeds 0 --held-out  # to choose settings
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --collect        # only the tables
+    python benchmarks/grafit.py --memory                                           # the loss at the size of ImageNet
 
 Needs $RECAST_DATA/cifar100/{train,test}.zip. A tenth of train.zip is held out (2,000 of 20,000 images); an arm trains
 on the rest with coarse labels and is measured with fine ones: the database is what it trained on, the queries are the
 test images (with --held-out those held out, so that no setting is chosen on test images). All arms are recipes with one
-small network, one schedule, one number of updates and the same images in the same order; Grafit sees --views of each. A
-run that is finished is left alone, one that was cut off goes on.
+small network, one schedule, one number of updates and the same images in the same order; Grafit sees --views of each.
+"Grafit, recast" is Grafit from the same random weights, its last stage recast before training (exact start, queries and
+keys from images). All train in bf16. A run that is finished is left alone, one that was cut off goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import resource
+import statistics
+import time
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from arms import T_95, paired_difference
-from timing import RESULTS, write_table
+from timing import RESULTS, machine, write, write_table
+from torch.nn import functional as F
 
 from recast.data import Data, load_data
 from recast.data.libraries import NORMS
@@ -32,17 +40,46 @@ from recast.evaluation.run_folder import open_run
 from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
+from recast.training.embedding import neighbour_loss
 from recast.training.run import train
 
-ARMS = {"CE": "coarse_ce", "SNCA+": "snca_plus", "Grafit FC": "grafit_fc", "Grafit": "grafit"}
-"""Arm → recipe."""
+ARMS = {
+    "CE": "coarse_ce", "SNCA+": "snca_plus", "Grafit FC": "grafit_fc", "Grafit": "grafit",
+    "CE + instance": "coarse_ce_instance", "Grafit, recast": "grafit",
+}  # fmt: skip
+"""Arm → recipe. The first four are run unless others are named."""
 METRICS = ("top1", "map", "map/conditioned", "map/oracle")
+
+
+class Claim(NamedTuple):
+    """A difference of two (arm, metric), the first minus the second, lies above `more_than` points."""
+
+    says: str
+    one: tuple[str, str]
+    other: tuple[str, str]
+    more_than: float = 0.0
+
+
+CLAIMS = (
+    Claim("Table 8.1: Grafit beats CE by more than 3 points of neighbours", ("Grafit", "top1"), ("CE", "top1"), 3.0),
+    Claim("Table 8.1: Grafit beats CE by more than 8 points of mAP", ("Grafit", "map"), ("CE", "map"), 8.0),
+    Claim("Table 8.2: both losses beat that of neighbours alone, mAP", ("Grafit", "map"), ("SNCA+", "map")),
+    Claim("Table 8.2: CE beats the loss of neighbours alone, mAP", ("CE", "map"), ("SNCA+", "map")),
+    *(
+        Claim(f"Table 8.2: conditioning raises the mAP of {arm}", (arm, "map/conditioned"), (arm, "map"))
+        for arm in ("CE", "SNCA+", "Grafit FC", "Grafit")
+    ),
+    Claim("ours: attention helps fine classes, neighbours", ("Grafit, recast", "top1"), ("Grafit", "top1")),
+    Claim("ours: attention helps fine classes, mAP", ("Grafit, recast", "map"), ("Grafit", "map")),
+)
 
 
 def recipe_of(options: argparse.Namespace, arm: str, seed: int) -> Recipe:
     """The paper's recipe of an arm for a small network and 32 pixels."""
     recipe, (mean, std) = make_recipe(ARMS[arm]), NORMS["cifar100"]
     views = options.views if recipe.embedding.views > 1 else 1
+    if arm == "Grafit, recast":
+        recipe = replace(recipe, where=["last_stage"], recast=replace(recipe.recast, query_key="images"), control=False)
     return replace(
         recipe,
         model=ModelConfig(options.model),
@@ -53,13 +90,12 @@ def recipe_of(options: argparse.Namespace, arm: str, seed: int) -> Recipe:
         augment=AugmentConfig(crop="random", scale=(0.3, 1.0), auto_augment="rand-m9-mstd0.5-inc1", erasing=0.25),
         optim=replace(recipe.optim, lr=options.lr, weight_decay=options.weight_decay),
         embedding=replace(recipe.embedding, dim=128, hidden=512, views=views),
-        epochs=options.epochs, amp="bf16" if options.device == "cuda" else "off", channels_last=False,
-        device=options.device, save_steps=20, keep=1, seed=seed,
+        epochs=options.epochs, amp="bf16", channels_last=True, device=options.device, save_steps=100, keep=1, seed=seed,
     )  # fmt: skip
 
 
 def folder(options: argparse.Namespace, arm: str, seed: int) -> Path:
-    return Path(options.out / f"{ARMS[arm]}-{seed}")
+    return Path(options.out / f"{arm.lower().replace('+', 'plus').replace(',', '').replace(' ', '-')}-{seed}")
 
 
 def queries(options: argparse.Namespace, recipe: Recipe) -> Data:
@@ -67,7 +103,8 @@ def queries(options: argparse.Namespace, recipe: Recipe) -> Data:
     data = load_data(replace(recipe.data, labels="fine"), recipe.augment)
     if options.held_out:
         return data
-    test = load_data(DataConfig("cifar100", str(Path(os.environ["RECAST_DATA"]) / "cifar100"), num_train=100))
+    root = str(Path(os.environ["RECAST_DATA"]) / "cifar100")
+    test = load_data(DataConfig("cifar100", root, num_train=100, num_val=options.num_test))
     if test.classes != data.classes:
         raise SystemExit("train.zip and test.zip have other classes")
     return replace(data, val=test.val)
@@ -81,13 +118,15 @@ def measure(options: argparse.Namespace, arm: str, seed: int) -> None:
         return
     run = open_run(out)
     data = queries(options, run.recipe)
-    rows = evaluate({arm: run.models["finetuned"]}, ["retrieval"], data, options=Options(labels="fine"), progress=False)
+    trained = run.models["finetuned" if run.recipe.is_plain else "recast"]
+    rows = evaluate({arm: trained}, ["retrieval"], data, options=Options(labels="fine"), progress=False)
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     print(arm, seed, {row.metric: round(row.value, 2) for row in rows}, flush=True)
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Every number with its interval over the images, and differences over the seeds: from CE, and by conditioning."""
+    """Every number with its interval over the images; means over the seeds; differences from CE, by conditioning and by
+    attention; what became of the claims."""
     rows: list[list[Any]] = []
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for seed in options.seeds:
@@ -96,45 +135,89 @@ def collect(options: argparse.Namespace) -> None:
             for row in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ():
                 rows.append([arm, seed, row["metric"], round(row["value"], 3), row["low"], row["high"], row["n"]])
                 values[arm, row["metric"]][seed] = row["value"]
-    write_table(RESULTS / "grafit.csv", ["arm", "seed", "metric", "value", "low_95", "high_95", "images"], rows)
+    for (arm, metric), found in values.items():
+        if metric in METRICS and len(found) in T_95:
+            mean, half = statistics.fmean(found.values()), T_95[len(found)] * statistics.stdev(found.values())
+            half /= math.sqrt(len(found))
+            rows.append([arm, "mean", metric, *(round(v, 3) for v in (mean, mean - half, mean + half)), len(found)])
+    head = ["arm", "seed", "metric", "value", "low_95", "high_95", "images_or_seeds"]
+    write_table(options.results / "grafit.csv", head, rows)
     pairs = [((arm, metric), ("CE", metric)) for arm in ARMS if arm != "CE" for metric in METRICS]
-    pairs += [((arm, metric), (arm, "map")) for arm in ARMS for metric in ("map/conditioned", "map/oracle")]
-    differences = [
-        [*one, *other, *paired_difference(values[one], values[other])]
-        for one, other in pairs
-        if len({*values[one]} & {*values[other]}) in T_95
-    ]
+    pairs += [((arm, metric), (arm, "map")) for arm in ARMS for metric in METRICS[2:]]
+    pairs += [(("Grafit, recast", metric), ("Grafit", metric)) for metric in METRICS]
+
+    def between(one: tuple[str, str], other: tuple[str, str]) -> list[Any] | None:
+        paired = len({*values[one]} & {*values[other]})
+        return paired_difference(values[one], values[other]) if paired in T_95 else None
+
     head = ["arm", "metric", "against", "its_metric", "seeds", "difference", "low_95", "high_95", "verdict"]
-    write_table(RESULTS / "grafit_differences.csv", head, differences)
+    differences = [[*one, *other, *found] for one, other in pairs if (found := between(one, other))]
+    write_table(options.results / "grafit_differences.csv", head, differences)
+    judged = []
+    for claim in CLAIMS:
+        if found := between(claim.one, claim.other):
+            low, high = found[2:4]
+            verdict = "does not hold" if high < claim.more_than else "not decidable"
+            verdict = "holds" if low > claim.more_than else verdict
+            judged.append([claim.says, claim.more_than, *found[:4], verdict])
+    head = ["claim", "more_than", "seeds", "difference", "low_95", "high_95", "verdict"]
+    write_table(options.results / "grafit_claims.csv", head, judged)
+
+
+def memory(options: argparse.Namespace) -> None:
+    """The loss of neighbours forward and backward over as many images as ImageNet has: seconds and peak memory."""
+    images, width, batch, classes = 1_281_167, 256, 512, 127
+    generator = torch.Generator().manual_seed(0)
+    remembered = torch.randn(images, width, generator=generator)
+    remembered /= remembered.norm(dim=1, keepdim=True)
+    labels = torch.randint(0, classes, (images,), generator=generator)
+    indices = torch.randint(0, images, (batch,), generator=generator)
+    z = F.normalize(torch.randn(batch, width, generator=generator), dim=1).requires_grad_()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    neighbour_loss(z, indices, remembered, labels, 0.05).mean().backward()
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row = {
+        "images": images, "dim": width, "batch": batch, "cpu_seconds": round(time.process_time() - started, 1),
+        "memory_mib": round(4 * images * width / 2**20), "peak_before_mib": before >> 10, "peak_mib": peak >> 10,
+        "machine": machine(),
+    }  # fmt: skip
+    write(options.results / "grafit_memory.csv", [row])
 
 
 def main() -> None:
     """Train, measure, collect."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/grafit"))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where tables go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="only these arms")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS)[:4])
     parser.add_argument("--model", default="cifar_resnet20")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--views", type=int, default=2, help="of Grafit; the paper: 8")
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1, help="for 256 images, scales with the batch")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--num-train", type=int, help="fewer images: a rehearsal")
+    parser.add_argument("--num-test", type=int, help="fewer test images: a rehearsal")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--held-out", action="store_true", help="measure on held-out training images, no tables")
     parser.add_argument("--collect", action="store_true", help="only write the tables")
+    parser.add_argument("--memory", action="store_true", help="only the loss at the size of ImageNet")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if options.memory:
+        return memory(options)
     for seed in () if options.collect else options.seeds:
         for arm in options.arms:
             out = folder(options, arm, seed)
             print(out, flush=True)
             train(recipe_of(options, arm, seed), out, resume=(out / "recipe.yaml").is_file())
             measure(options, arm, seed)
-    if not options.held_out:
-        collect(options)
+    return None if options.held_out else collect(options)
 
 
 if __name__ == "__main__":

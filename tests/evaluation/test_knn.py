@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,7 +19,7 @@ from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.evaluation import PixelModel
 from recast.evaluation.context import NotMeasured
-from recast.evaluation.knn import TEMPERATURE, bank_images, features, nearest, vote
+from recast.evaluation.knn import TEMPERATURE, bank_images, choose_probe, features, fit_probe, nearest, vote
 from recast.run.config import AugmentConfig, DataConfig
 
 
@@ -117,3 +118,22 @@ def test_the_bank_is_seen_at_the_test_size() -> None:
     assert labels.tolist() == data.train.labels[3:5].tolist()
     same = replace(data, val=data.train)
     assert bank_images(same).batch([3])[0].equal(data.train.plain().batch([3])[0])
+
+
+def test_the_linear_classifier_is_that_of_scikit_learn() -> None:
+    x, labels = unit(60, 5, 0).double() * 5**0.5, torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
+    ours, theirs = fit_probe(x, labels, 3, 0.01), LogisticRegression(C=1 / (0.01 * 60), tol=1e-10).fit(x, labels)
+    np.testing.assert_allclose(ours(x).softmax(1).numpy(), theirs.predict_proba(x), atol=1e-4)
+
+
+def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable[..., Any], spy: Any) -> None:
+    """Of noise without any signal nothing is learnt: the largest decay is as good as any."""
+    noise, labels = unit(400, 5, 0), torch.arange(400) % 2
+    assert choose_probe(noise, torch.zeros_like(labels), 2)[1] == 0.1
+    probe, _ = choose_probe(F.normalize(noise + 3 * torch.eye(5)[labels], dim=1), labels, 2)
+    assert (probe(F.normalize(torch.eye(5)[:2], dim=1)).argmax(1) == torch.arange(2)).all()
+    with pytest.raises(RecastError, match="weight decay on held-out training images, and every class has a single one"):
+        choose_probe(noise[:3], torch.arange(3), 3)
+    found = score("linear", spy().eval(), digits, 50)
+    assert list(found) == ["top1", "weight_decay"]
+    assert found["top1"].mean() > 0.5

@@ -22,6 +22,7 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
   recast explain runs/mine                        (four of them, of different classes)
+  recast explain runs/mine --neighbours           (the training images that are nearest to them)
   recast explain deit_tiny_patch16_224 cat.jpg --pretrained
   recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
@@ -51,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
             check_name(options.subject)
         except RecastError as error:
             raise no_subject(options.subject, error) from None
+    if options.neighbours:
+        return _neighbours(options, size)
     from recast.explain.pages import explain_pages  # needs torch, which the help does without
 
     with trusting(options.subject, trust=options.trust):
@@ -63,6 +66,20 @@ def run(argv: Sequence[str]) -> int:
         first, *others = pages
         kind = "picture" if first.suffix.lower() == ".png" else "page"
         print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
+    return 0
+
+
+def _neighbours(options: Options, size: tuple[int, int] | None) -> int:
+    if not (Path(options.subject) / "recipe.yaml").is_file():
+        raise RecastError(f"--neighbours looks among a run's training images, and {options.subject} is no run folder")
+    from recast.explain.neighbours import neighbours_page
+
+    with trusting(options.subject, trust=options.trust):
+        page = neighbours_page(options, size)
+    if options.json:
+        print_json({"pages": [str(page)]})
+    else:
+        print(f"page: {page}")
     return 0
 
 

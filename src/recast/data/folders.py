@@ -107,11 +107,18 @@ def find_folder(config: DataConfig) -> Found:
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
     train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
-    if not train.is_dir() and val is None:
-        train = root
+    outer = {path.name for path in _folders_in(root)}
+    if (not train.is_dir() and val is None) or _is_class("train", outer, train.is_dir() and _folders_in(train)):
+        train, val = root, None
     two_levels, links = config.rank == "folder", _Links(root)
     trees = (_in_folder(part, links, two_levels) if part and part.is_dir() else None for part in (train, val))
     return _found(name, *trees, crop="random")
+
+
+def _is_class(name: str, outer: set[str], inside: object) -> bool:
+    """Whether a folder beside others is a class that is called so (CIFAR-100 has trains) and not a part: it has no
+    folders inside, and the others are no parts."""
+    return name in outer and not inside and not outer <= {"train", *VAL_NAMES}
 
 
 def _in_folder(part: Path, links: _Links, two_levels: bool) -> Tree:
@@ -199,7 +206,8 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
         archive = Archive(path)
         tops = {member.parts[0] for member in archive.members}
         val = next((part for part in VAL_NAMES if part in tops), None)
-        if "train" not in tops:
+        inside = any(member.parts[0] == "train" and len(member.parts) > 2 for member in archive.members)
+        if "train" not in tops or _is_class("train", tops, inside):
             return _found(name, archive.tree(), None, in_memory=True, **defaults)
         held_out = None if val is None else archive.tree(val)
         return _found(name, archive.tree("train"), held_out, in_memory=True, **defaults)

@@ -1,8 +1,12 @@
-"""Suite `knn`: how well the features tell the classes apart, by the nearest training images.
+"""Suites `knn` and `linear`: how well the features tell the classes apart, by the nearest training images and by a
+linear classifier.
 
 Features are the input of the classifier, averaged over positions and of length 1. The k training images of largest
 cosine similarity s vote with exp(s/0.07) each (Wu et al. 2018, arXiv:1805.01978, Sec. 3.4; DINO, Caron et al. 2021,
 arXiv:2104.14294). The bank is the training images without augmentation, 4·N·D bytes for each model.
+
+The linear classifier is multinomial logistic regression on the bank, min mean cross-entropy + λ/2·‖W‖², by L-BFGS; λ is
+the one with which held-out training images are best classified, and all of them are fitted with it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from torch.nn import functional as F
 
 from recast.data import Data
 from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.data.seeding import hold_out
 from recast.errors import RecastError
 from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.evaluation.derived_images import ResizedImages
@@ -24,6 +29,8 @@ from recast.models.embedding import embedding_head
 from recast.tracing.hooks import captured_inputs, named
 
 TEMPERATURE = 0.07
+DECAYS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""What λ is chosen among."""
 CHUNK = 65_536
 """Images of the bank that are compared at a time."""
 
@@ -90,24 +97,82 @@ def vote(
 
 
 def sources_knn(context: Context) -> list[Source]:
-    """The validation images; NotMeasured without training images, RecastError for a k that there cannot be."""
-    count, data = len(context.data.train), context.data
-    if count == 0:
-        raise NotMeasured(f"knn compares with training images, and {data.name} has none: use data with a training part")
-    if wrong := [k for k in context.options.neighbours if k > count]:
-        raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {wrong[0]}")
+    """The validation images; NotMeasured without training images."""
+    data = context.data
+    if not len(data.train):
+        raise NotMeasured(
+            f"knn, retrieval and linear need training images, and {data.name} has none: use data with a training part"
+        )
     return [replace(context.validation, depends=(bank_images(data),))]
 
 
 def score_knn(batch: Batch) -> Iterator[Score]:
-    """top1@K for every k."""
-    ks = batch.options.neighbours
+    """top1@K for every k; RecastError for a k that there cannot be."""
+    ks, count = batch.options.neighbours, len(batch.source.depends[0])
+    if max(ks) > count:
+        raise RecastError(f"neighbours must be between 1 and {count} (the training images), got {max(ks)}")
     found = banks(batch)
     for name, model in batch.models.items():
         bank, bank_labels = found[name]
         similarities, indices = nearest(unit_features(model, batch.images, outputs_of(batch.context)), bank, max(ks))
         for k, classes in vote(similarities, bank_labels[indices], ks, len(batch.context.data.classes)).items():
             yield Score(name, f"top1@{k}", (classes == batch.labels).float())
+
+
+def score_linear(batch: Batch) -> Iterator[Score]:
+    """top1 of the linear classifier, and the weight decay that was chosen."""
+    outputs, known = outputs_of(batch.context), batch.context.store.setdefault("linear", {})
+    found = banks(batch)
+    for name, model in batch.models.items():
+        if name not in known:
+            known[name] = choose_probe(*found[name], len(batch.context.data.classes))
+        probe, decay = known[name]
+        right = probe(unit_features(model, batch.images, outputs)).argmax(1) == batch.labels
+        yield Score(name, "top1", right.float())
+        yield Score(name, "weight_decay", torch.full((len(batch),), decay))
+
+
+def choose_probe(bank: Tensor, labels: Tensor, num_classes: int) -> tuple[nn.Linear, float]:
+    """The classifier of all rows (N, D) of the bank, and the λ that is best on a held-out tenth; the largest of equals.
+
+    The rows have length 1; here they have √D, so that a λ means the same for every width.
+    """
+    kept, held = to_choose_on(labels, "linear chooses its weight decay")
+    x, scale = bank * bank.shape[1] ** 0.5, bank.shape[1] ** 0.5
+    right, probe = [], None
+    for decay in DECAYS:
+        probe = fit_probe(x[kept], labels[kept], num_classes, decay, probe)
+        right.append(int((probe(x[held]).argmax(1) == labels[held]).sum()))
+    chosen = DECAYS[right.index(max(right))]
+    probe = fit_probe(x, labels, num_classes, chosen)
+    probe.weight.mul_(scale)
+    return probe, chosen
+
+
+def to_choose_on(labels: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Indices of nine tenths and one tenth of every class of the bank. RecastError where no class has two images."""
+    if int(labels.bincount().max()) < 2:
+        raise RecastError(f"{what} on held-out training images, and every class has a single one: add images")
+    return hold_out(labels.cpu(), 0.1)
+
+
+def fit_probe(x: Tensor, labels: Tensor, num_classes: int, decay: float, start: nn.Linear | None = None) -> nn.Linear:
+    """Multinomial logistic regression of x (N, D). `start`: where the search for its one minimum begins; None: at 0."""
+    probe = nn.Linear(x.shape[1], num_classes, device=x.device, dtype=x.dtype)
+    probe.load_state_dict({name: torch.zeros_like(v) for name, v in probe.state_dict().items()})
+    if start is not None:
+        probe.load_state_dict(start.state_dict())
+    optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = F.cross_entropy(probe(x), labels) + decay / 2 * probe.weight.square().sum()
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return probe.requires_grad_(False)
 
 
 def bank_images(data: Data) -> LabelledImages:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recast.data.seeding import choose_balanced, hold_out
+from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
 from recast.evaluation.context import Batch, Score
-from recast.evaluation.knn import banks, nearest, outputs_of, posterior, unit_features, vote
+from recast.evaluation.knn import banks, nearest, outputs_of, posterior, to_choose_on, unit_features, vote
 from recast.models.embedding import embedding_head
 
 SIGMA = 0.05
@@ -46,7 +46,7 @@ def average_precision(relevant: Tensor) -> Tensor:
 
 def choose_k(bank: Tensor, labels: Tensor, num_classes: int, ks: Sequence[int] = NEIGHBOURS) -> int:
     """The k with which held-out rows of the bank (N, D) are best classified by the others; the smallest of equals."""
-    kept, held = hold_out(labels.cpu(), 0.1)
+    kept, held = to_choose_on(labels, "retrieval chooses k")
     held = held[choose_balanced(labels.cpu()[held], min(HELD_OUT, len(held)), "held-out images")]
     if not (possible := [k for k in ks if k <= len(kept)]):
         raise RecastError(

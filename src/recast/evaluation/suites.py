@@ -21,7 +21,7 @@ from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source
 from recast.evaluation.cost import measure_cost
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
-from recast.evaluation.knn import score_knn, sources_knn
+from recast.evaluation.knn import score_knn, score_linear, sources_knn
 from recast.evaluation.retrieval import score_retrieval
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
@@ -110,6 +110,7 @@ EVALUATORS = {
     "retrieval": Evaluator(
         score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
     ),
+    "linear": Evaluator(score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, uses=("labels",)),
     "frequency": Evaluator(accuracy.score_frequency),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),

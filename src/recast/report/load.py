@@ -1,7 +1,7 @@
 """A run folder as plain data.
 
     RUN/recipe.yaml plan.json metrics.jsonl            needed
-    RUN/verify.json environment.json rows.csv attention.npz    what is missing is left out of the page
+    RUN/verify.json environment.json rows.csv attention.npz neighbours.json    what is missing is left out of the page
     RUN/schedule.json                                  where layers became attention during training
     RUN/differences.csv evaluation.json analysis/*.csv what `recast evaluate` adds to rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError, shown
 from recast.report.maps import Attention, read_attention
+from recast.report.neighbours import FILE, Neighbours, read_neighbours
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import number, read_json, read_lines, read_names, read_text, require
@@ -71,6 +72,8 @@ class Run:
     attention: Attention | None
     classes: tuple[str, ...]
     """In the order of the logits."""
+    neighbours: Neighbours | None
+    """Images and the training images nearest to them."""
     switching: Switching | None
     """When layers became attention, of a run that is recast during training."""
 
@@ -188,6 +191,7 @@ def read_run(path: Path) -> Run:
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),
+        neighbours=optional(FILE, read_neighbours),
         switching=optional("schedule.json", _schedule),
     )
 

@@ -17,6 +17,7 @@ from recast.report.charts import Chart, joined
 from recast.report.labels import glossary, words
 from recast.report.load import Run
 from recast.report.maps import GATES, image_maps, map_charts
+from recast.report.neighbours import draw_neighbours
 from recast.report.switches import switch_part
 from recast.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.report.verdict import joint_verdict, verdict, why_no_mean
@@ -62,6 +63,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "maps": maps,
         "left_out": len(run.attention.images) - len(maps) if run.attention else 0,
         "left_out_layers": len(run.attention.layers) - len(run.attention.shown) if run.attention else 0,
+        "neighbours": Markup(draw_neighbours(run.neighbours)) if run.neighbours else "",
         "fourier": layers.fourier_charts(run),
         "similarity": layers.similarity_charts(run),
         "agreement": summary.won_and_lost(run),

@@ -38,6 +38,7 @@ METRICS = {
         "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
+    "weight_decay": Metric("Weight decay", "", meaning="of the linear classifier, chosen on held-out training images"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "ece": Metric(
@@ -152,6 +153,10 @@ SUITES = {
     "retrieval": Suite(
         "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
         "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
+    ),
+    "linear": Suite(
+        "Linear classifier on the features", "logistic regression on the frozen features of the training images",
+        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
     ),
     "frequency": Suite(
         "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),

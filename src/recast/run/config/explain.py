@@ -20,6 +20,8 @@ class ExplainOptions:
     """the file, .html or .png; default RUN/explain/IMAGE.html, or here"""
     layer: str | None = None
     """the layer to open first, or to draw in a PNG"""
+    neighbours: bool = False
+    """of a run: the ten training images nearest to each image instead of where the network looks"""
     img_size: str | None = None
     """224, or 224x160 (height x width); default the network's own"""
     num_images: Count = 16
