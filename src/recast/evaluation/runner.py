@@ -129,8 +129,11 @@ def measure(
                 results.rows += found.rows(run, name, dataset)
                 results.differences += found.differences(run, name, dataset)
             elif evaluator.measure is not None:
-                for model_name, metric, value, n in evaluator.measure(context):
-                    results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
+                try:
+                    measured = [Row(run, one, name, dataset, *rest) for one, *rest in evaluator.measure(context)]
+                    results.rows += measured
+                except NotMeasured as error:
+                    results.not_measured.append(error)
             elif evaluator.tabulate is not None:
                 task = bar.add_task(name, total=1)
                 try:

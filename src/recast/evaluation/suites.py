@@ -23,6 +23,7 @@ from recast.evaluation.imagenet_corruptions import means_over_corruptions, sourc
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
 from recast.evaluation.retrieval import score_retrieval
+from recast.evaluation.separability import measure_separability
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
 from recast.run.suites import SUITES
@@ -111,6 +112,7 @@ EVALUATORS = {
         score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
     ),
     "linear": Evaluator(score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, uses=("labels",)),
+    "separability": Evaluator(measure=measure_separability, uses=("labels", "seed")),
     "frequency": Evaluator(accuracy.score_frequency),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),

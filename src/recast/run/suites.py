@@ -39,6 +39,10 @@ METRICS = {
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "weight_decay": Metric("Weight decay", "", meaning="of the linear classifier, chosen on held-out training images"),
+    "halves": Metric(
+        "Random halves told apart", "", meaning="training accuracy of a linear classifier of halves of every class"
+    ),
+    "energy": Metric("Energy of the components", "", meaning="share of the variance in the first components"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "ece": Metric(
@@ -157,6 +161,10 @@ SUITES = {
     "linear": Suite(
         "Linear classifier on the features", "logistic regression on the frozen features of the training images",
         "accuracy", ("top1", "weight_decay"), short="Linear classifier",
+    ),
+    "separability": Suite(
+        "Separability of the features", "random halves of every class told apart; energy of the principal components",
+        "accuracy", ("halves", "energy"), "{} components", short="Separability",
     ),
     "frequency": Suite(
         "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),
