@@ -130,8 +130,8 @@ def measure(
                 results.differences += found.differences(run, name, dataset)
             elif evaluator.measure is not None:
                 try:
-                    measured = [Row(run, one, name, dataset, *rest) for one, *rest in evaluator.measure(context)]
-                    results.rows += measured
+                    for model_name, metric, value, n in evaluator.measure(context):
+                        results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
                 except NotMeasured as error:
                     results.not_measured.append(error)
             elif evaluator.tabulate is not None:
