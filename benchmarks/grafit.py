@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS)[:4])
     parser.add_argument("--model", default="cifar_resnet20")
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=22)
     parser.add_argument("--views", type=int, default=2, help="of Grafit; the paper: 8")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1, help="for 256 images, scales with the batch")
