@@ -11,6 +11,7 @@ the one with which held-out training images are best classified, and all of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -120,7 +121,7 @@ def score_knn(batch: Batch) -> Iterator[Score]:
 
 
 def score_linear(batch: Batch) -> Iterator[Score]:
-    """top1 of the linear classifier, and the weight decay that was chosen."""
+    """top1 of the linear classifier, and log10 of the weight decay that was chosen."""
     outputs, known = outputs_of(batch.context), batch.context.store.setdefault("linear", {})
     found = banks(batch)
     for name, model in batch.models.items():
@@ -129,7 +130,7 @@ def score_linear(batch: Batch) -> Iterator[Score]:
         probe, decay = known[name]
         right = probe(unit_features(model, batch.images, outputs)).argmax(1) == batch.labels
         yield Score(name, "top1", right.float())
-        yield Score(name, "weight_decay", torch.full((len(batch),), decay))
+        yield Score(name, "weight_decay", torch.full((len(batch),), math.log10(decay)))
 
 
 def choose_probe(bank: Tensor, labels: Tensor, num_classes: int) -> tuple[nn.Linear, float]:

@@ -2,7 +2,7 @@
 
 halves    every class is split into two random halves, and a linear classifier has to tell all halves apart: its
           accuracy on the very images it was fitted to, a mean over ten draws; `given` its class, it chooses between
-          two halves: 0.5 and a little more where images of a class have collapsed to a point
+          two halves: 50 % and a little more where images of a class have collapsed to a point
 energy    share of the variance of the features in their first K principal components
 """
 
@@ -23,17 +23,17 @@ DECAY = 1e-4
 
 
 def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
-    """halves, halves/given and energy@K, K a power of two; all between 0 and 1."""
+    """halves, halves/given and energy@K, in percent, K a power of two."""
     (source,) = sources_knn(context)
     with in_eval(*context.models.values()):
         found = banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
     for name, (bank, labels) in found.items():
         draws = [halves_told(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
         for metric, values in zip(("halves", "halves/given"), zip(*draws, strict=True), strict=True):
-            yield name, metric, sum(values) / DRAWS, len(bank)
+            yield name, metric, 100 * sum(values) / DRAWS, len(bank)
         energies = energy(bank)
         for power in range(len(energies).bit_length()):
-            yield name, f"energy@{2**power}", float(energies[2**power - 1]), len(bank)
+            yield name, f"energy@{2**power}", 100 * float(energies[2**power - 1]), len(bank)
 
 
 def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:

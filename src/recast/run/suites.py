@@ -38,11 +38,11 @@ METRICS = {
         "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
-    "weight_decay": Metric("Weight decay", "", meaning="of the linear classifier, chosen on held-out training images"),
+    "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
     "halves": Metric(
-        "Random halves told apart", "", meaning="training accuracy of a linear classifier of halves of every class"
+        "Random halves told apart", meaning="training accuracy of a linear classifier of halves of every class"
     ),
-    "energy": Metric("Energy of the components", "", meaning="share of the variance in the first components"),
+    "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "ece": Metric(
