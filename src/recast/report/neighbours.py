@@ -72,7 +72,7 @@ def draw_neighbours(found: Neighbours) -> str:
             right = sum(one.beside(query.image) == "right" for one in images)
             said = f", {right} of {len(images)} right" if query.image.label else ""
             figures = "".join(_figure(one, one.beside(query.image)) for one in images)
-            rows.append(f"<p>{escape(arm)}{said}</p><div style='display:flex;flex-wrap:wrap;gap:6px'>{figures}</div>")
+            rows.append(f"<p>{escape(arm)}{said}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
         parts.append(
             f"<article class='card' style='margin:0 0 20px'><div style='display:flex;gap:20px;flex-wrap:wrap'>"
             f"{_figure(query.image, '', is_query=True)}<div style='flex:1;min-width:0'>{''.join(rows)}</div></div>"
@@ -86,7 +86,7 @@ def draw_neighbours(found: Neighbours) -> str:
 
 
 def _figure(one: Shown, said: str, is_query: bool = False) -> str:
-    side, under = 112 if is_query else 84, escape((one.label or "class unknown").replace("_", " "))
+    side, under = 112 if is_query else 74, escape((one.label or "class unknown").replace("_", " "))
     told = f"{escape(one.coarse.replace('_', ' '))}<br>" if one.coarse else ""
     last = escape(one.name) if is_query else f"{one.similarity:.2f}"
     alt = f"{under}{', ' + said if said else ''}"
@@ -94,5 +94,5 @@ def _figure(one: Shown, said: str, is_query: bool = False) -> str:
         f"<figure style='margin:0;width:{side + 8}px;font-size:11px;line-height:1.3;overflow-wrap:anywhere'>"
         f"<img src='{one.picture}' alt='{alt}' title='{escape(one.name)}' style='width:{side}px;height:{side}px;"
         f"object-fit:contain;image-rendering:pixelated;border:4px solid {COLOURS[said]}'>"
-        f"<figcaption><b>{MARKS[said]} {under}</b><br>{told}{last}</figcaption></figure>"
+        f"<figcaption style='font:inherit'><b>{MARKS[said]} {under}</b><br>{told}{last}</figcaption></figure>"
     )
