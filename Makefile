@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test quickstart gpu lint check format clean
+.PHONY: install test quickstart gpu docs lint check format clean
 
 install: .venv/.dev
 
@@ -14,6 +14,9 @@ quickstart: .venv/.quickstart  ## the whole story on embedded data
 
 gpu: .venv/.dev  ## what needs a GPU: exactness, speed, studies; 20 minutes, and again what is left
 	$(BIN)/python benchmarks/gpu --out runs/gpu
+
+docs: .venv/.docs  ## the documentation site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -27,7 +30,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache dist
 
 # One stamp per set of extras: the install runs again only when pyproject.toml is newer.
 .venv/.dev: pyproject.toml .venv/.uv
@@ -36,6 +39,10 @@ clean:
 
 .venv/.quickstart: pyproject.toml .venv/.uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[quickstart]'
+	@touch $@
+
+.venv/.docs: pyproject.toml .venv/.uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs,quickstart]'
 	@touch $@
 
 .venv/.uv:

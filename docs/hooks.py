@@ -1,0 +1,76 @@
+"""MkDocs: pages made when the site is built (commands, notebooks, files outside docs/); links that stay inside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add what is not in docs/: the commands, notebooks as pages, results, CONTRIBUTING and CHANGELOG."""
+    for path in (ROOT / "results").glob("*.csv"):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    results = re.sub(r"`(\w+\.csv)`", r"[`\1`](\1)", (ROOT / "results/README.md").read_text("utf-8"))
+    pages = {"results/index.md": results, "reference/commands.md": "\n".join(commands())}
+    for name in ("CONTRIBUTING", "CHANGELOG"):
+        pages[f"{name.lower()}.md"] = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        pages[f"notebooks/{path.stem}.md"] = "\n".join(notebook(path))
+    for uri, text in pages.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """`../results/x.csv` is outside of docs/ in the repository, and beside the pages in the site."""
+    return re.sub(r"\]\((?:\.\./)+results/", "](" + "../" * page.file.src_uri.count("/") + "results/", markdown)
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options, as its own parser has them."""
+    from recast import cli
+    from recast.cli import options
+
+    told: list[tuple[Any, list[Any]]] = []
+    options.show_help = lambda command, known: told.append((command, list(known)))
+    yield "# Commands\n\n`recast COMMAND --help` prints the same.\n"
+    for name, text in cli.COMMANDS.items():
+        if cli.main([name, "--help"]):
+            raise RuntimeError(f"recast {name} --help failed")
+        command, known = told[-1]
+        about = text[0].upper() + text[1:]
+        yield f"## recast {name}\n\n{about}.\n\n```console\nrecast {name} {command.usage}\n```\n"
+        examples = "\n".join(line[2:] if line.startswith("  ") else line for line in command.examples.splitlines())
+        yield f"Examples:\n\n```console\n{examples.rstrip()}\n```\n"
+        group = None
+        for option in known:
+            if option.group != group or group is None:
+                group = option.group
+                yield f"\n{'**' + group + '**' if group else 'Options:'}\n\n| option | meaning |\n|---|---|"
+            shown = option.last if option.words else option.shown.replace("--", "--[no-]", option.is_switch)
+            value = "" if option.words or option.is_switch else f" {option.metavar}"
+            yield "| `{}` | {} |".format((shown + value).replace("|", "\\|"), option.help.replace("|", "\\|"))
+        yield ""
+
+
+def notebook(path: Path) -> Iterator[str]:
+    """A notebook as a page: its text, code and what it printed, with pictures inside."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    for number, cell in enumerate(cells):
+        source = "".join(cell["source"])
+        yield f"```python\n{source}\n```\n" if cell["cell_type"] == "code" else source + "\n"
+        if number == 0:
+            yield f"[Download the notebook]({path.name}){{ .md-button download }}\n"
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                yield f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">\n'
+            else:
+                yield "```text\n" + "".join(data["text/plain"]).rstrip() + "\n```\n"
