@@ -24,7 +24,7 @@ from recast.analysis.wakefulness import wakefulness
 from recast.data.seeding import choose_balanced
 from recast.run.config import OptimConfig
 from recast.run.schedule import Schedule
-from recast.training.optim import WarmupCosine, make_optimizer, set_learning_rate
+from recast.training.optim import WarmupDecay, make_optimizer, set_learning_rate
 
 PROBED = 32
 """Images that wakefulness is measured on."""
@@ -56,7 +56,7 @@ def train(job: Job, model: Prepared, images: Labelled, device: torch.device) -> 
         wake(job, model, images, first)
     before = wakefulness(model, images.pixels[:PROBED].float() / 255)
     optimizer = make_optimizer(model.network, optim, job.batch_size)
-    course = WarmupCosine(optim, 1, job.num_updates, job.batch_size)
+    course = WarmupDecay(optim, 1, job.num_updates, job.batch_size)
     augment, generator = Augment(job.augment), torch.Generator().manual_seed(job.seed)
     torch.manual_seed(job.seed)
     classes = int(images.labels.max()) + 1

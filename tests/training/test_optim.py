@@ -18,7 +18,7 @@ from recast.run.config import OptimConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.training.optim import (
-    WarmupCosine,
+    WarmupDecay,
     check_trainable,
     close_averaged_gates_,
     learning_rates,
@@ -37,7 +37,7 @@ def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:
 
 
 def test_schedule_warms_up_linearly_and_falls_as_a_cosine() -> None:
-    schedule = WarmupCosine(OptimConfig(lr=1e-3, warmup_lr=1e-5, min_lr=1e-4, warmup_epochs=2), 10, 5, 8)
+    schedule = WarmupDecay(OptimConfig(lr=1e-3, warmup_lr=1e-5, min_lr=1e-4, warmup_epochs=2), 10, 5, 8)
     factors = [schedule.factor(step) for step in range(50)]
     assert factors[0] == pytest.approx(1e-2)
     assert factors[5] == pytest.approx((1e-2 + 1) / 2)
@@ -51,7 +51,7 @@ def test_schedule_warms_up_linearly_and_falls_as_a_cosine() -> None:
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize(("epochs", "warmup"), [(1, 5.0), (2, 0.0), (0, 1.0)])
 def test_schedule_of_short_runs_stays_between_its_ends(epochs: int, warmup: float, prefix: bool) -> None:
-    schedule = WarmupCosine(OptimConfig(warmup_epochs=warmup, warmup_prefix=prefix), epochs, 3, 8)
+    schedule = WarmupDecay(OptimConfig(warmup_epochs=warmup, warmup_prefix=prefix), epochs, 3, 8)
     assert all(0 < schedule.factor(step) <= 1 for step in range(3 * epochs))
 
 
@@ -61,13 +61,13 @@ DEIT3 = {0: 1e-6, 1: 6.008e-4, 4: 2.4002e-3, 5: 2.99885e-3, 100: 2.56212e-3, 200
 
 def test_schedule_without_prefix_has_the_published_values_and_is_timms() -> None:
     deit3 = OptimConfig(lr=3e-3, warmup_epochs=5, warmup_lr=1e-6, min_lr=1e-5, warmup_prefix=False)
-    schedule = WarmupCosine(deit3, 400, 7, 2048)
+    schedule = WarmupDecay(deit3, 400, 7, 2048)
     for epoch, expected in DEIT3.items():
         assert 3e-3 * schedule.factor(epoch * 7) == pytest.approx(expected, rel=1e-5, abs=5e-9)
     config = OptimConfig(lr=0.1, warmup_epochs=3, warmup_lr=1e-3, min_lr=1e-2, warmup_prefix=False)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     theirs = CosineLRScheduler(optimizer, t_initial=20, lr_min=1e-2, warmup_t=3, warmup_lr_init=1e-3)
-    ours = WarmupCosine(config, 20, 1, 8)
+    ours = WarmupDecay(config, 20, 1, 8)
     for epoch in range(20):
         theirs.step(epoch)
         assert 0.1 * ours.factor(epoch) == pytest.approx(optimizer.param_groups[0]["lr"])
@@ -75,7 +75,7 @@ def test_schedule_without_prefix_has_the_published_values_and_is_timms() -> None
 
 def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
     config = OptimConfig(lr=5e-4, base_batch=512, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=1)
-    schedule = WarmupCosine(config, 3, 4, 1024)
+    schedule = WarmupDecay(config, 3, 4, 1024)
     assert [1e-3 * schedule.factor(step) for step in (0, 11)] == pytest.approx([1e-6, 1e-5])
     scaled = {"lr": 1e-3, "base_batch": 4}
     assert rates(small_child(), **scaled) == (pytest.approx(2e-3), pytest.approx(2e-2))
@@ -86,7 +86,7 @@ def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
 
 def test_every_group_keeps_its_ratio_through_warm_up_and_cosine() -> None:
     for config, ratio in ((OptimConfig(lr=1e-3, gate_lr=0.05), 50), (OptimConfig(lr=0.0, gate_lr=0.1), None)):
-        optimizer, schedule = make_optimizer(small_child(), config, 8), WarmupCosine(config, 4, 3, 8)
+        optimizer, schedule = make_optimizer(small_child(), config, 8), WarmupDecay(config, 4, 3, 8)
         for step in range(12):
             set_learning_rate(optimizer, schedule.factor(step))
             lr, gate_lr = learning_rates(optimizer)

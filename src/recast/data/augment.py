@@ -50,6 +50,8 @@ def resolve(
     augment = replace(augment, crop=chosen, flip=flip if augment.flip is None else augment.flip)
     if augment.scale[0] > augment.scale[1]:
         raise RecastError(f"augment.scale must be (smallest, largest) share of the area, got {augment.scale}")
+    if augment.resize[0] > augment.resize[1]:
+        raise RecastError(f"augment.resize must be (smallest, largest) factor, got {augment.resize}")
     if augment.auto_augment is not None:
         _check_policy(augment.auto_augment)
     return augment

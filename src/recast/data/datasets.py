@@ -104,7 +104,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         images, labels = self.batch(indices)
-        return list(zip(images.unbind(), labels.tolist(), strict=True))
+        return list(zip(images.unbind(), labels.tolist() if labels.dim() == 1 else labels.unbind(), strict=True))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if not -len(self) <= index < len(self):
@@ -112,7 +112,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([index % len(self)])[0]
 
 
-def _drawn(count: int) -> list[int]:
+def drawn_seeds(count: int) -> list[int]:
     """Seeds that follow torch's global generator."""
     base = int(torch.randint(2**62, ()))
     return [mix_seed("drawn", base, position) for position in range(count)]
@@ -136,7 +136,7 @@ class ImageTensors(LabelledImages):
         pixels, labels = self.pixels.index_select(0, chosen), self.labels[chosen]  # 20 times faster than [chosen]
         if self.augment is None or len(pixels) == 0:
             return pixels.float().div_(255), labels
-        seeds = _drawn(len(pixels)) if seeds is None else seeds
+        seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
         if only_shifts(self.augment):
             return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
         images = (Image.fromarray(image.numpy()) for image in pixels.permute(0, 2, 3, 1).contiguous())
@@ -171,7 +171,7 @@ class ImageFiles(LabelledImages):
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]
-        seeds = _drawn(len(labels)) if seeds is None and self.augment is not None else seeds
+        seeds = drawn_seeds(len(labels)) if seeds is None and self.augment is not None else seeds
         return self.prepared((self.open(index) for index in indices), seeds), labels
 
     def image_name(self, index: int) -> str:

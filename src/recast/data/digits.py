@@ -36,7 +36,7 @@ NORM = {
 
 def find_digits(config: DataConfig) -> Found:
     """The 1,797 digits, 8 x 8 grey levels 0..16, enlarged (bicubic)."""
-    grey, labels, is_val = _read()
+    grey, labels, is_val = read_digits()
 
     def enlarged(which: Tensor, img_size: int) -> ImageTensors:
         side = int(img_size / (config.crop_pct or 1))
@@ -51,7 +51,7 @@ def find_digits(config: DataConfig) -> Found:
 
 def find_canvases(config: DataConfig, name: str) -> Found:
     """Canvases of `SIDE` pixels, enlarged where another size is asked for. Held-out ones show held-out digits."""
-    grey, labels, is_val = _read()
+    grey, labels, is_val = read_digits()
     parts: list[ImageTensors] = []
     sizes = {"train": config.img_size, "val": config.test_size or config.img_size}
     for part, which in (("train", ~is_val), ("val", is_val)):
@@ -77,7 +77,7 @@ def _enlarged(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images, size=(side, side), mode="bicubic").clamp(0, 1)
 
 
-def _read() -> tuple[Tensor, Tensor, Tensor]:
+def read_digits() -> tuple[Tensor, Tensor, Tensor]:
     """Grey levels (1797, 1, 8, 8) in [0, 1], classes, and which are held out."""
     try:
         from sklearn.datasets import load_digits

@@ -106,8 +106,10 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     return resize_to(image, (img_size, img_size), crop_pct or crop_fraction(img_size))
 
 
-def resize_to(image: Image.Image, size: tuple[int, int], share: float) -> Image.Image:
-    """The centre (height, width) of the image after the smallest bicubic resizing that covers (height, width)/share."""
+def resize_to(
+    image: Image.Image, size: tuple[int, int], share: float, how: Image.Resampling = Image.Resampling.BICUBIC
+) -> Image.Image:
+    """The centre (height, width) of the image after the smallest resizing that covers (height, width)/share."""
     image = middle(image)
     height, width = size
     tall, wide = int(height / share), int(width / share)
@@ -116,7 +118,7 @@ def resize_to(image: Image.Image, size: tuple[int, int], share: float) -> Image.
     else:
         resized = wide, int(wide * image.height / image.width)
     if resized != image.size:
-        image = image.resize(resized, Image.Resampling.BICUBIC)
+        image = image.resize(resized, how)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))
 

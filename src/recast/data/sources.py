@@ -14,6 +14,8 @@ from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
+from recast.data.pairs import ImagePairs, find_masks
+from recast.data.scenes import find_scenes
 from recast.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
@@ -40,6 +42,11 @@ class Data:
     """The coarse classes above `classes`, where they are known; None where the labels are those."""
     bad_images: tuple[str, ...] = ()
     """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Every pixel has a class: labels are masks (S, S) of numbers, `IGNORE` where nobody knows."""
+        return isinstance(self.val, ImagePairs)
 
     @property
     def test_size(self) -> int:
@@ -87,7 +94,8 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
-    skip, img_size = config.bad_image == "skip", config.img_size or PHOTO
+    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, ImagePairs) else PHOTO
+    img_size = config.img_size or own
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
     if config.num_train is not None:
@@ -99,7 +107,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     bad: list[str] = []
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
-        if isinstance(images, ImageFiles | ImageStream):  # the digits are enlarged in a way of their own
+        if isinstance(images, ImageFiles | ImagePairs | ImageStream):  # the digits are enlarged in a way of their own
             images = replace(images, img_size=side, crop_pct=config.crop_pct)
         if found.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
@@ -141,6 +149,8 @@ def _cifar(config: DataConfig) -> Found:
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     **digits.SOURCES,
+    "scenes": find_scenes,
+    "masks": find_masks,
     "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +79,12 @@ class Cache:
         held = vars(images)
         told = sorted((name, value) for name, value in held.items() if _is_plain(value))
         digest = hashlib.sha256(f"{type(images).__name__} {len(images)} {told}".encode())
-        tensors = {name: held[name] for name in ("labels", "pixels") if isinstance(held.get(name), Tensor)}
+        tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
         digest.update(checksum(tensors).encode())
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        for path in map(str, (*held.get("items", ()), *held.get("shards", ()))):
+        listed = (held[name] for name in ("items", "masks", "shards") if name in held.keys() - tensors.keys())
+        for path in map(str, chain.from_iterable(listed)):
             digest.update(f"\n{path}".encode())
             with suppress(OSError):  # another library's number
                 found = os.stat(path)

@@ -17,6 +17,7 @@ from recast.data.datasets import LabelledImages
 from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
 from recast.models.build import check_logits
+from recast.models.segment import class_maps
 from recast.run.config.evaluation import Options
 from recast.run.suites import SUITES
 
@@ -126,6 +127,16 @@ class Context:
             raise RecastError(
                 f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"
             )
+        return logits.float()
+
+    def maps(self, name: str, images: Tensor) -> Tensor:
+        """Logits (B, classes, H, W) without gradient, for every pixel of the images; RecastError if they are not."""
+        with torch.no_grad():
+            outputs = self.models[name](images)
+        size = images.shape[2], images.shape[3]
+        logits = class_maps(outputs, len(self.data.classes), size, f"model {name!r}")["out"]
+        if not logits.isfinite().all():
+            raise RecastError(f"model {name!r} gives NaN or infinite logits on images of {self.data.name}")
         return logits.float()
 
 

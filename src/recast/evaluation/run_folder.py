@@ -23,7 +23,7 @@ from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
 from recast.evaluation.runner import Results, measure, open_context
-from recast.evaluation.suites import EVALUATORS, check_suites, groups
+from recast.evaluation.suites import EVALUATORS, check_suites, check_task, groups
 from recast.io import load
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
@@ -135,6 +135,7 @@ def evaluate_run(
                 read_records(folder / name, kind)
         run = open_run(folder)
         data, recipe = run.data, run.recipe
+        check_task(suites, recipe.data.task, data.name)
         if options.labels not in (None, recipe.data.labels):
             if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
                 raise RecastError(
@@ -158,7 +159,7 @@ def evaluate_run(
             context.store.clear()  # what one group keeps may fill the memory
             _write(run, found, together, context, command, time.time() - begin)
             results.extend(found)
-        if "recast" in run.models and gpsa_layers(run.models["recast"]):
+        if "recast" in run.models and gpsa_layers(run.models["recast"]) and not data.is_dense:
             write_pictures(run)
         return results
 

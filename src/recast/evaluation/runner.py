@@ -23,7 +23,7 @@ from recast.errors import RecastError
 from recast.evaluation.cache import Cache, Scores
 from recast.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.evaluation.stats import Resampled
-from recast.evaluation.suites import EVALUATORS, check_suites
+from recast.evaluation.suites import EVALUATORS, check_suites, check_task
 from recast.run.config.evaluation import Options
 from recast.run.fields import typed
 from recast.run.records import Difference, Row
@@ -114,6 +114,8 @@ def measure(
     context: Context, suites: Iterable[str], *, run: str = "", cache: Path | None = None, progress: bool = True
 ) -> Results:
     """`evaluate` with tables and paired differences; what could not be measured is named in the results."""
+    suites = list(suites)
+    check_task(suites, "segment" if context.data.is_dense else "classify", context.data.name)
     results = Results()
     models = context.models.values()
     bar = Progress(console=Console(stderr=True), transient=True, disable=not progress)

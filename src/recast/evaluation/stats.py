@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from recast.run.records import Difference, Row
+from recast.run.suites import base
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., k) means → (...) values."""
@@ -53,14 +54,15 @@ def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
 
 def interval(values: np.ndarray) -> tuple[float, float]:
     """The middle 95 % of resampled values."""
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 class Resampled:
     """The values of many metrics of many models on the same images, and their resamples.
 
-    scores: {key: (n, k)}, the same n; statistics: {metric: f}. Raises ValueError for different n.
+    scores: {key: (n, k)}, the same n; statistics: {metric: f}, of `iou/dog` that of `iou`. What is no number (the IoU
+    of a class that is nowhere) is left out. Raises ValueError for different n.
     """
 
     def __init__(self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int):
@@ -74,10 +76,12 @@ class Resampled:
         self.resamples: dict[tuple[str, str], np.ndarray] = {}
         begin = 0
         for key, values in scores.items():
-            end, statistic = begin + values.shape[1], statistics.get(key[1], percentage)
+            end, statistic = begin + values.shape[1], statistics.get(base(key[1]), percentage)
             self.values[key] = float(statistic(centre[begin:end]))
             self.resamples[key] = statistic(draws[:, begin:end])
             begin = end
+            if np.isnan(self.values[key]):
+                del self.values[key], self.resamples[key]
 
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
         """None where all images have the same scores: resamples of 0 of 300 are 0, but 1 of 300 is not excluded."""

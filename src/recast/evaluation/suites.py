@@ -23,9 +23,11 @@ from recast.evaluation.imagenet_corruptions import means_over_corruptions, sourc
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
 from recast.evaluation.retrieval import score_retrieval
+from recast.evaluation.segmentation import STATISTICS, score_segmentation
 from recast.evaluation.separability import measure_separability
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
+from recast.run.config import Task
 from recast.run.suites import SUITES
 from recast.run.tables import Table
 
@@ -91,6 +93,7 @@ EVALUATORS = {
     "clean": Evaluator(
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
+    "segmentation": Evaluator(score_segmentation, statistics=STATISTICS),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
@@ -130,6 +133,15 @@ def check_suites(suites: Sequence[str]) -> None:
             raise RecastError(f"unknown suite {name!r}: expected {', '.join(SUITES)}.{suggest(name, SUITES)}")
     if not suites:
         raise RecastError(f"nothing to evaluate: expected suites ({', '.join(SUITES)}), got none")
+
+
+def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
+    """Raise RecastError for a suite that is of another task than the data."""
+    if others := [name for name in suites if task not in SUITES[name].tasks]:
+        raise RecastError(
+            f"{others[0]} cannot be measured on {dataset}, which is for {task}: expected "
+            f"{', '.join(name for name, suite in SUITES.items() if task in suite.tasks)}"
+        )
 
 
 def groups(suites: Sequence[str]) -> list[list[str]]:

@@ -9,12 +9,16 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
+from torchvision.models.segmentation._utils import _SimpleSegmentationModel
+from torchvision.models.segmentation.lraspp import LRASPP
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool
 
 AUXILIARY = ("AuxLogits", "aux1", "aux2")
 """Classifiers beside the last one: torchvision's Inception v3 and GoogLeNet."""
+SEGMENTER = ("classifier", "aux_classifier")
+"""Heads of torchvision's segmenters; in them only what gives one number per class has a bias."""
 
 
 def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:
@@ -25,7 +29,11 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     """
     names = {id(module): name for name, module in model.named_modules()}
     asked = getattr(model, "get_classifier", None)
-    if callable(asked):
+    if isinstance(model, _SimpleSegmentationModel | LRASPP):
+        heads = [head for name in SEGMENTER if (head := getattr(model, name, None)) is not None]
+        layers = [m for head in heads for m in head.modules() if isinstance(m, nn.Conv2d) and m.bias is not None]
+        found = [names[id(layer)] for layer in layers]
+    elif callable(asked):
         told = asked()
         found = [names.get(id(module), "") for module in (told if isinstance(told, tuple) else (told,))]
     else:

@@ -218,8 +218,11 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
         raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
     if not pretrained:
         # detectors and segmenters would fetch their backbone's weights
-        has_backbone = "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters
-        return models.get_model(name, weights=None, **kwargs, **({"weights_backbone": None} if has_backbone else {}))
+        takes = inspect.signature(models.get_model_builder(name)).parameters
+        options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in takes else {}
+        if "aux_loss" in takes and "num_classes" in kwargs:  # for training: with the head that published weights have
+            options["aux_loss"] = True
+        return models.get_model(name, weights=None, **kwargs, **options)
     weights = models.get_model_weights(name).DEFAULT
     own = len(weights.meta["categories"])
     if kwargs.get("num_classes", own) != own:

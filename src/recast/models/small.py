@@ -68,6 +68,7 @@ class CifarResNet(nn.Module):
         in_chans: int = 3,
         shortcut: Shortcut = "conv",
         head_name: str = "fc",
+        stem_stride: int = 1,
     ) -> None:
         super().__init__()
         if shortcut not in ("option_a", "conv"):
@@ -77,9 +78,10 @@ class CifarResNet(nn.Module):
         self.num_features = self.head_hidden_size = widths[-1]
         self.head_name = head_name
         self.feature_info = [
-            {"num_chs": width, "reduction": 2**i, "module": f"layer{i + 1}"} for i, width in enumerate(widths)
+            {"num_chs": width, "reduction": stem_stride * 2**i, "module": f"layer{i + 1}"}
+            for i, width in enumerate(widths)
         ]
-        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, stride=stem_stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.act1 = nn.ReLU(inplace=True)
         channels = widths[0]

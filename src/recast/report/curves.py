@@ -41,14 +41,15 @@ def training(run: Run) -> list[Chart]:
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
-    top1 = training_series(run, "val_top1")
+    top1 = training_series(run, "val_miou" if run.is_dense else "val_top1")
+    label = "mIoU" if run.is_dense else "Top-1 accuracy"
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     before = f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. " if math.isfinite(parent) else ""
     return [
         series_chart(
-            "training_accuracy", "Top-1 accuracy, %", top1, "epoch", told_as=f"{before}Top-1 accuracy by epoch",
+            "training_accuracy", f"{label}, %", top1, "epoch", told_as=f"{before}{label} by epoch",
             level=(parent, "parent"), unit=" %", **axis,
         ),
         series_chart(

@@ -38,7 +38,7 @@ from recast.run.records import (
     SimilarityLine,
     Switching,
 )
-from recast.run.suites import PER_CORRUPTION
+from recast.run.suites import MAIN, PER_CORRUPTION
 from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
@@ -104,6 +104,16 @@ class Run:
     def untaught(self) -> str:
         """Why the parent as it was is nothing to compare with; empty where it is."""
         return "" if self.is_plain else why_untaught(self.recipe, self.path, len(self.classes), self.rows)
+
+    @property
+    def main(self) -> tuple[str, str]:
+        """Suite and metric that the run is judged by."""
+        return MAIN[self.recipe.data.task]
+
+    @property
+    def is_dense(self) -> bool:
+        """Every pixel has a class."""
+        return self.recipe.data.task == "segment"
 
     @property
     def epochs(self) -> int:

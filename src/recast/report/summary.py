@@ -15,14 +15,14 @@ from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
 from recast.run.records import Wakefulness
 from recast.run.statistics import Agreement, net_interval
-from recast.run.suites import SUITES
+from recast.run.suites import METRICS, SUITES
 
 
 def tiles(run: Run) -> list[dict[str, str]]:
     """The few numbers a reader wants first."""
     if run.is_plain:
         reached = formats.percent(accuracy(run, "finetuned"))
-        return [{"label": "Top-1 at the end", "value": reached, "detail": "nothing was recast"}]
+        return [{"label": f"{_judged(run)} at the end", "value": reached, "detail": "nothing was recast"}]
     found = []
     if run.verify is not None:
         same, images = agreement(run)
@@ -32,7 +32,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
             detail = f"all layers at once, before training; {detail}"
         kept = f"{same:,} of{NBSP}{images:,}"
         found.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
-    end = "Top-1 at the end" if run.epochs else "Top-1, untrained"
+    end = f"{_judged(run)} at the end" if run.epochs else f"{_judged(run)}, untrained"
     found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
     for suite in CORRUPTIONS:
         corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}
@@ -56,6 +56,10 @@ def tiles(run: Run) -> list[dict[str, str]]:
         detail = "they do what a global mean would not" if not attention.slept else attention.remedy
         found.append({"label": "Heads whose attention is awake", "value": value, "detail": detail})
     return found
+
+
+def _judged(run: Run) -> str:
+    return METRICS[run.main[1]].label
 
 
 def _extremes(run: Run) -> list[dict[str, str]]:
@@ -92,7 +96,7 @@ def notes(run: Run) -> list[str]:
     """What a careful reader would ask about the table."""
     found = []
     images, reached = test_images(run), accuracy(run, "recast")
-    if images and math.isfinite(reached):
+    if images and math.isfinite(reached) and not run.is_dense:
         one = f"{formats.plural(images, 'test image')}: one image is {formats.decimal(100 / images, 2)} points"
         if any(math.isfinite(line.low) for line in run.differences):
             found.append(
@@ -190,6 +194,7 @@ def missing(run: Run) -> tuple[list[str], str]:
         have |= {"cka", "agreement"}  # there is nothing to compare
     if not run.recipe.has_layers:
         have.add("heads")
+    have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in suite.tasks}
     absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
     command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])
     return [SUITES[name].missing for name in absent], command if absent else ""

@@ -157,7 +157,7 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
             row.append(Cell(schedule.name.replace("_", " "), switched, kind="text"))
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
-            paired = run.difference(arm, "clean", "top1")
+            paired = run.difference(arm, *run.main)
             small = (formats.interval(paired.low, paired.high),) if paired else ()
             row.append(Cell(formats.signed(accuracy(run, "recast") - accuracy(run, arm)), small))
         rows.append(row)

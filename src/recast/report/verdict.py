@@ -14,7 +14,7 @@ from recast.report.labels import FROM_START, words
 from recast.report.load import Run
 from recast.run.files import number
 from recast.run.recipe import HOW_IT_RUNS, PATHS, flat
-from recast.run.records import Wakefulness
+from recast.run.records import Epoch, Wakefulness
 from recast.run.statistics import mean_interval
 
 EXACT = 1e-5
@@ -26,20 +26,25 @@ LISTED = 4
 
 
 def accuracy(run: Run, model: str) -> float:
-    """Top-1 of an arm in percent: from rows.csv, otherwise the last validation of its training."""
-    measured = run.value(model, "clean", "top1")
+    """Top-1 (segmentation: mIoU) of an arm in percent: from rows.csv, otherwise the last validation of its training."""
+    measured = run.value(model, *run.main)
     if math.isfinite(measured):
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
-        return run.metrics[-1].val_top1
+        return validated(run.metrics[-1])
     if model == "finetuned" and run.control and run.control[-1].epoch > 0:
-        return run.control[-1].val_top1
-    return run.control[0].val_top1 if model == "parent" and run.control else math.nan
+        return validated(run.control[-1])
+    return validated(run.control[0]) if model == "parent" and run.control else math.nan
+
+
+def validated(row: Epoch) -> float:
+    """What a validation in training found of what the run is judged by."""
+    return row.val_top1 if row.val_miou is None else row.val_miou
 
 
 def test_images(run: Run) -> int:
     """How many images the clean accuracy was measured on, 0 if unknown."""
-    row = run.row("recast", "clean", "top1")
+    row = run.row("recast", *run.main)
     return row.n if row else 0
 
 
@@ -71,8 +76,8 @@ def verdict(run: Run) -> Verdict:
     """What a run allows to say."""
     if run.is_plain:
         trained = f"trained for {formats.plural(run.epochs, 'epoch')}" if run.epochs else "not trained"
-        reached = formats.percent(accuracy(run, "finetuned"))
-        return Verdict("Nothing was recast.", f"The network alone, {trained}, reaches {reached}.")
+        reached = _reaches(run, accuracy(run, "finetuned"))
+        return Verdict("Nothing was recast.", f"The network alone, {trained}, {reached}.")
     headline, reached = _end(run)
     began = _became(run) if run.is_scheduled else _start(run)
     return Verdict(headline, " ".join(part for part in (reached, _attention(run), f"{began}.") if part))
@@ -122,16 +127,20 @@ def _became(run: Run) -> str:
     return f"{who}{singly} from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}"
 
 
+def _reaches(run: Run, value: float) -> str:
+    return f"reaches {'an mIoU of ' if run.is_dense else ''}{formats.percent(value)}"
+
+
 def _end(run: Run) -> Verdict:
     recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
     if run.epochs == 0:
-        standing = f"As it stands it reaches {formats.percent(recast)}." if math.isfinite(recast) else ""
+        standing = f"As it stands it {_reaches(run, recast)}." if math.isfinite(recast) else ""
         return Verdict("The recast network has not been trained.", standing)
     planned = run.recipe.epochs
     count = f"{run.epochs} of {planned} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
     if not math.isfinite(recast):
         return Verdict("The accuracy of the recast network was not measured.", f"It was trained for {count}.")
-    reached = f"After {count} it reaches {formats.percent(recast)}"
+    reached = f"After {count} it {_reaches(run, recast)}"
     names = words(run)
     if not math.isfinite(finetuned):
         who = "the network was not trained as a convolution beside it"
@@ -140,10 +149,10 @@ def _end(run: Run) -> Verdict:
             caution = "more training alone may explain that" if recast > parent else "that is no fair comparison"
             reached += f", {_against(recast - parent, 'its parent')}; {caution}"
         return Verdict(f"Nothing to compare with: {who}.", f"{reached}.")
-    counted = round(abs(recast - finetuned) / 100 * test_images(run))
+    counted = 0 if run.is_dense else round(abs(recast - finetuned) / 100 * test_images(run))
     behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; " if counted else ""
     headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
-    paired = run.difference("finetuned", "clean", "top1")
+    paired = run.difference("finetuned", *run.main)
     if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
         behind = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
         if not formats.leaves_out_zero(paired.low, paired.high):
@@ -215,7 +224,7 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         return "A mean needs at least two runs."
     if len({run.data_key for run in runs}) > 1:
         return "No mean is given: these runs are of different data."
-    counts = sorted({row.n for run in runs for row in run.rows if row.suite == "clean"})
+    counts = sorted({row.n for run in runs for row in run.rows if row.suite == run.main[0]})
     if len(counts) > 1:
         found = " and ".join(f"{count:,}" for count in counts)
         return f"No mean is given: these runs were measured on different numbers of images ({found})."

@@ -21,6 +21,7 @@ FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
 OWN = (
     *(f"cifar_resnet{depth}{shortcut}" for depth in (20, 56) for shortcut in ("", "_a")),
     "digits_resnet",
+    "scenes_fcn",
     *(f"cmhsa_vit_{kind}" for kind in ("3", "3_cifar", "3_pixel", "3_tiny", "5", "5_tiny")),
     *(
         f"patchconvnet_{size}{kind}"

@@ -27,7 +27,9 @@ class Epoch:
     train_loss: float | None = None
     val_loss: float
     val_top1: float
-    """In percent."""
+    """In percent; of segmentation, of the pixels (aAcc)."""
+    val_miou: float | None = None
+    """Of segmentation, in percent."""
     lr: float | None = None
     gate_lr: float | None = None
     seconds: float | None = None
@@ -43,6 +45,10 @@ class Epoch:
 
     def __post_init__(self) -> None:
         check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of its line: without an mIoU where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "val_miou" or value is not None}
 
 
 AWAKE = 0.01

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from recast.run.config import Task
+
 Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
 
 
@@ -63,6 +65,10 @@ METRICS = {
         "Peak memory", "bytes", lower_is_better=True, is_cost=True,
         meaning="most that using the network on a batch holds at once; training keeps more: the activation memory",
     ),
+    "miou": Metric("mIoU", meaning="intersection over union of what is predicted and what is right, mean over classes"),
+    "macc": Metric("mAcc", meaning="share of a class’s pixels that are predicted as it, mean over classes"),
+    "aacc": Metric("aAcc", meaning="share of all pixels that are predicted right"),
+    "iou": Metric("IoU", meaning="intersection over union of what is predicted as a class and what is of it"),
     "low": Metric("Top-1 on low frequencies", meaning="top-1 on images without their fine detail"),
     "high": Metric("Top-1 on high frequencies", meaning="top-1 on images without their large forms"),
 }  # fmt: skip
@@ -87,6 +93,8 @@ class Suite:
     """The data set it looks at and where that is from; empty: the run's own images."""
     default: bool = False
     """Measured where no suites are asked for."""
+    tasks: tuple[Task, ...] = ("classify",)
+    """What data must be for."""
 
     @property
     def title(self) -> str:
@@ -95,11 +103,18 @@ class Suite:
 
 
 TOP = ("top1", "top5")
+BOTH: tuple[Task, ...] = ("classify", "segment")
+MAIN: dict[Task, tuple[str, str]] = {"classify": ("clean", "top1"), "segment": ("segmentation", "miou")}
+"""What a run is judged by: suite and metric."""
 EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
         missing="accuracy, loss and calibration on clean images", default=True,
+    ),
+    "segmentation": Suite(
+        "Pixels", "mIoU, mean and pixel accuracy, IoU of every class (data with masks)", "accuracy",
+        ("miou", "macc", "aacc", "iou"), missing="mIoU and accuracy of the pixels", default=True, tasks=("segment",),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
@@ -173,19 +188,19 @@ SUITES = {
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
         ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
-        missing="images per second, memory, MACs and parameters",
+        missing="images per second, memory, MACs and parameters", tasks=BOTH,
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (), default=True,
-        missing="Fourier curves of the blocks (PRS, Fig. 2)",
+        missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=BOTH,
     ),
     "heads": Suite(
         "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=True,
+        missing="attention distance, non-locality and entropy of the heads", default=True, tasks=BOTH,
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        missing="similarity of the layers before and after (CKA)",
+        missing="similarity of the layers before and after (CKA)", tasks=BOTH,
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,

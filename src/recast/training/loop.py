@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -36,7 +36,7 @@ from recast.training.checkpoint import Position, State, newest_state, restore_, 
 from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.training.metrics import Journal, heads_of, measure, read_metrics
 from recast.training.objective import Objective
-from recast.training.optim import WarmupCosine, check_trainable, gate_rate, learning_rates, make_optimizer
+from recast.training.optim import WarmupDecay, check_trainable, gate_rate, learning_rates, make_optimizer
 from recast.training.prepare import some_images
 from recast.training.regularization import prepare_, train_mode
 from recast.training.step import Update
@@ -106,7 +106,7 @@ class _Loop:
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
-        self.rates = WarmupCosine(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
+        self.rates = WarmupDecay(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
         decay = recipe.regularization.ema_decay
         self.state = State(
             model, make_optimizer(model, recipe.optim, recipe.data.batch_size),
@@ -214,7 +214,7 @@ class _Loop:
             self.journal.say(f"note: epoch {epoch}: {', '.join(due)} → attention")
         last = switches.record.switches[-1] if switches.record.switches else None
         if last is not None and last.epoch == epoch and last.after is None:
-            last.after = Measured(*self._measure([]))
+            last.after = Measured(*self._measure([])[:2])
         self._write_schedule()
 
     def _measured_after(self, epoch: int) -> tuple[float, float]:
@@ -226,8 +226,8 @@ class _Loop:
         if switches is not None and is_first():
             write_json(self.out / "schedule.json", switches.record.to_dict())
 
-    def _measure(self, left_out: list[str]) -> tuple[float, float]:
-        """Validation loss and top-1 of the weights that count."""
+    def _measure(self, left_out: list[str]) -> tuple[float, ...]:
+        """Validation loss, top-1 and, of segmentation, mIoU, of the weights that count."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
@@ -265,7 +265,7 @@ class _Loop:
         state, recipe, started = self.state, self.recipe, time.perf_counter()
         position, trained = state.position, state.position.epoch > 0
         left_out: list[str] = []
-        loss, top1 = self._measure(left_out)
+        loss, top1, *miou = self._measure(left_out)
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
@@ -275,6 +275,7 @@ class _Loop:
             train_loss=train_loss,
             val_loss=loss,
             val_top1=top1,
+            val_miou=miou[0] if miou else None,
             lr=lr if trained else None,
             gate_lr=gate_lr if trained else None,
             seconds=position.seconds + time.perf_counter() - started,
@@ -285,7 +286,7 @@ class _Loop:
             layers=heads_of(state.evaluated, self._probe()),
         )
         self.journal.write(row)
-        state.rows[row.epoch] = row_digest(asdict(row))
+        state.rows[row.epoch] = row_digest(row.to_dict())
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
             # before the state: a run that goes on from an earlier one writes the same file again
             self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")

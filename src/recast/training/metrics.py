@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from threading import Event
@@ -22,10 +21,13 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.wakefulness import wakefulness
 from recast.data import Data, Loader
+from recast.data.pairs import IGNORE
 from recast.errors import RecastError
+from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
+from recast.models.segment import class_maps
 from recast.run.config import Recipe
 from recast.run.files import read_lines, sealed, write_text
 from recast.run.recipe import recipe_to_dict
@@ -38,7 +40,8 @@ MUCH_WAITING = 0.2
 WORTH_SECONDS = 5.0
 """Epochs shorter than this are not worth it."""
 SCALARS = (
-    "train_loss", "val_loss", "val_top1", "lr", "gate_lr", "seconds", "images_per_second", "data_wait", "bad_images",
+    "train_loss", "val_loss", "val_top1", "val_miou", "lr", "gate_lr", "seconds", "images_per_second", "data_wait",
+    "bad_images",
 )  # fmt: skip
 """What of a row trackers are sent."""
 
@@ -50,8 +53,10 @@ Tracker = Callable[[int, dict[str, float]], object]
 def measure(
     model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
     stop: Event | None = None,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, ...]:  # fmt: skip
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
+
+    Where every pixel has a class, it is the top-1 of the pixels (aAcc), and after it comes the mIoU in percent.
 
     `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
     names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
@@ -61,6 +66,7 @@ def measure(
     model.eval()
     config, classes = recipe.data, len(data.classes)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
+    counts = torch.zeros(3, classes, dtype=torch.float64)
     source = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
         bad_image=config.bad_image,
@@ -69,6 +75,12 @@ def measure(
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
         logits = model(normalize(pixels.to(device), list(data.mean), list(data.std)))
+        if data.is_dense:
+            logits = class_maps(logits, classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
+            counts += pixel_counts(logits.argmax(1), labels, classes).sum(0)
+            totals[0] += F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels[0].numel()
+            totals[2] += len(labels)
+            continue
         check_logits(logits, len(labels), classes, data.name)
         loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
         totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
@@ -79,6 +91,9 @@ def measure(
     loss, correct, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
+    if data.is_dense:
+        means = sum_over_processes_(counts, device).numpy()
+        return loss / images, float(mean_accuracy(means[::2].sum(1))), float(mean_iou(means.ravel()))
     return loss / images, 100 * correct / images
 
 
@@ -153,7 +168,7 @@ class Journal:
         if not is_first():
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(sealed(asdict(row)))
+            file.write(sealed(row.to_dict()))
             file.flush()
             os.fsync(file.fileno())
         values = {name: float(value) for name in SCALARS if (value := getattr(row, name)) is not None}
@@ -165,7 +180,8 @@ class Journal:
             tracker(row.epoch, values)
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
-        text += f"val loss {row.val_loss:.3f}  top-1 {row.val_top1:.2f} %  {row.seconds:.1f} s"
+        reached = f"top-1 {row.val_top1:.2f} %" if row.val_miou is None else f"mIoU {row.val_miou:.2f} %"
+        text += f"val loss {row.val_loss:.3f}  {reached}  {row.seconds:.1f} s"
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
         self.say(text)

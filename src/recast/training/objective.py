@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
+from recast.data.pairs import IGNORE
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
+from recast.models.segment import class_maps
 from recast.run.config import Recipe, RegularizationConfig
 from recast.training.distill import Distillation, build_teacher, train_token_, widened
 from recast.training.embedding import EmbeddingLoss
@@ -22,6 +24,8 @@ from recast.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.training.regularization import set_drop_path_
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUXILIARY = 0.4
+"""Weight of the loss of a segmenter's auxiliary head (Zhao et al. 2017, PSPNet)."""
 
 
 def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -50,6 +54,27 @@ def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Tens
             result: Tensor = binary(logits, targets)
             return result
         return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
+
+    return loss
+
+
+def pixel_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
+    """Cross-entropy of every pixel: what a segmenter returns, masks (B, H, W) → a scalar, in float32 at least.
+
+        1/(B·H·W) Σ −log softmax(z)_label over the pixels whose class is known (+ AUXILIARY times the same of `aux`)
+
+    A pixel that is ignored counts in the divisor: the mean over parts and processes is that of the whole batch.
+    """
+
+    def loss(outputs: Any, masks: Tensor) -> Tensor:
+        maps = class_maps(outputs, num_classes, (masks.shape[1], masks.shape[2]))
+        total = torch.zeros((), device=masks.device)
+        for name, logits in maps.items():
+            found = F.cross_entropy(
+                widened(logits), masks, ignore_index=IGNORE, label_smoothing=config.label_smoothing, reduction="sum"
+            )
+            total = total + (found if name == "out" else AUXILIARY * found)
+        return total / masks.numel()
 
     return loss
 
@@ -102,7 +127,8 @@ class Objective:
         device: torch.device,
     ) -> None:  # fmt: skip
         config, classes, amp = recipe.distill, len(data.classes), AMP_DTYPES.get(recipe.amp)
-        self.labels = label_loss(recipe.regularization, classes)
+        self.is_dense = data.is_dense
+        self.labels = (pixel_loss if data.is_dense else label_loss)(recipe.regularization, classes)
         self.embedding: EmbeddingLoss | None = None
         if recipe.embedding.is_on:
             steps = recipe.epochs * batches
@@ -150,7 +176,7 @@ class Objective:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
             return self.distillation(outputs, images, targets)
-        return self.labels(outputs if isinstance(outputs, Tensor) else outputs[0], targets)
+        return self.labels(outputs if isinstance(outputs, Tensor) or self.is_dense else outputs[0], targets)
 
     def after_backward(self, model: nn.Module) -> None:
         """When all gradients of a batch are there: while features are learned, only the recast layers move."""

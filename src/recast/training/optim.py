@@ -5,6 +5,7 @@ updates t = 0 … T − 1 of the run:
 
     f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
     f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
+    f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017)
 
 With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
 Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
@@ -37,6 +38,8 @@ RATES = {
     "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
 }  # fmt: skip
 """Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
+POWER = 0.9
+"""Of decay=poly."""
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -106,7 +109,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
         raise RecastError(f"{reason}: choose another optim.opt") from error
 
 
-class WarmupCosine:
+class WarmupDecay:
     """f(t) of the module's docstring. A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run
     fills it."""
 
@@ -115,15 +118,17 @@ class WarmupCosine:
         self.start, self.end = (min(1.0, rate / lr) if lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
         self.steps = epochs * steps_per_epoch
         self.warmup = min(self.steps, round(config.warmup_epochs * steps_per_epoch))
-        self.cosine = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
+        self.falling = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
+        self.decay = config.decay
 
     def factor(self, step: int) -> float:
         """Share of the peak rate at update `step`."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
-        first, last = self.cosine
+        first, last = self.falling
         done = min(1.0, (step - first) / max(1, last - first))
-        return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
+        left = (1 - done) ** POWER if self.decay == "poly" else (1 + math.cos(math.pi * done)) / 2
+        return self.end + (1 - self.end) * left
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

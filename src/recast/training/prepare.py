@@ -21,6 +21,7 @@ from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
 from recast.models.embedding import add_embedding_
+from recast.models.segment import class_maps
 from recast.run.config import Recipe
 from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
@@ -164,7 +165,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             f"{config.name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
             f"model.input_size={size} for a network built for one size"
         ) from None
-    check_logits(logits, 1, len(data.classes), data.name)
+    if data.is_dense:
+        class_maps(logits, len(data.classes), (size, size), config.name)
+    else:
+        check_logits(logits, 1, len(data.classes), data.name)
     if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
         raise RecastError(
             f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "

@@ -6,7 +6,7 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 from __future__ import annotations
 
 from recast.run.config.attention import Backend, Order, PoolConfig, PoolStart, RecastConfig, ScheduleConfig, parse_dates
-from recast.run.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig
+from recast.run.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig, Task
 from recast.run.config.recipe import Recipe, check_recipe
 from recast.run.config.training import DistillConfig, EmbeddingConfig, Freeze, OptimConfig, RegularizationConfig
 
@@ -27,6 +27,7 @@ __all__ = [
     "Recipe",
     "RegularizationConfig",
     "ScheduleConfig",
+    "Task",
     "check_recipe",
     "parse_dates",
 ]

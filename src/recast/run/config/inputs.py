@@ -16,11 +16,13 @@ from recast.run.fields import (
     Positive,
     Probability,
     ProperShare,
+    Ratio,
     Share,
     Workers,
 )
 
 Crop = Literal["none", "pad", "random", "simple"]
+Task = Literal["classify", "segment"]
 
 
 @dataclass
@@ -47,11 +49,12 @@ class DataConfig(Checked, prefix="data."):
 
     name: str = "digits"
     """digits, cifar10, cifar100, imagenet, folder, zip (an ImageFolder tree, or a zip of one), torch/NAME
-    (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset)."""
+    (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset). Segmentation: scenes, masks (folders
+    images and masks)."""
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
-    """Side in pixels. None: 32 for digits and CIFAR, a zip's own (at most 224), 224 otherwise."""
+    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, a zip's own (at most 224), 224 otherwise."""
     test_size: Pixels | None = None
     """Side in pixels in validation. None: img_size."""
     crop_pct: CropShare | None = None
@@ -82,6 +85,11 @@ class DataConfig(Checked, prefix="data."):
     bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
 
+    @property
+    def task(self) -> Task:
+        """What is asked of an image."""
+        return "segment" if self.name in ("scenes", "masks") else "classify"
+
 
 @dataclass
 class AugmentConfig(Checked, prefix="augment."):
@@ -93,6 +101,8 @@ class AugmentConfig(Checked, prefix="augment."):
     otherwise."""
     scale: tuple[Share, Share] = (0.08, 1.0)
     """crop=random: share of the image's area that is cut out."""
+    resize: tuple[Ratio, Ratio] = (0.5, 2.0)
+    """Segmentation, crop=random: factor that image and mask are resized by, 1: the short side to S, before the cut."""
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
     auto_augment: str | None = None

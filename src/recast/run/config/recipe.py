@@ -102,6 +102,7 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     )
     yield from _schedule_clashes(recipe)
     yield from _embedding_clashes(recipe)
+    yield from _segmentation_clashes(recipe)
     yield (
         freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
         f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
@@ -145,6 +146,23 @@ def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         config.instance_weight > 0 and config.views < 2,
         "embedding.instance_weight compares views of an image: set embedding.views to 2 or more, or the weight to 0",
     )
+
+
+def _segmentation_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """What has no meaning where every pixel has a class."""
+    if recipe.data.task != "segment":
+        return
+    for used, value in (
+        ("augment.mixup", recipe.augment.mixup > 0),
+        ("augment.cutmix", recipe.augment.cutmix > 0),
+        ("augment.auto_augment", recipe.augment.auto_augment is not None),
+        ("regularization.loss bce", recipe.regularization.loss == "bce"),
+        ("data.labels coarse", recipe.data.labels == "coarse"),
+        ("distill.name", recipe.distill.name is not None),
+        ("embedding", recipe.embedding.is_on),
+        ("pool.kind", recipe.pool.is_on),
+    ):
+        yield value, f"{used} has no meaning for segmentation (data.name={recipe.data.name}): leave it out"
 
 
 def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:

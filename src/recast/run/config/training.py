@@ -23,7 +23,7 @@ Freeze = Literal["none", "trunk", "all_but_attention", "all_but_batch_norm"]
 
 @dataclass
 class OptimConfig(Checked, prefix="optim."):
-    """Optimiser and schedule: AdamW, linear warm-up, cosine."""
+    """Optimiser and schedule: AdamW, linear warm-up, cosine or polynomial decay."""
 
     opt: str = "adamw"
     """Any optimiser of timm."""
@@ -56,6 +56,8 @@ class OptimConfig(Checked, prefix="optim."):
     """Learning rate at the end."""
     warmup_prefix: bool = True
     """The cosine begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
+    decay: Literal["cosine", "poly"] = "cosine"
+    """How the rate falls after the warm-up. poly: by what is left of the updates, to the power of 0.9 (DeepLab)."""
     clip_grad: Positive | None = None
     """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
     gate_l1: NotNegative = 0.0

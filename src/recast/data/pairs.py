@@ -1,0 +1,200 @@
+"""Images with a class for every pixel: `ImagePairs`, what training sees of them, and folders of such pairs.
+
+Shapes: B images (B, 3, S, S) in [0, 1], masks (B, S, S) int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision import transforms
+
+from recast.data.augment import resolve
+from recast.data.datasets import Found, LabelledImages, drawn_seeds
+from recast.data.folders import VAL_NAMES, data_dir
+from recast.data.images import PHOTO, decode_errors, is_image_name, open_image, resize_to, to_pixels
+from recast.data.seeding import seed_cpu, seeded
+from recast.errors import RecastError, shown
+from recast.run.config import AugmentConfig, DataConfig
+from recast.run.reading import decode, read_bytes
+
+IGNORE = 255
+"""In a mask: nobody knows the class of this pixel; it counts neither in the loss nor in a metric."""
+PADDING = (124, 116, 104)
+"""What surrounds an image that is smaller than its crop: ImageNet's mean."""
+NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
+
+
+@dataclass(eq=False)
+class ImagePairs(LabelledImages):
+    """Images and masks: tensors (N, 3, H, W) and (N, H, W) uint8, or paths that are read each time."""
+
+    items: Sequence[str] | Tensor
+    masks: Sequence[str] | Tensor
+    img_size: int
+    _: KW_ONLY
+    ids: tuple[int, ...] | None = None
+    """The numbers in the masks that are classes 0, 1, ...; None: 0, 1, ... themselves."""
+    num_classes: int = IGNORE
+    augment: AugmentConfig | None = None
+    crop_pct: float | None = None
+    labels: Tensor = field(init=False)
+    """Zeros: an image has no class, so every choice of images is a plain one."""
+
+    def __post_init__(self) -> None:
+        self.labels = torch.zeros(len(self.items), dtype=torch.long)
+        if self.augment is not None:
+            self.augment = resolve(self.augment, self.img_size)
+            if self.augment.crop not in ("none", "random") or self.augment.auto_augment is not None:
+                raise RecastError(
+                    "images with masks take augment.crop none or random (scaled by augment.resize, then cut), flip and "
+                    f"color_jitter, got crop={self.augment.crop}, auto_augment={self.augment.auto_augment or 'none'}"
+                )
+
+    def open(self, index: int) -> Image.Image:
+        """The RGB image, as large as it is."""
+        item = self.items[index]
+        return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
+
+    def open_mask(self, index: int) -> Image.Image:
+        """The classes of its pixels, in 8 bits. Raises RecastError for what is none, and for an unknown class."""
+        mask = self.masks[index]
+        if isinstance(mask, Tensor):
+            return Image.fromarray(mask.numpy())
+        values = read_mask(mask)
+        classes = values if self.ids is None else np.searchsorted(self.ids, values)
+        known = (values < self.num_classes) if self.ids is None else np.isin(values, self.ids)
+        unknown = values[~known & (values != IGNORE)]
+        if len(unknown):
+            raise RecastError(
+                f"mask {mask} has class {unknown[0]}, expected 0 to {self.num_classes - 1}, or {IGNORE} where nobody "
+                "knows: name all classes in classes.txt"
+            )
+        return Image.fromarray(np.where(known, classes, IGNORE).astype(np.uint8))
+
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        if seeds is None:
+            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
+        found = [self._pair(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+        if not found:
+            return torch.empty(0, 3, self.img_size, self.img_size), torch.empty(0, *[self.img_size] * 2).long()
+        images, masks = (torch.stack(one) for one in zip(*found, strict=True))
+        return images, masks.long()
+
+    def _pair(self, index: int, seed: int) -> tuple[Tensor, Tensor]:
+        image, mask = self.open(index), self.open_mask(index)
+        if image.size != mask.size:
+            sizes = "{1}x{0} and {3}x{2}".format(*image.size, *mask.size)
+            raise RecastError(f"{self.image_name(index)} and its mask have different sizes, {sizes}: they must be one")
+        if self.augment is not None:
+            with seeded():
+                seed_cpu(seed)
+                image, mask = self._augmented(image, mask, self.augment)
+        else:
+            image, mask = self._whole(image, mask)
+        return to_pixels(image), torch.from_numpy(np.array(mask))
+
+    def _whole(self, *pair: Image.Image) -> list[Image.Image]:
+        """As validation sees them."""
+        size, share = (self.img_size, self.img_size), self.crop_pct or 1.0
+        return [resize_to(one, size, share, how) for one, how in zip(pair, (BICUBIC, NEAREST), strict=True)]
+
+    def _augmented(self, image: Image.Image, mask: Image.Image, augment: AugmentConfig) -> tuple[Image.Image, ...]:
+        """Scaled by a factor of `augment.resize` (1: the short side to S), cut to S x S, mirrored, coloured."""
+        size = self.img_size
+        if augment.crop == "none":
+            image, mask = self._whole(image, mask)
+        else:
+            smallest, largest = augment.resize
+            factor = smallest + (largest - smallest) * float(torch.rand(()))
+            factor *= size / min(image.size)
+            scaled = [max(1, round(side * factor)) for side in image.size]
+            short = [max(0, size - side) for side in scaled]
+            left, top = (int(torch.randint(max(side - size, 0) + 1, ())) for side in scaled)
+            border = (short[0] // 2, short[1] // 2, short[0] - short[0] // 2, short[1] - short[1] // 2)
+            box = (left, top, left + size, top + size)
+            image = ImageOps.expand(image.resize(scaled, BICUBIC), border, PADDING).crop(box)
+            mask = ImageOps.expand(mask.resize(scaled, NEAREST), border, IGNORE).crop(box)
+        if augment.flip and torch.rand(()) < 0.5:
+            image, mask = (one.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for one in (image, mask))
+        if jitter := augment.color_jitter:
+            image = transforms.ColorJitter(jitter, jitter, jitter)(image)
+        return image, mask
+
+    def image_name(self, index: int) -> str:
+        item = self.items[index]
+        return f"image {index}" if isinstance(item, Tensor) else item
+
+    def subset(self, indices: Tensor) -> Self:
+        def chosen(items: Any) -> Any:
+            return items[indices] if isinstance(items, Tensor) else [items[index] for index in indices.tolist()]
+
+        return replace(self, items=chosen(self.items), masks=chosen(self.masks))
+
+    def relabelled(self, labels: Tensor) -> Self:
+        raise RecastError("images with masks have no labels to change")
+
+
+def read_mask(path: str) -> np.ndarray:
+    """The numbers in a mask of one channel: grey of 8 or 16 bits, or a palette's places."""
+    with decode_errors(path), Image.open(path) as mask:
+        values = np.array(mask)
+        if values.ndim != 2:
+            raise RecastError(
+                f"mask {path} is in colour (mode {mask.mode}): expected one channel with the number of a class in "
+                "every pixel, grey or with a palette"
+            )
+    return values.astype(np.int64)
+
+
+def find_masks(config: DataConfig) -> Found:
+    """images/ and masks/, files of the same names but for their endings; in train/ and val/ (or test/), or a share of
+    the images is held out. classes.txt names the classes 0, 1, ..., a line each; without it the numbers in the masks
+    are the classes, gaps and all."""
+    root = data_dir(config)
+    train = root / "train" if (root / "train").is_dir() else root
+    val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
+    found = [_pairs(part) for part in (train, val) if part is not None]
+    names = _class_names(root / "classes.txt")
+    ids: tuple[int, ...] | None = None
+    if names is None:
+        present = {int(value) for part in found for path in part.masks for value in np.unique(read_mask(str(path)))}
+        ids = tuple(sorted(present - {IGNORE}))
+        names = [str(number) for number in ids]
+    if not 1 < len(names) <= IGNORE:
+        raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
+    parts = [replace(part, ids=ids, num_classes=len(names)) for part in found]
+    return Found(root.resolve().name, parts[0], parts[1] if val else None, names, crop="random")
+
+
+def _class_names(path: Path) -> list[str] | None:
+    if not path.is_file():
+        return None
+    names = [line.strip() for line in decode(read_bytes(path), path).splitlines() if line.strip()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RecastError(f"{path} names {shown(twice[0])} twice: a name for every class, a line each")
+    return names
+
+
+def _pairs(part: Path) -> ImagePairs:
+    files: list[Mapping[str, str]] = []
+    for name in ("images", "masks"):
+        if not (part / name).is_dir():
+            raise RecastError(f"{part} has no folder {name}: expected images/ and masks/, files with the same names")
+        files.append({path.stem: str(path) for path in sorted((part / name).iterdir()) if is_image_name(path.name)})
+    images, masks = files
+    if not images:
+        raise RecastError(f"{part / 'images'} has no images")
+    if missing := sorted(images.keys() - masks.keys()):
+        raise RecastError(
+            f"{len(missing)} of {len(images)} images in {part / 'images'} have no mask: the first is {missing[0]}, "
+            f"expected masks/{missing[0]}.png"
+        )
+    return ImagePairs(list(images.values()), [masks[stem] for stem in images], PHOTO)

@@ -1,0 +1,119 @@
+"""Images with masks: image and mask move together, whatever the batch; folders of them, and what is wrong with some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recast.data import Loader, load_data
+from recast.data.pairs import IGNORE, ImagePairs
+from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig
+
+
+def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images in which the grey level of a pixel is ten times its class, in blocks."""
+    blocks = torch.randint(0, 20, (count, height // 8, width // 8), generator=torch.Generator().manual_seed(0))
+    masks = blocks.repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)
+    return (masks * 10)[:, None].repeat(1, 3, 1, 1), masks
+
+
+def test_image_and_mask_move_together() -> None:
+    pairs = ImagePairs(*coloured(), 32, augment=AugmentConfig(crop="random", flip=True))
+    batches = {size: list(Loader(pairs, size, shuffle_seed=1)) for size in (2, 6)}
+    images, masks = (torch.cat(parts) for parts in zip(*batches[2], strict=True))
+    assert torch.equal(images, batches[6][0][0])
+    assert torch.equal(masks, batches[6][0][1])
+    found = (images[:, 0] * 255 - masks * 10).abs()
+    inside = masks != IGNORE
+    other = (images[:, 0] * 255 - masks.roll(6, 2) * 10).abs()
+    assert found[inside].median() <= 2, "edges are blurred by the resizing, blocks are not"
+    assert other[inside].median() > 20
+    assert set(images[~inside.unsqueeze(1).expand_as(images)].mul(255).round().int().tolist()) <= {124, 116, 104}
+    sizes = [int((mask != IGNORE).sum()) for mask in masks]
+    assert min(sizes) < 32 * 32 == max(sizes), "some are smaller than the cut, some are not"
+    whole, same = pairs.plain().batch([0])
+    assert whole.shape == (1, 3, 32, 32)
+    assert (whole[0, 0] * 255 - same[0] * 10).abs().median() <= 2
+
+
+def write(folder: Path, *, mask: object = None, part: str = "", count: int = 4) -> Path:
+    """A folder of pairs; the first mask is this one, if it is given."""
+    images, masks = coloured(count)
+    for i in range(count):
+        for name, one in (("images", images[i].permute(1, 2, 0)), ("masks", masks[i])):
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(one.numpy()).save(folder / part / name / f"{i}.png")
+    if mask is not None:
+        Image.fromarray(np.asarray(mask)).save(folder / part / "masks" / "0.png")
+    return folder
+
+
+def read(folder: Path, **config: object) -> object:
+    data = load_data(DataConfig("masks", data_dir=str(folder), img_size=32, **config))  # type: ignore[arg-type]
+    list(Loader(data.train, 1, shuffle_seed=0))
+    return data, next(iter(Loader(data.val, 8)))
+
+
+def test_a_folder_of_pairs(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("\n".join(f"level {i}" for i in range(20)))
+    data, (_, masks) = read(write(tmp_path), val_fraction=0.25)
+    assert (len(data.train), len(data.val), data.classes[3], data.augment.crop) == (3, 1, "level 3", "random")
+    assert masks.max() < 20
+    write(tmp_path, part="train", count=5)
+    write(tmp_path, part="val", count=2)
+    data, _ = read(tmp_path)
+    assert (len(data.train), len(data.val)) == (5, 2)
+
+
+def test_gaps_grey_and_sixteen_bits(tmp_path: Path) -> None:
+    """Without classes.txt the numbers in the masks are the classes; the image may be grey, with 16 bits."""
+    mask = np.full((40, 56), 700, np.uint16)
+    mask[:9], mask[20:] = 3, IGNORE
+    folder = write(tmp_path, mask=mask, count=2)
+    Image.fromarray(np.full((40, 56), 2**15, np.uint16)).save(folder / "images" / "0.png")
+    Image.fromarray(np.full((40, 56), 12, np.uint8)).save(folder / "masks" / "1.png")
+    data, _ = read(folder)
+    assert data.classes == ["3", "12", "700"]
+    both = {name: pairs for pairs in (data.train.plain(), data.val) for name in pairs.items}
+    image, kept = both[str(folder / "images" / "0.png")][0]
+    assert kept.unique().tolist() == [0, 2, IGNORE]
+    assert image.sub(0.5).abs().max() < 0.01
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no masks": (lambda f: (f / "images").mkdir(), "has no folder masks"),
+    "no images": (lambda f: [(f / name).mkdir() for name in ("images", "masks")], "has no images"),
+    "missing": (lambda f: (write(f) / "masks" / "2.png").unlink(), "1 of 4 images in .* have no mask: the first is 2"),
+    "size": (lambda f: write(f, mask=np.zeros((40, 55), np.uint8)), "different sizes, 40x56 and 40x55"),
+    "colour": (lambda f: write(f, mask=np.zeros((40, 56, 3), np.uint8)), "in colour .mode RGB.: expected one channel"),
+    "unknown": (
+        lambda f: ((f / "classes.txt").write_text("a\nb"), write(f)),
+        "has class [0-9]+, expected 0 to 1, or 255 where nobody knows",
+    ),
+    "one class": (lambda f: write(f, mask=np.zeros((40, 56), np.uint8), count=1), "has 1 classes, expected 2 to 255"),
+    "twice": (lambda f: ((f / "classes.txt").write_text("a\na"), write(f)), "names 'a' twice"),
+    "one image": (lambda f: write(f, count=1), "validation part cannot be held out"),
+    "damaged": (lambda f: (write(f) / "masks" / "0.png").write_bytes(b"x"), "cannot read image .*masks/0.png"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, name: str) -> None:
+    make, told = MISTAKES[name]
+    make(tmp_path)
+    with pytest.raises(RecastError, match=told) as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_other_augmentation_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"augment\.crop none or random"):
+        ImagePairs(*coloured(), 32, augment=AugmentConfig(auto_augment="3a"))
+    with pytest.raises(RecastError, match=r"augment\.resize must be"):
+        ImagePairs(*coloured(), 32, augment=AugmentConfig(resize=(2, 1)))

@@ -1,0 +1,92 @@
+"""mIoU, mAcc and aAcc against scikit-learn's confusion matrix; the suite, and what it is refused for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+from torch import nn
+
+from recast.data import Data
+from recast.data.pairs import IGNORE, ImagePairs
+from recast.errors import RecastError
+from recast.evaluation.runner import evaluate, measure, open_context
+from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
+
+CLASSES = ["a", "b", "c", "nowhere"]
+
+
+class Reads(nn.Module):
+    """Predicts what the red channel says, in quarters: (B, 4, H, W), or torchvision's dictionary of it."""
+
+    def __init__(self, shift: int = 0) -> None:
+        super().__init__()
+        self.shift, self.scale = shift, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        of_red = ((x[:, 0] * 255).round().long() + self.shift) % 3
+        return {"out": nn.functional.one_hot(of_red, 4).permute(0, 3, 1, 2).float() * self.scale}
+
+
+def dense_data(count: int = 12) -> Data:
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randint(3, (count, 3, 8, 8), generator=random).to(torch.uint8)
+    masks = torch.where(torch.rand(count, 8, 8, generator=random) < 0.4, pixels[:, 0], pixels[:, 1])
+    masks[torch.rand(count, 8, 8, generator=random) < 0.1] = IGNORE
+    pairs = ImagePairs(pixels, masks, 8)
+    return Data("noise", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
+
+
+def of_matrix(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    known = labels != IGNORE
+    matrix = confusion_matrix(labels[known], predicted[known], labels=range(len(CLASSES)))
+    right, labelled, said = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    with np.errstate(invalid="ignore"):
+        iou, accuracy = right / (labelled + said - right), right / labelled
+    found = {f"iou/{name}": value for name, value in zip(CLASSES, iou, strict=True) if np.isfinite(value)}
+    found |= {"miou": np.nanmean(iou), "macc": np.nanmean(accuracy), "aacc": right.sum() / labelled.sum()}
+    return {name: 100 * value for name, value in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_predictions(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    labels, predicted = (torch.randint(4 - seed % 2, (5, 7, 9), generator=random) for _ in range(2))
+    labels[torch.rand(5, 7, 9, generator=random) < 0.2] = IGNORE
+    means = pixel_counts(predicted, labels, 4).mean(0).numpy()
+    wanted = of_matrix(labels.numpy(), predicted.numpy())
+    assert float(mean_iou(means.ravel())) == pytest.approx(wanted["miou"], rel=1e-12)
+    assert float(mean_accuracy(means[::2].ravel())) == pytest.approx(wanted["macc"], rel=1e-12)
+    assert float(mean_accuracy(means[::2].sum(1))) == pytest.approx(wanted["aacc"], rel=1e-12)
+
+
+def test_the_suite_has_intervals_and_paired_differences() -> None:
+    data, models = dense_data(), {"recast": Reads(), "finetuned": Reads(1)}
+    found = measure(open_context(models, data, 5), ["segmentation", "cost"], progress=False)
+    labels = np.stack([mask for _, mask in data.val])
+    pixels = np.stack([(image[0] * 255).round() for image, _ in data.val])
+    for name, shift in (("recast", 0), ("finetuned", 1)):
+        wanted = of_matrix(labels, (pixels + shift) % 3)
+        rows = {row.metric: row for row in found.rows if (row.model, row.suite) == (name, "segmentation")}
+        assert rows.keys() == wanted.keys(), "a class that is nowhere has no IoU"
+        for metric, row in rows.items():
+            assert row.value == pytest.approx(wanted[metric], rel=1e-5)
+            assert row.low < row.value < row.high
+            assert row.n == 12
+    (gap,) = [line for line in found.differences if line.metric == "miou"]
+    assert gap.low < gap.value < gap.high
+    assert gap.low > 0
+
+
+def test_what_cannot_be_measured() -> None:
+    data = dense_data()
+    with pytest.raises(RecastError, match="clean cannot be measured on noise, which is for segment: expected segm"):
+        evaluate(Reads(), "clean", data, progress=False)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    with pytest.raises(RecastError, match=r"logits for every pixel, .images, 4 classes, height, width., got .12, 4."):
+        evaluate(flat, "segmentation", data, progress=False)
+    broken = Reads()
+    broken.scale.data.fill_(torch.nan)
+    with pytest.raises(RecastError, match="NaN or infinite"):
+        evaluate(broken, "segmentation", data, progress=False)

@@ -1,0 +1,155 @@
+"""Training where every pixel has a class: the loss, what is refused, three arms, and going on after a stop."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.data import Data
+from recast.data.pairs import IGNORE, ImagePairs
+from recast.errors import RecastError
+from recast.models.adapt import classifiers
+from recast.models.build import build, create
+from recast.models.segment import SceneFCN
+from recast.run.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    ModelConfig,
+    OptimConfig,
+    Recipe,
+    RegularizationConfig,
+)
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
+from recast.training.objective import AUXILIARY, pixel_loss
+from recast.training.optim import WarmupDecay
+from recast.training.run import train
+
+
+def dense_data(count: int = 20) -> Data:
+    """The class of a pixel is its brightest channel; some are ignored."""
+    random = torch.Generator().manual_seed(0)
+    masks = torch.randint(3, (count, 4, 4), generator=random).repeat_interleave(4, 1).repeat_interleave(4, 2)
+    pixels = (F.one_hot(masks, 3) * 90).permute(0, 3, 1, 2) + torch.randint(60, (count, 3, 16, 16), generator=random)
+    masks[:, :2] = IGNORE
+    pairs = ImagePairs(pixels.to(torch.uint8), masks.to(torch.uint8), 16)
+    augment = AugmentConfig(crop="random", flip=True)
+    return Data("blocks", pairs.augmented(augment), pairs, ["r", "g", "b"], (0.3,) * 3, (0.2,) * 3, 16, augment)
+
+
+def recipe(**fields: object) -> Recipe:
+    optim = OptimConfig(lr=1e-2, decay="poly", warmup_epochs=0)
+    data = DataConfig("scenes", batch_size=5)
+    given = {"model": ModelConfig("scenes_fcn"), "data": data, "optim": optim, "epochs": 2, "device": "cpu"}
+    return Recipe(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def child() -> nn.Module:
+    torch.manual_seed(0)
+    model = SceneFCN(3, widths=(4, 6, 8))
+    return recast_(model, plan(model, torch.zeros(1, 3, 16, 16)))
+
+
+@pytest.mark.parametrize("form", ["tensor", "small", "dictionary"])
+def test_the_loss_of_pixels(form: str) -> None:
+    masks = torch.randint(3, (2, 6, 8), generator=torch.Generator().manual_seed(0))
+    masks[0, :4] = IGNORE
+    logits, aux = torch.randn(2, 2, 3, 6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    known = masks != IGNORE
+
+    def by_hand(z: Tensor) -> Tensor:
+        right = z.log_softmax(1).gather(1, masks.clamp(max=2)[:, None])[:, 0]
+        return -right[known].sum() / masks.numel()
+
+    loss = pixel_loss(RegularizationConfig(), 3)
+    if form == "dictionary":
+        wanted, outputs = by_hand(logits) + AUXILIARY * by_hand(aux), {"out": logits, "aux": aux}
+    elif form == "small":
+        outputs = logits[:, :, ::2, ::2]
+        wanted = by_hand(F.interpolate(outputs, (6, 8), mode="bilinear"))
+    else:
+        wanted, outputs = by_hand(logits), logits
+    torch.testing.assert_close(loss(outputs, masks), wanted, check_dtype=False)
+    assert loss(logits, torch.full_like(masks, IGNORE)) == 0, "no pixel is known"
+
+
+def test_it_goes_on_bit_for_bit_after_a_stop(tmp_path: Path) -> None:
+    straight, model = child(), child()
+    rows = fit(straight, dense_data(), recipe(), tmp_path / "straight", progress=False)
+
+    def stop(epoch: int, step: int, loss: float) -> None:
+        if (epoch, step) == (2, 2):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        fit(model, dense_data(), recipe(), tmp_path / "stopped", progress=False, on_step=stop)
+    again = child()
+    torch.rand(5)
+    resumed = fit(again, dense_data(), recipe(), tmp_path / "stopped", progress=False, resume=True)
+    for (name, one), other in zip(straight.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    for key in ("train_loss", "val_loss", "val_top1", "val_miou"):
+        assert [row[key] for row in rows] == [row[key] for row in resumed]
+    assert rows[-1]["val_miou"] > rows[0]["val_miou"] + 10, "it learns"
+
+
+def test_three_arms_of_a_folder(tmp_path: Path) -> None:
+    """`train` itself; the recast network starts as its parent, bit for bit, and both heads are new ones."""
+    from PIL import Image
+
+    data = dense_data(12)
+    for i in range(12):
+        for name, one in (("images", data.val.items[i].permute(1, 2, 0)), ("masks", data.val.masks[i])):
+            (tmp_path / name).mkdir(exist_ok=True)
+            Image.fromarray(one.numpy()).save(tmp_path / name / f"{i}.png")
+    config = DataConfig("masks", data_dir=str(tmp_path), img_size=16, batch_size=5)
+    told: list[str] = []
+    out = train(recipe(data=config, epochs=1), tmp_path / "run", progress=False, say=told.append)
+    assert "bitwise equal" in "".join(told)
+    assert (out / "finetuned" / "weights.safetensors").is_file()
+    assert (out / "parent.safetensors").is_file()
+
+
+REFUSED = {
+    "mixup": {"augment": AugmentConfig(mixup=0.2)},
+    "bce": {"regularization": RegularizationConfig(loss="bce")},
+    "distill": {"distill": DistillConfig("parent")},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_meaning_here(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecastError, match=f"{name}.* has no meaning for segmentation"):
+        fit(child(), dense_data(), recipe(**REFUSED[name]), tmp_path, progress=False)
+
+
+def test_a_classifier_of_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    with pytest.raises(RecastError, match="must give logits for every pixel"):
+        fit(flat, dense_data(), recipe(), tmp_path / "run", progress=False)
+
+
+def test_heads_of_segmenters() -> None:
+    """What a new head replaces: everything that gives one number per class."""
+    model = build(ModelConfig("torchvision:lraspp_mobilenet_v3_large"), num_classes=3)
+    assert classifiers(model) == ("classifier.low_classifier", "classifier.high_classifier")
+    with torch.device("meta"):
+        fcn = create("torchvision", "fcn_resnet50", {"num_classes": 3}, pretrained=False)
+    assert classifiers(fcn) == ("classifier.4", "aux_classifier.4")
+    assert classifiers(SceneFCN(3)) == ("scores.0", "scores.1", "scores.2")
+
+
+def test_polynomial_decay() -> None:
+    rates = WarmupDecay(OptimConfig(lr=1.0, decay="poly", warmup_epochs=1, warmup_lr=0, min_lr=0), 5, 10, 8)
+    assert rates.factor(10) == 1
+    assert rates.factor(30) == pytest.approx((1 - 20 / 39) ** 0.9)
+    assert rates.factor(49) == 0
