@@ -1,4 +1,4 @@
-"""Is a recast detection or segmentation network the same function? Mask R-CNN with FPN, DeepLabV3 and a U-Net.
+"""Is a recast detection or segmentation network the same function? Mask R-CNN with FPN, DeepLabV3, FCN and a U-Net.
 
     OMP_NUM_THREADS=1 python benchmarks/dense_prediction.py      # writes results/dense_prediction.csv
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
-from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50
+from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50
 
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import relative_error
@@ -133,6 +133,11 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
         yield "U-Net", model, x, size, "last_stage", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=5100"
+    torch.manual_seed(0)
+    for size, budget in (((240, 320), "tokens=2000"), ((480, 640), "tokens=6000")):
+        model = fcn_resnet50(weights=None, weights_backbone=None, aux_loss=True)
+        model = randomize_scales_(model, torch.randn(2, 3, *size)).eval()
+        yield "fcn_resnet50", model, torch.randn(1, 3, *size), size, "last_stage", budget
 
 
 def largest_map(planned: Plan) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
-from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
+from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50
 
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig
@@ -274,6 +274,20 @@ def test_the_default_selection_of_a_dilated_network() -> None:
     too_large = {item.name: item.reason for item in planned.left}["classifier.0.convs.3.0"]
     assert too_large.startswith("has too many tokens: 7912 (7.7× the budget of 1024)")
     check(parent, x, planned)
+
+
+@pytest.mark.parametrize("build", [deeplabv3_resnet50, fcn_resnet50])
+def test_the_last_stage_with_its_auxiliary_head(build: Callable[..., nn.Module]) -> None:
+    """As `recast train segment` makes them: both outputs stay bit for bit."""
+    size = (56, 72)
+    model = build(weights=None, weights_backbone=None, num_classes=5, aux_loss=True)
+    parent, x = randomize_scales_(model, torch.randn(2, 3, *size)).eval(), torch.randn(1, 3, *size)
+    child = recast_(copy.deepcopy(parent), plan(parent, x))
+    exactness = verify(parent, child, x)
+    assert exactness.bitwise
+    assert exactness.ok()
+    with swapped_heads(child):
+        assert verify(parent, child, x).max_relative_error > 1e-3
 
 
 # --- U-Net ------------------------------------------------------------------------------------------------------------

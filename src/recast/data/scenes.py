@@ -2,8 +2,8 @@
 
 Most classes are local: what stands at a place says them (discs, squares, triangles, even and odd digits, the bar). Two
 are distant: a ring is of the class `ring, bar lies` or `ring, bar stands` by how the scene's one bar lies, and no pixel
-of a ring is nearer than `FAR` rows or columns to the bar. A network that sees less than that around a pixel can only guess which
-of the two a ring is; one that compares distant places can know. `DISTANT` names the two.
+of a ring is nearer than `FAR` rows or columns to the bar. A network that sees less than that around a pixel can only
+guess which of the two a ring is; one that compares distant places can know. `DISTANT` names the two.
 """
 
 from __future__ import annotations
