@@ -12,7 +12,7 @@ from recast.data import Data
 from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
 from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
+from recast.evaluation.segmentation import draw_predictions, mean_accuracy, mean_iou, pixel_counts
 
 CLASSES = ["a", "b", "c", "nowhere"]
 
@@ -77,6 +77,19 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     (gap,) = [line for line in found.differences if line.metric == "miou"]
     assert gap.low < gap.value < gap.high
     assert gap.low > 0
+
+
+def test_predictions_are_drawn() -> None:
+    data = dense_data()
+    drawn = np.asarray(draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), count=3))
+    assert drawn.shape == (3 * 8, 4 * 8, 3)
+    image, mask, recast, finetuned = np.split(drawn[:8], 4, axis=1)
+    (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]
+    assert np.array_equal((mask == 255).all(-1), data.val[index][1] == IGNORE)
+    known = data.val[index][1].numpy() != IGNORE
+    agree = data.val[index][1].numpy() == image[..., 0]
+    assert np.array_equal((mask == recast).all(-1)[known], agree[known])
+    assert not (recast == finetuned).all(-1).any()
 
 
 def test_what_cannot_be_measured() -> None:

@@ -23,6 +23,7 @@ from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
 from recast.evaluation.runner import Results, measure, open_context
+from recast.evaluation.segmentation import draw_predictions
 from recast.evaluation.suites import EVALUATORS, check_suites, check_task, groups
 from recast.io import load
 from recast.layers.functional import expand_heads
@@ -122,6 +123,7 @@ def evaluate_run(
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/attention.npz                 maps of a few images, for the report
+    RUN/predictions.png               of segmentation: image, mask and the arms, where these differ most
 
     again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do (what was finished by
     then is kept), and where another process writes the folder.
@@ -159,6 +161,9 @@ def evaluate_run(
             context.store.clear()  # what one group keeps may fill the memory
             _write(run, found, together, context, command, time.time() - begin)
             results.extend(found)
+        if "segmentation" in suites:
+            with in_eval(*run.models.values()), replaced(run.folder / "predictions.png") as temporary:
+                draw_predictions(context).save(temporary, format="png")
         if "recast" in run.models and gpsa_layers(run.models["recast"]) and not data.is_dense:
             write_pictures(run)
         return results
