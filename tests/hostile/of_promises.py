@@ -54,7 +54,10 @@ def _turned(folder: Path, name: str, place: float, by: int) -> None:
     path = folder / name
     text = path.read_text(encoding="utf-8")
     # as JSON or YAML read it, `1.0` and `01` may be the same numbers as before: digits that tell
-    digits = [found.start() for found in re.finditer(r"(?<=[1-9])[0-9](?=[^0-9.])|(?<=[ \[])[1-9](?=[,\n.])", text)]
+    digits = [
+        found.start()
+        for found in re.finditer(r"(?<=[1-9])[0-9](?=[^0-9.])|(?<=[ \[])[1-9](?=[,\n.])", text.partition("# sha256")[0])
+    ]
     at = digits[int(place * len(digits))]
     path.write_text(text[:at] + str((int(text[at]) + by) % 10) + text[at + 1 :], encoding="utf-8")
 

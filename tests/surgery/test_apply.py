@@ -94,6 +94,8 @@ def test_steps_now_and_the_rest_later() -> None:
         recast_(child, p, steps=names[3:])
     with pytest.raises(RecastError, match="the plan has no step 'fc'"):
         recast_(child, p, steps=["fc"])
+    with pytest.raises(RecastError, match=f"steps names a layer twice: {names[0]}"):
+        recast_(child, p, steps=names[:1] * 2)
     assert list(gpsa_layers(child)) == names[2:4]
     recast_(child, p, steps=names[:2])
     recast_(child, p, steps=names[4:])

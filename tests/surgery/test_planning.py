@@ -189,6 +189,7 @@ def test_json_round_trip(config: RecastConfig) -> None:
     [
         lambda d: d.pop("left"),
         lambda d: d.update(steps=["x"]),
+        lambda d: d.update(steps=d["steps"] * 2),
         lambda d: d["steps"][0].update(kernel=[0, 3]),
         lambda d: d["totals"].update(before={}),
     ],

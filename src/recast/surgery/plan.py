@@ -55,6 +55,11 @@ class Plan:
     place: Place | None = None
     """Where it goes: with a pool, always."""
 
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if len(set(names)) < len(names):
+            raise RecastError(f"a plan names no layer twice, got {shown(names)}")
+
     def to_json(self) -> str:
         """Everything needed to replay the plan, as indented JSON."""
         document = {"version": VERSION} | asdict(self) | {"steps": [step.to_dict() for step in self.steps]}
@@ -101,6 +106,8 @@ class Plan:
         if isinstance(names, str):
             raise RecastError(f"steps takes a list of names, [{names!r}], got {names!r}")
         check_value(list[str], names, "steps")
+        if len(set(names)) < len(names):
+            raise RecastError(f"steps names a layer twice: {', '.join(names)}")
         known = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in known]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
