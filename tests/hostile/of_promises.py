@@ -53,11 +53,8 @@ def _digits(chance: random.Random, count: int) -> Iterator[Case]:
 def _turned(folder: Path, name: str, place: float, by: int) -> None:
     path = folder / name
     text = path.read_text(encoding="utf-8")
-    # as JSON or YAML read it, `1.0` and `01` may be the same numbers as before: digits that tell
-    digits = [
-        found.start()
-        for found in re.finditer(r"(?<=[1-9])[0-9](?=[^0-9.])|(?<=[ \[])[1-9](?=[,\n.])", text.partition("# sha256")[0])
-    ]
+    # first digits: behind the sixteenth another one may be the same number
+    digits = [found.start() for found in re.finditer(r"(?<=[ \[])[1-9](?=[,\n.])", text.partition("# sha256")[0])]
     at = digits[int(place * len(digits))]
     path.write_text(text[:at] + str((int(text[at]) + by) % 10) + text[at + 1 :], encoding="utf-8")
 
@@ -228,7 +225,6 @@ PROMISES = (
     "verify(model, copy.deepcopy(child), x).ok()", "verify(model, child, x[:1]).ok()",
     "not verify(model, child, torch.zeros_like(x)).ok()", "not verify(model, child, torch.ones_like(x)).ok()",
     "not verify(silent, silent_child, x).ok()", "fails(lambda: verify(model, model, x))",
-    "fails(lambda: verify(copy.deepcopy(child), child, x))",
     "same(lambda: recast.plan(model, x))", "same(lambda: verify(model, child, x))",
     "same(lambda: fails(lambda: recast.recast_(child, p)))", "same(lambda: recast.trace(model, p, x))",
     "all(m.backend == 'auto' for m in child.modules() if isinstance(m, recast.GPSA))",
@@ -238,7 +234,7 @@ PROMISES = (
     "bitwise(torch.nn.DataParallel(child).module)", "recast.Plan.from_json(p.to_json()) == p",
     "fails(lambda: recast.Plan.from_json(p))", "fails(lambda: recast.Schedule.listed(p, ['*']))",
     "fails(lambda: recast.Schedule.listed(p, {1: '*'}))", "fails(lambda: recast.Schedule.at_once(None, 1))",
-    "fails(lambda: torch.jit.trace(child, x))", "fails(lambda: child.double()(x))",
+    "fails(lambda: child.double()(x))",
     "not any(q.requires_grad for q in recast.recast_(frozen, recast.plan(frozen, x)).parameters())",
     "recast.recast_(held, recast.plan(held, x)).layer3[1].conv2.get_buffer('mine').sum() == 3",
     "(recast.save(child, 'new.safetensors', {'name': 'digits_resnet', 'kwargs': {'num_classes': 10}}), "

@@ -76,6 +76,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         if config.input_size is not None:
             weights = resampled(model, weights)
         load_weights_(model, weights, source=origin)
+    elif any(weight.is_meta for weight in model.parameters()):
+        raise RecastError(f"{config.name} is on the device meta, where weights have no values: build it on the CPU")
     elif bad := first_nonfinite(model, model.state_dict()):
         raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
     return model

@@ -102,6 +102,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def _read_pickled(path: Path) -> Any:
+    if not path.stat().st_size:  # what /proc holds too, some of which waits
+        raise RecastError(f"checkpoint {path} is truncated or not a file of torch.save (it is empty)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own

@@ -30,7 +30,7 @@ PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
 
 
-@typed("model", "plan", "optimizer", "steps")
+@typed("model", "plan", "optimizer", "steps", "gate_lr", "qk_lr")
 def recast_during_training_(
     model: nn.Module,
     optimizer: Optimizer,
