@@ -100,11 +100,14 @@ def export(
     sizes = [tuple(example.shape[-2:])]
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         run_example(model, example)
-        try:
-            run_example(model, _images(example, 1, other := (sizes[0][0] + 32, sizes[0][1] + 64)))
+        height, width = sizes[0]
+        for other in ((height + 32, width + 64), (height // 2, 3 * width // 4)):
+            try:
+                run_example(model, _images(example, 1, other))
+            except RecastError:
+                continue  # too large for a table of biases, or a network of one size
             sizes.append(other)
-        except RecastError:
-            pass  # a network of one size
+            break
         any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, len(sizes) > 1)
         program = _open(temporary, to)
         checks = tuple(

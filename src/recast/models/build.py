@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import socket
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any, NamedTuple, get_type_hints
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import timm
 from torch import Tensor, nn
@@ -237,12 +240,30 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
     try:
-        return create()
+        with _asked_once():
+            return create()
     except Exception as error:  # each hub and proxy fails in its own class
         raise RecastError(
             f"could not fetch the pretrained weights of {name} ({type(error).__name__}: {first_line(error)}); "
             "pass a checkpoint, or leave pretrained off"
         ) from error
+
+
+@contextmanager
+def _asked_once() -> Iterator[None]:
+    """The hub's client asks for a minute where there is no network: without one it looks at its cache alone."""
+    from huggingface_hub import constants
+
+    address, before = urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
+    try:
+        if address.hostname and not getproxies():
+            socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
