@@ -1,0 +1,95 @@
+"""Every Python block of README.md and docs/ runs, and prints what the page says it prints.
+
+The blocks of a page share one namespace, as in a session. There is no network: `pretrained` is dropped, and large
+networks, images and data sets are replaced by small ones. Pages that train for longer run with RECAST_SLOW=1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import recast
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
+PAGES = {
+    str(path.relative_to(ROOT)): BLOCK.findall(path.read_text(encoding="utf-8"))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+SLOW = {"docs/start.md", "docs/export.md"}
+SMALLER = {
+    "224, 224": "64, 64",
+    ', checkpoint="s60_224_1k.pth"': ", num_classes=9",
+    "patchconvnet_s60": "patchconvnet_s20",
+    'DataConfig("imagenet", data_dir="/data/imagenet")': 'DataConfig("digits", num_val=20)',
+    '"corruptions", "resolution"': '"fgsm"',
+    "steps=20, restarts=3": "steps=2, restarts=1",
+    "weights=FasterRCNN_ResNet50_FPN_Weights.DEFAULT": "weights=None, weights_backbone=None, min_size=64",
+    "480, 640": "64, 96",
+}
+NETWORKS = {"resnet50": "resnet10t", "resnet18": "resnet10t"}
+
+
+class MyConv(nn.Conv2d):
+    """What docs/networks.md gives a rule."""
+
+
+@pytest.fixture
+def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a page takes for granted: networks, normalised images, labels, pixels, files."""
+    monkeypatch.chdir(tmp_path)
+    create = timm.create_model
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained=False, **kw: create(NETWORKS.get(name, name), **kw)
+    )
+    (tmp_path / "names.txt").write_text("".join(f"class {i}\n" for i in range(1000)), encoding="utf-8")
+    Image.new("RGB", (80, 64), "orange").save(tmp_path / "cat.jpg")
+    parent = create("resnet10t", num_classes=10).eval()
+    child = recast.recast_(create("resnet10t", num_classes=10), recast.plan(parent, torch.zeros(1, 3, 64, 64)))
+    child.eval()
+    images, labels = torch.randn(8, 3, 64, 64), torch.arange(8)
+    given = {"torch": torch, "timm": timm, "recast": recast, "MyConv": MyConv, "parent": parent, "child": child}
+    given |= {"model": child, "images": images, "labels": labels, "pixels": images.sigmoid(), "batches": [images]}
+    return given | {"loader": [(images, labels)], "epochs": 1}
+
+
+def test_the_pages_have_blocks() -> None:
+    assert sum(map(len, PAGES.values())) >= 15
+    assert len(PAGES["docs/start.md"]) >= 5
+    assert set(PAGES) >= SLOW
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
+def test_every_block_of_a_page_runs(page: str, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in SLOW and not os.environ.get("RECAST_SLOW"):
+        pytest.skip("takes a minute: RECAST_SLOW=1")
+    if page == "docs/export.md":
+        pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
+    if page == "docs/evaluation.md":  # its data are digits here
+        namespace["model"] = None
+        monkeypatch.setitem(NETWORKS, "resnet50", "digits_resnet")
+    monkeypatch.setenv("COLUMNS", "200")
+    for source, expected in PAGES[page]:
+        for large, small in SMALLER.items():
+            source = source.replace(large, small)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, page, "exec"), namespace)
+        if expected and page in SLOW:
+            assert _words(printed.getvalue()) == _words(expected)
+
+
+def _words(text: str) -> list[str]:
+    """Words; numbers that are measured with a fraction may differ by a machine, so their digits do not count."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?", "0.0", text).split()

@@ -1,0 +1,63 @@
+"""The documentation site: the reference is complete, notebooks run, the build has no warning and fetches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recast
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REFERENCE = set(re.findall(r"^::: recast\.(\S+)", (DOCS / "reference/python.md").read_text("utf-8"), re.MULTILINE))
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    assert set(recast.__all__) <= REFERENCE
+
+
+def test_the_reference_has_what_the_pages_import() -> None:
+    imported = {
+        f"{module}.{name}"
+        for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
+        for module, names in re.findall(r"^from recast\.(\S+) import ([\w, ]+)", page.read_text("utf-8"), re.MULTILINE)
+        for name in names.replace(" ", "").rstrip(",").split(",")
+    }
+    assert imported
+    assert imported - REFERENCE == {"evaluation.evaluate"}  # which is recast.evaluate
+
+
+def test_pictures_and_notebooks_are_small() -> None:
+    assert len(NOTEBOOKS) == 3
+    for path in (*DOCS.rglob("*.png"), *NOTEBOOKS):
+        assert path.stat().st_size < 150_000, path.name
+    for path in NOTEBOOKS:
+        assert not any(cell.get("outputs") for cell in json.loads(path.read_text("utf-8"))["cells"]), path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="RECAST_SLOW=1 runs the notebooks")
+@pytest.mark.filterwarnings("default")
+def test_a_notebook_runs(path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[docs]' for nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    nbclient.NotebookClient(nbformat.read(path, as_version=4), timeout=110, kernel_name="python3").execute()
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install -e '.[docs]' to build the site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([*command, "--site-dir", str(tmp_path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    fetched = r"""<(?:script|img|iframe)[^>]+src="?(?:https?:)?//|<link[^>]+stylesheet"? href="?(?:https?:)?//"""
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 25
+    assert not [page for page in pages if re.search(fetched, page.read_text("utf-8"))]
