@@ -18,7 +18,7 @@ def on_files(files: Files, config: Any) -> Files:
     for path in (ROOT / "results").glob("*.csv"):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     results = re.sub(r"`(\w+\.csv)`", r"[`\1`](\1)", (ROOT / "results/README.md").read_text("utf-8"))
-    pages = {"results/index.md": results, "reference/commands.md": "\n".join(commands())}
+    pages = {"results/tables.md": results, "reference/commands.md": "\n".join(commands())}
     for name in ("CONTRIBUTING", "CHANGELOG"):
         pages[f"{name.lower()}.md"] = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
@@ -47,14 +47,18 @@ def commands() -> Iterator[str]:
         command, known = told[-1]
         about = text[0].upper() + text[1:]
         yield f"## recast {name}\n\n{about}.\n\n```console\nrecast {name} {command.usage}\n```\n"
-        examples = "\n".join(line[2:] if line.startswith("  ") else line for line in command.examples.splitlines())
-        yield f"Examples:\n\n```console\n{examples.rstrip()}\n```\n"
+        examples, _, notes = command.examples.partition("\n\n")
+        yield f"Examples:\n\n```console\n{re.sub('^  ', '', examples, flags=re.MULTILINE).rstrip()}\n```\n\n{notes}\n"
         group = None
         for option in known:
             if option.group != group or group is None:
                 group = option.group
                 yield f"\n{'**' + group + '**' if group else 'Options:'}\n\n| option | meaning |\n|---|---|"
-            shown = option.last if option.words else option.shown.replace("--", "--[no-]", option.is_switch)
+            shown = (
+                option.last
+                if option.words
+                else option.shown.replace("--", "--[no-]", option.is_switch and option.last != "json")
+            )
             value = "" if option.words or option.is_switch else f" {option.metavar}"
             yield "| `{}` | {} |".format((shown + value).replace("|", "\\|"), option.help.replace("|", "\\|"))
         yield ""
