@@ -108,13 +108,15 @@ def export(
                 continue  # too large for a table of biases, or a network of one size
             sizes.append(other)
             break
-        any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, len(sizes) > 1)
-        program = _open(temporary, to)
-        checks = tuple(
-            _check(model, program, _images(example, batch, size), tol)
-            for size in (sizes if any_size else sizes[:1])
-            for batch in BATCHES
-        )
+        for any_size in (True, False) if len(sizes) > 1 else (False,):
+            any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, any_size)
+            program, asked = _open(temporary, to), [(b, size) for size in sizes[: 1 + any_size] for b in BATCHES]
+            try:
+                checks = tuple(_check(model, program, _images(example, batch, size), tol) for batch, size in asked)
+                break
+            except RecastError:
+                if not any_size:
+                    raise  # else torch's program holds for some sizes only: of one size it may be right
         arms: dict[str, Callable[[], object]] = {"file": lambda: program(example), "module": lambda: model(example)}
         if parent is not None:
             with in_eval(parent):
