@@ -30,6 +30,8 @@ import timm
 import torch
 from cli_mistakes import API, Case, cases
 
+from recast.run.recipe import SEAL
+
 FOLDER = Path(__file__).parent
 HELP, ERRORS, API_ERRORS = FOLDER / "help", FOLDER / "errors.json", FOLDER / "api_errors.json"
 RUN, QUICKSTART = FOLDER / "report_run", FOLDER / "quickstart"
@@ -263,12 +265,15 @@ def settle(run: Path, folder: Path) -> None:
         write_json(path, settled(json.loads(path.read_text(encoding="utf-8")), ABOUT))
     for path in run.rglob("metrics.jsonl"):
         lines = path.read_text(encoding="utf-8").splitlines()
-        path.write_text("".join(json.dumps(settled(json.loads(line), MEASURED)) + "\n" for line in lines))
+        rows = [settled(json.loads(line), MEASURED) for line in lines]
+        path.write_text(
+            "".join(json.dumps({name: row[name] for name in row if name != "checksum"}) + "\n" for row in rows)
+        )
     for name in ("rows.csv", "differences.csv"):
         if (run / name).is_file():
             settle_rows(run / name)
     for path in run.rglob("*.yaml"):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8").partition(SEAL)[0]
         path.write_text(text.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", ""), encoding="utf-8")
 
 

@@ -170,8 +170,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected the folder that `recast train` wrote)")
-    recipe = load_recipe(path / "recipe.yaml", complete=True)
     recipe_text = read_text(path / "recipe.yaml").partition(SEAL)[0]
+    recipe = load_recipe(path / "recipe.yaml", complete=True)
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
         try:
