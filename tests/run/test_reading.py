@@ -12,7 +12,7 @@ from recast.errors import RecastError, one_line, shown
 from recast.run.config import Recipe
 from recast.run.files import read_text
 from recast.run.reading import parse_json, read_bytes
-from recast.run.recipe import load_recipe, save_recipe
+from recast.run.recipe import SEAL, load_recipe, save_recipe
 from recast.run.tables import read_table
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
@@ -85,7 +85,7 @@ def test_a_run_s_recipe_that_was_cut_short_is_told_wherever_it_was_cut(tmp_path:
     save_recipe(Recipe(), path)
     whole = path.read_text(encoding="utf-8")
     assert load_recipe(path, complete=True) == Recipe()
-    for end in range(0, whole.rindex(":"), 97):
+    for end in range(0, whole.rindex(":", 0, whole.index(SEAL)), 97):
         path.write_text(whole[:end], encoding="utf-8")
         with pytest.raises(RecastError, match=r"recipe\.yaml"):
             load_recipe(path, complete=True)

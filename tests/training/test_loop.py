@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from recast.errors import RecastError
 from recast.io import load
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RegularizationConfig, ScheduleConfig
+from recast.run.files import read_lines
 from recast.training import loop
 from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
@@ -47,8 +47,7 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
     assert any(rows[3]["layers"]["4"]["gamma"])
     assert rows[3]["val_loss"] < rows[0]["val_loss"]
     assert (rows[3]["lr"], rows[3]["gate_lr"]) == (pytest.approx(1e-6), pytest.approx(1e-5))
-    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == rows
+    assert read_lines(tmp_path / "metrics.jsonl") == (list(enumerate(rows, start=1)), [])
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         "metrics.jsonl", "state-00003-00000000.pt", "state-00004-00000000.pt", "weights.safetensors",
     ]  # fmt: skip
