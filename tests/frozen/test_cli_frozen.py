@@ -45,8 +45,8 @@ def scratch() -> Iterator[Path]:
 @pytest.mark.timeout(600)
 def test_mistakes(scratch: Path) -> None:
     wrong = []
-    for frozen in json.loads(write_cli.ERRORS.read_text(encoding="utf-8")):
-        if frozen.get("slow") and not SLOW:
+    for at, frozen in enumerate(json.loads(write_cli.ERRORS.read_text(encoding="utf-8"))):
+        if not SLOW and (frozen.get("slow") or at % 2):
             continue
         found = write_cli.mistake((frozen["argv"], frozen.get("files", {})), scratch)
         if (found["code"], found["stderr"]) != (frozen["code"], frozen["stderr"]):

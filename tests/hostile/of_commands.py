@@ -82,7 +82,7 @@ def _options(scale: int, number: int) -> Iterator[Case]:
         name, option = chance.choice(pairs)
         value = value.replace("\x00", "0") if chance.random() < 0.9 else value
         if option in LONGER and value.strip("+-").isdigit():
-            value = str(min(int(value), 3)) if int(value) > 0 and len(value) < 9 else value
+            value = str(min(int(value), 3)) if len(value) < 9 and int(value) > 0 else value
             if len(value) >= 2 and not value.startswith("-"):
                 value = "-3"
         words = [*BASES[name].split(), *([f"{option}={value}"] if i % 2 else [option, *value.split(" ")])]

@@ -85,7 +85,7 @@ MUST = (
     "recast.fold_(child, 0.1, data=torch.full((2, 3, 16, 16), float('nan')))",
     "recast.fold_(child, 0.1, data=torch.zeros(2, 5, 16, 16))", "recast.fold_(child, kernel=2)",
     "recast.fold_(child, kernel=0)", "recast.fold_(child, kernel=-3)",
-    "recast.attention_pool_(nn.Sequential(nn.Conv2d(3, 4, 3)))",
+    "m = nn.Sequential(nn.Conv2d(3, 4, 3)); recast.attention_pool_(m)",
     "m = recast.attention_pool_(copy.deepcopy(model)); keep(m); recast.attention_pool_(m)",
     "m = nn.Sequential(nn.Flatten(), nn.Linear(768, 3)); keep(m); recast.attention_pool_(m)",
     "recast.attention_pool_(model, config=recast.PoolConfig(kind='single', num_heads=7))",

@@ -186,7 +186,9 @@ def _info(root: Path) -> Mapping[str, Any]:
     try:
         info: Mapping[str, Any] = parse_json(decode(read_bytes(path), path), path)
         for split in info["splits"].values():
-            if type(split["num_samples"]) is not int or not isinstance(split["filenames"], list):
+            if type(split["num_samples"]) is not int or split["num_samples"] < 0:
+                raise ValueError
+            if not isinstance(split["filenames"], list):
                 raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RecastError(f"cannot make sense of {path}: {expected}") from None

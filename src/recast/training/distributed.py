@@ -67,7 +67,7 @@ def process_group(device: str) -> Iterator[torch.device]:
     (gloo). Raises RecastError where there are fewer GPUs than processes on a machine, and where the others are lost.
     """
     chosen = choose_device(device)
-    shared = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    shared = dist.is_initialized() or _started_together()
     if shared and chosen.type == "cuda":
         number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= found:
@@ -91,6 +91,20 @@ def process_group(device: str) -> Iterator[torch.device]:
     finally:
         with suppress(RuntimeError):  # the others may be gone already
             dist.destroy_process_group()
+
+
+def _started_together() -> bool:
+    """Whether torchrun started this process with others. Raises RecastError where it left something out."""
+    told = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")}
+    if told["WORLD_SIZE"] in ("", "1"):
+        return False
+    wrong = [name for name, value in told.items() if not value.isdigit()]
+    if wrong or not os.environ.get("MASTER_ADDR"):
+        raise RecastError(
+            f"WORLD_SIZE is set, as torchrun does to start several processes, but {(wrong or ['MASTER_ADDR'])[0]} is "
+            "missing or no number: start with torchrun, or unset WORLD_SIZE"
+        )
+    return True
 
 
 def check_shares(recipe: Recipe) -> None:
