@@ -42,6 +42,8 @@ from recast.run.suites import MAIN, PER_CORRUPTION
 from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
+SIZES, COUNTS = ("input", "output", "kernel", "stride", "dilation"), ("heads", "queries", "keys", "groups")
+"""Lists of numbers, and numbers, of a plan's step."""
 ARMS = ("parent", "finetuned", "recast")
 
 
@@ -227,7 +229,11 @@ def _plan(path: Path) -> dict[str, Any]:
         if not isinstance(plan[key], list):
             raise RecastError(f"{key} of {path} must be a list, got {shown(plan[key])}")
     for step in plan["steps"]:
-        require(f"a step of {path}", step, ("name", "before", "after"))
+        require(f"a step of {path}", step, ("name", "before", "after", "exact", *SIZES, *COUNTS))
+        for key in (*SIZES, *COUNTS):
+            numbers = step[key] if key in SIZES else [step[key]]
+            if not isinstance(numbers, list) or any(type(found) is not int for found in numbers):
+                raise RecastError(f"{key} of a step of {path} must be whole numbers, got {shown(step[key])}")
         for when in ("before", "after"):
             where = f"the cost {when} {shown(step['name'])} in {path}"
             if wrong := [v for v in require(where, step[when]).values() if math.isnan(number(v))]:
