@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
-import statistics
 import time
 from collections import defaultdict
 from dataclasses import asdict, replace
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from arms import T_95, paired_difference
 from timing import RESULTS, machine, write, write_table
 from torch.nn import functional as F
 
@@ -40,6 +37,7 @@ from recast.evaluation.run_folder import open_run
 from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
+from recast.run.statistics import mean_interval
 from recast.training.embedding import neighbour_loss
 from recast.training.run import train
 
@@ -124,6 +122,13 @@ def measure(options: argparse.Namespace, arm: str, seed: int) -> None:
     print(arm, seed, {row.metric: round(row.value, 2) for row in rows}, flush=True)
 
 
+def paired_difference(paired: list[float]) -> list[Any]:
+    """Number of seeds, mean of the differences over them, its 95 % interval, and what that allows to say."""
+    mean, low, high = mean_interval(paired)
+    verdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    return [len(paired), *(round(v, 3) for v in (mean, low, high)), verdict]
+
+
 def collect(options: argparse.Namespace) -> None:
     """Every number with its interval over the images; means over the seeds; differences from CE, by conditioning and by
     attention; what became of the claims."""
@@ -136,10 +141,9 @@ def collect(options: argparse.Namespace) -> None:
                 rows.append([arm, seed, row["metric"], round(row["value"], 3), row["low"], row["high"], row["n"]])
                 values[arm, row["metric"]][seed] = row["value"]
     for (arm, metric), found in values.items():
-        if metric in METRICS and len(found) in T_95:
-            mean, half = statistics.fmean(found.values()), T_95[len(found)] * statistics.stdev(found.values())
-            half /= math.sqrt(len(found))
-            rows.append([arm, "mean", metric, *(round(v, 3) for v in (mean, mean - half, mean + half)), len(found)])
+        if metric in METRICS and len(found) > 1:
+            interval = mean_interval(list(found.values()))
+            rows.append([arm, "mean", metric, *(round(v, 3) for v in interval), len(found)])
     head = ["arm", "seed", "metric", "value", "low_95", "high_95", "images_or_seeds"]
     write_table(options.results / "grafit.csv", head, rows)
     pairs = [((arm, metric), ("CE", metric)) for arm in ARMS if arm != "CE" for metric in METRICS]
@@ -147,8 +151,8 @@ def collect(options: argparse.Namespace) -> None:
     pairs += [(("Grafit, recast", metric), ("Grafit", metric)) for metric in METRICS]
 
     def between(one: tuple[str, str], other: tuple[str, str]) -> list[Any] | None:
-        paired = len({*values[one]} & {*values[other]})
-        return paired_difference(values[one], values[other]) if paired in T_95 else None
+        paired = [values[one][seed] - values[other][seed] for seed in values[one] if seed in values[other]]
+        return paired_difference(paired) if len(paired) > 1 else None
 
     head = ["arm", "metric", "against", "its_metric", "seeds", "difference", "low_95", "high_95", "verdict"]
     differences = [[*one, *other, *found] for one, other in pairs if (found := between(one, other))]

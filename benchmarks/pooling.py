@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import os
 import statistics
 import time
@@ -28,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arms import T_95
 from timing import RESULTS, write_table
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
 from recast.data import Loader
 from recast.run.config import DataConfig, ModelConfig, OptimConfig, PoolConfig, Recipe, RegularizationConfig
+from recast.run.statistics import mean_interval
 from recast.surgery.pooling.swap import attention_pool_
 from recast.training.run import train
 
@@ -105,9 +104,9 @@ def collect(options: argparse.Namespace) -> None:
         found = [top1[one, s] - top1[other, s] for s in options.seeds if (one, s) in top1 and (other, s) in top1]
         if len(found) < 2:
             continue
-        mean, std = statistics.fmean(found), statistics.stdev(found)
-        half = T_95[len(found)] * std / math.sqrt(len(found))
-        differences.append([one, other, *(round(v, 3) for v in (mean, std, mean - half, mean + half)), len(found)])
+        mean, low, high = mean_interval(found)
+        numbers = (mean, statistics.stdev(found), low, high)
+        differences.append([one, other, *(round(v, 3) for v in numbers), len(found)])
     header = ["arm", "against", "top1_mean", "top1_std", "low", "high", "seeds"]
     write_table(RESULTS / "pooling_differences.csv", header, differences)
 

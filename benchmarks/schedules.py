@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arms import paired_difference
+from grafit import paired_difference
 from timing import RESULTS, write_table
 
 from recast.data import load_data
@@ -168,8 +168,9 @@ def differences(values: dict[tuple[str, str], dict[int, float]]) -> list[list[An
     for one, other in PAIRS:
         for metric in ("top1", "loss"):
             a, b = values[one, metric], values[other, metric]
-            if len({*a} & {*b}) >= 3:  # of two seeds an interval says next to nothing
-                found.append([one, other, metric, *paired_difference(a, b)])
+            paired = [a[seed] - b[seed] for seed in a if seed in b]
+            if len(paired) >= 3:  # of two seeds an interval says next to nothing
+                found.append([one, other, metric, *paired_difference(paired)])
     return found
 
 
