@@ -29,16 +29,17 @@ from recast.run.records import Wakefulness
 
 FOLDED = ", folded"
 """The same run without its attention (`networks.fold_all`)."""
+FILES = ("right.npz", "folded.npz")
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    """Difference in points of scores (S, N) in 0 to 1, its 95 % interval and the smallest detectable one."""
-    paired = 100 * (ours.astype(np.float64) - theirs)
+    """Mean difference of values (S, N), its 95 % interval and the smallest detectable one; N = 1: one value a run."""
+    paired = ours - theirs
     seeds, images = paired.shape
     if seeds < 2:
         raise ValueError("an interval over seeds needs at least two of them")
-    from_images = paired.mean(0).var(ddof=1) / images
+    from_images = paired.mean(0).var(ddof=1) / images if images > 1 else 0.0
     from_seeds = paired.mean(1).var(ddof=1) / seeds
     error = from_images + from_seeds
     if error == 0:  # the same answers everywhere
@@ -47,7 +48,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
             | dict.fromkeys(("low_95", "high_95"), float(paired.mean()))
             | {"detectable": 0.0}
         )
-    freedom = error**2 / (from_images**2 / (images - 1) + from_seeds**2 / (seeds - 1))
+    freedom = error**2 / (from_images**2 / max(1, images - 1) + from_seeds**2 / (seeds - 1))
     reach = float(student.ppf(0.975, freedom)) * error**0.5
     mean = float(paired.mean())
     return {
@@ -69,7 +70,7 @@ def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:
 
 
 Right = dict[str, dict[tuple[str, int], dict[str, np.ndarray]]]
-"""Arm → study and seed → metric → which images were right."""
+"""Arm → study and seed → metric → 100 for each image that was right, or the one value of a run."""
 Awake = dict[str, list[Wakefulness]]
 
 
@@ -82,7 +83,9 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake
         is_folded = arm.endswith(FOLDED)
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
-            found = dict(np.load(folder / ("folded.npz" if is_folded else "right.npz")))
+            found = {name: 100.0 * values for name, values in np.load(folder / FILES[is_folded]).items()}
+            if curves := () if is_folded else result.get("fourier", ()):
+                found |= {f"delta(pi), {at} block": np.array([curves[i][2]]) for at, i in (("first", 0), ("last", -1))}
             right[arm][study.name, seed] = found
             attention = None if is_folded else Wakefulness.of(result["wakefulness"])
             job = Job(**result["job"])
@@ -93,9 +96,7 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake
                 "train_loss": round(result["train_loss"], 4), "train_top1": result["train_top1"],
             }  # fmt: skip
             awake[arm] += [attention] if attention else []
-            means = {metric: 100 * float(values.mean()) for metric, values in found.items()}
-            means |= {f"delta(pi) {block}": delta for block, _, delta in result.get("fourier", ())}
-            rows += [{**common, "metric": metric, "value": round(value, 3)} for metric, value in means.items()]
+            rows += [{**common, "metric": name, "value": round(float(v.mean()), 3)} for name, v in found.items()]
     return rows, right, awake
 
 
