@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
+import sys
 from pathlib import Path
 
 import timm
@@ -42,6 +44,14 @@ def check_memory(needed: float, what: str, device: torch.device | None = None) -
         return
     if needed > free:
         raise RecastError(f"{what} need {needed / 2**30:,.0f} GiB, {free / 2**30:,.0f} are free: ask for less")
+
+
+def peak_bytes(device: torch.device | None = None) -> int:
+    """Most memory so far: of this process, or what its tensors took of an accelerator."""
+    if device is not None and device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def free_cores() -> int:

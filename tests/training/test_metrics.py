@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,18 @@ def test_the_row_says_how_long_was_waited_for_data(
     assert rows[1]["data_wait"] > 0.5
     assert 0 < rows[1]["images_per_second"] < 40 / 0.25
     assert "waiting for data: set data.workers (now 0;" in capsys.readouterr().err
+
+
+def test_a_long_training_says_what_it_will_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first epoch, of what is left; a resumed one knows the validation's time from its rows."""
+    monkeypatch.setattr("recast.training.metrics.LONG", 0.0)
+    fit(small_parent(), small_data(), small_recipe(epochs=2), tmp_path)
+    words = r"note: parent: about \S+\ss to go \((\S+) s a step, (\S+) s a validation, \d\S+\s[GM]iB of memory\)"
+    told = re.findall(words, capsys.readouterr().err)
+    assert len(told) == 1
+    assert all(float(seconds) > 0 for seconds in told[0])
+    monkeypatch.setattr("recast.training.metrics.LONG", 300.0)
+    fit(small_parent(), small_data(), small_recipe(epochs=2), tmp_path / "short")
+    assert "to go" not in capsys.readouterr().err

@@ -102,7 +102,7 @@ class _Loop:
         self.batches = len(self._loader(epoch=1, start=0))
         switches = Switches.of(recipe, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
-        self.journal = Journal(recipe, out, name, self.batches, progress)
+        self.journal = Journal(recipe, out, name, self.batches, progress, device)
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model

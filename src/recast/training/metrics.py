@@ -22,12 +22,14 @@ from torchvision.transforms.v2.functional import normalize
 from recast.analysis.wakefulness import wakefulness
 from recast.data import Data, Loader
 from recast.data.pairs import IGNORE
+from recast.device import peak_bytes
 from recast.errors import RecastError
 from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
 from recast.models.segment import class_maps
+from recast.report.formats import duration, memory
 from recast.run.config import Recipe
 from recast.run.files import read_lines, sealed, write_text
 from recast.run.recipe import recipe_to_dict
@@ -39,6 +41,10 @@ MUCH_WAITING = 0.2
 """Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
 WORTH_SECONDS = 5.0
 """Epochs shorter than this are not worth it."""
+TIMED_STEPS = 20
+"""Steps after which an arm's time and memory are told."""
+LONG = 300.0
+"""Seconds: of a shorter training they are not."""
 SCALARS = (
     "train_loss", "val_loss", "val_top1", "val_miou", "lr", "gate_lr", "seconds", "images_per_second", "data_wait",
     "bad_images",
@@ -124,7 +130,7 @@ class Journal:
     `shown=False` shows nothing. `with journal:` closes what `open` opened.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
+    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool, device: torch.device) -> None:
         for kind in recipe.trackers:
             try:
                 importlib.import_module("torch.utils.tensorboard" if kind == "tensorboard" else kind)
@@ -132,6 +138,7 @@ class Journal:
                 raise RecastError(f"trackers={kind} needs it: pip install {kind}") from None
         self.recipe, self.out, self.name, self.path = recipe, out, name, out / "metrics.jsonl"
         self.shown, self.warned = shown and is_first(), False
+        self.batches, self.device, self.steps, self.validation = batches, device, 0, 0.0
         self.trackers: list[Tracker] = []
         self.console, self.closing = Console(stderr=True), ExitStack()
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -147,6 +154,7 @@ class Journal:
             self.out.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
             write_text(self.path, "".join(map(sealed, rows)))
+            self.validation = next((row["seconds"] or 0.0 for row in rows if row["epoch"] == 0), 0.0)
             opening = (TRACKERS[kind] for kind in self.recipe.trackers)
             self.trackers = [open_tracker(self.out, self.recipe, epoch, self.closing) for open_tracker in opening]
         self.closing.enter_context(self.bar)
@@ -161,12 +169,27 @@ class Journal:
         """One more batch."""
         speed = position.step * self.recipe.data.batch_size / max(position.seconds, 1e-9)
         waiting = f"  waiting for data {position.wait:.0%}" if position.wait >= MUCH_WAITING else ""
+        self.steps += 1
+        if self.steps == min(TIMED_STEPS, self.batches):
+            self._tell_cost(position)
         self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
+
+    def _tell_cost(self, position: Position) -> None:
+        """What is left of this arm, by the steps so far and the validation before training."""
+        step = position.seconds / position.step
+        done = (position.epoch - 1) * self.batches + position.step
+        left = (self.recipe.epochs * self.batches - done) * step
+        left += (self.recipe.epochs + 1 - position.epoch) * self.validation
+        if left >= LONG:
+            costs = f"{step:.2g} s a step, {self.validation:.2g} s a validation, {memory(peak_bytes(self.device))}"
+            self.say(f"note: {self.name}: about {duration(left)} to go ({costs} of memory)")
 
     def write(self, row: Epoch) -> None:
         """Append the row of an epoch, on the disk when this returns, send its numbers on, and show a line."""
         if not is_first():
             return
+        if row.epoch == 0:
+            self.validation = row.seconds or 0.0
         with self.path.open("a", encoding="utf-8") as file:
             file.write(sealed(row.to_dict()))
             file.flush()

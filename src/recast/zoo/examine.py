@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import resource
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from recast.device import peak_bytes
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
@@ -44,7 +43,7 @@ OPEN_MACS = 5e9
 
 def examine(name: str) -> ZooRow:
     """Recast and verify one architecture; whatever goes wrong becomes the row's cause."""
-    started, resident = time.perf_counter(), _peak_bytes()
+    started, resident = time.perf_counter(), peak_bytes()
     row = ZooRow(name, "failed")
     try:
         _examine(row)
@@ -52,7 +51,7 @@ def examine(name: str) -> ZooRow:
         row.status = "failed"
         row.cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     row.seconds = round(time.perf_counter() - started, 1)
-    row.peak_gib = round((_peak_bytes() - resident) / 2**30, 2)
+    row.peak_gib = round((peak_bytes() - resident) / 2**30, 2)
     return row
 
 
@@ -178,9 +177,3 @@ def _reference_macs(layer: GPSA, x: Tensor) -> float:
     queries, keys = rows * columns, padded[0] * padded[1]
     per_head = queries * layer.in_channels * (keys + layer.out_channels)
     return float(len(x) * layer.num_heads * per_head)
-
-
-def _peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
