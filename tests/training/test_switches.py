@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
-from recast import CMHSA, GPSA, Plan, Schedule, load, recast_
+from recast import CMHSA, GPSA, Plan, Schedule, load, recast_, wake_
 from recast.errors import RecastError
 from recast.evaluation.run_folder import open_run
 from recast.models.weights import read_header
@@ -137,16 +137,19 @@ def test_a_learned_schedule_follows_its_measurements(tmp_path: Path) -> None:
     assert not any(isinstance(layer, GPSA) for layer in idle.modules())
 
 
-def test_gate_slopes_are_the_gradients_of_the_recast_network() -> None:
-    parent, todo, loss = small_parent().eval().double(), planned(), nn.functional.cross_entropy
+@pytest.mark.parametrize("start", ["zero", "images"])
+def test_gate_slopes_are_the_gradients_of_the_recast_network(start: str) -> None:
+    parent, todo, loss = small_parent().eval().double(), planned(query_key=start), nn.functional.cross_entropy
     images, labels = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(3)).double(), torch.arange(8) % 3
     halves = list(zip(images.split(3), labels.split(3), strict=True))
-    slopes = gate_slopes(parent, todo, ["4"], halves, loss)
+    slopes = gate_slopes(parent, todo, ["4"], halves, loss, [images])
     assert list(slopes) == ["4"]
     step, base = 1e-6, float(loss(parent(images), labels).detach())
     for gate, head in (("gamma", 0), ("spread", 4)):
         child = copy.deepcopy(parent)
         recast_(child, todo, steps=["4"])
+        if start == "images":
+            wake_(child, images)
         with torch.no_grad():
             getattr(child.get_submodule("4"), gate)[head] += step
             there = float(loss(child.eval()(images), labels))

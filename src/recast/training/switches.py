@@ -5,8 +5,8 @@ network and the optimiser that it had.
 
 With a learned schedule a layer becomes attention when its gates promise more than the convolutions gain. After an
 epoch e that is not the last, each layer i that is still a convolution is recast on a copy, exactly (linear gate,
-γ = s = 0), so that the copy computes what the network does, and the loss L on a few training images is differentiated
-with respect to its gates g = (γ, s), a gate of each kind for every head:
+γ = s = 0) and with the plan's start of queries and keys, so that the copy computes what the network does. The loss L on
+a few training images is differentiated with respect to its gates g = (γ, s), a gate of each kind for every head:
 
     promised_i  = r · Σ_g min(|∂L₁/∂g|, |∂L₂/∂g|) · [same sign]        L₁, L₂: the loss on two halves of the images
     delivered   = training loss of epoch e − 1  −  training loss of epoch e
@@ -128,7 +128,8 @@ class Switches:
         if not waiting or not looks or epoch >= self.record.epochs:
             return self
         halves = probe_halves(data, recipe, next(network.parameters()).device)
-        slopes = [gate_slopes(network, self.plan, waiting, half, loss) for half in halves]
+        seen = [images for images, _ in halves[0]]
+        slopes = [gate_slopes(network, self.plan, waiting, half, loss, seen) for half in halves]
         promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
         before = next((probe.train_loss for probe in probes if probe.epoch == epoch - 1), None)
         delivered = None if before is None or train_loss is None else before - train_loss
@@ -167,20 +168,27 @@ def agreement(one: Tensor, other: Tensor) -> float:
 
 
 def gate_slopes(
-    network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss
-) -> dict[str, Tensor]:
+    network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
+    seen: Sequence[Tensor] = (),
+) -> dict[str, Tensor]:  # fmt: skip
     """∂L/∂(γ, s) of `layers`, (2·heads,) each, where the network computes what it does; L is the mean over the batches.
+
+    seen: images that queries and keys are taken from where the plan has query_key=images.
 
     Raises RecastError for a plan whose stride goes: the network would not be the same function there.
     """
     if plan.config.stride != "keep":
         raise RecastError("a learned schedule needs stride='keep': its gates are measured where the function is exact")
     probe = copy.deepcopy(network)
-    exact = RecastConfig(head_dim=plan.config.head_dim)
+    own = plan.config
+    start = own.query_key if own.gate == "linear" else "zero"
+    exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std)
     if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
         set_plan_(probe, replace(done, config=exact))
-    with seeded(0):  # W_qry is random, and with W_key = 0 of no effect
+    with seeded(0):  # both halves of the images see the same queries and keys
         recast_(probe, replace(plan, config=exact), steps=layers)
+    if start == "images":
+        wake_(probe, seen, own.logit_std, layers=layers)
     found = gpsa_layers(probe)
     gates = [gate for name in layers for gate in (found[name].gamma, found[name].spread)]
     probe.requires_grad_(False)
