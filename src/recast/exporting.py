@@ -71,7 +71,7 @@ class Exported:
         return "\n".join([*lines, f"  a pass on the example: {times}"])
 
 
-@typed("model", "path")
+@typed("model", "example", "path", "to", "parent", "tol")
 def export(
     model: nn.Module, example: Tensor, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
     tol: float = TOLERANCE,

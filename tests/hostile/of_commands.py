@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -196,9 +197,11 @@ def _streams(scale: int, number: int) -> Iterator[Case]:
     pairs = [(words, name) for words in lines for name in BEFORE]
     for words, name in random.Random(number).sample(pairs, min(scale, len(pairs))):
         unheard = "err" in name or (name.startswith("closed") and "2" in name)
+        # where only its answer could not be printed, what it was asked to write is written
+        written = [word for before, word in itertools.pairwise(words.split()) if before == "--out"]
         yield Case(
             "streams and environments", f"{words}: {name}", words.split(), before=BEFORE[name], codes=(0, 1, 2),
-            may_change=("gone", *_kept(words)), unheard=unheard,
+            may_change=("gone", *_kept(words), *written), unheard=unheard,
         )  # fmt: skip
 
 

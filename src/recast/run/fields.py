@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
 from typing import (
@@ -248,6 +248,8 @@ def describe(hint: Any) -> str:
         return "a network (nn.Module, as timm.create_model gives)"
     if origin in (dict, Mapping):
         return "a mapping"
+    if origin is Iterable:
+        return "an iterable"
     if origin is None and isinstance(hint, type):
         return f"a {hint.__name__}"
     if origin is Annotated:

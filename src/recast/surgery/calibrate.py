@@ -32,7 +32,7 @@ class _Reached(BaseException):
     """Ends a forward pass at the layer that was waited for."""
 
 
-@typed("child", "parent", "ridge", "shrink_to_kernel")
+@typed("child", "parent", "batches", "ridge", "shrink_to_kernel")
 @torch.no_grad()
 def calibrate_(
     child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: Positive = 1e-4, *,

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
+from recast.run.fields import typed
 from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import Example, batch_of, run_example
 
@@ -63,6 +64,7 @@ def randomize_scales_(model: nn.Module, example: Example | None = None) -> nn.Mo
     return model if example is None else recalibrate_batch_norm_(model, [example])
 
 
+@typed("model", "batches")
 @torch.no_grad()
 def recalibrate_batch_norm_(model: nn.Module, batches: Iterable[Example]) -> nn.Module:
     """Measure BatchNorm's statistics again: mean and variance become their average over `batches`, by images.

@@ -86,7 +86,7 @@ def told(woken: Sequence[Woken]) -> str:
     )
 
 
-@typed("model", "logit_std", "seed", "layers")
+@typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
     model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError, first_line, shown
 from recast.tracing.cost import saved_sizes
 from recast.tracing.hooks import hooked, in_eval, named
 
@@ -66,7 +66,7 @@ def run_example(model: nn.Module, example: Example) -> Any:
         except Exception as error:  # whatever a model does with what it does not know
             shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
             kind = type(model).__name__
-            raise RecastError(f"{kind} cannot run on the example {shapes}: {first_line(error)}") from error
+            raise RecastError(f"{kind} cannot run on the example {shown(shapes)}: {first_line(error)}") from error
 
 
 def batch_of(example: Example) -> int:
@@ -83,7 +83,7 @@ def batch_of(example: Example) -> int:
             if not value.numel():
                 raise RecastError(f"the example holds no image: expected one or more, got {tuple(value.shape)}")
             return value.shape[0]
-    raise RecastError(f"the example holds no tensor: expected a batch of images, got {example!r}")
+    raise RecastError(f"the example holds no tensor: expected a batch of images, got {shown(example)}")
 
 
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -48,7 +48,7 @@ class Folded:
     """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
 
 
-@typed("model", "tol", "kernel", "batch_norm")
+@typed("model", "tol", "data", "kernel", "batch_norm")
 @torch.no_grad()
 def fold_(
     model: nn.Module,
