@@ -212,6 +212,9 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a form": ("has no form with a kernel", small, lambda m: recast_(m, replace(p := folded_plan(), steps=(*p.steps[:1],
         replace(p.steps[1], fold=replace(p.steps[1].fold, kernel=(4, 4))))))),
     "a place": ("does not say where it goes", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
+    "no step": ("another model, ResNet and not", small, lambda m: recast_(
+        m, replace(plan(m, X).without_steps(), model="ResNet"))),
+    "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
     "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),

@@ -63,6 +63,8 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
     Raises `RecastError` for whatever `recast_` would refuse.
     """
+    if not chosen.steps and chosen.pool is None and plan.model != (own := type(model).__name__):
+        raise RecastError(f"the plan is for another model, {plan.model} and not {own}, and has no step")
     done = plan_of(model)
     begun = done is not None and bool(done.steps)
     if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
