@@ -49,7 +49,11 @@ def printable(text: str, keep: str = "") -> str:
 
 def first_line(error: BaseException) -> str:
     """What another library's error says, in one line; its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        said = str(error).strip().splitlines()
+    except Exception:  # an error of the user's own code, whose text is another
+        said = []
+    return (said or [type(error).__name__])[0]
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
