@@ -68,8 +68,9 @@ def jobs(study: Study, every: dict[str, Study], options: argparse.Namespace) -> 
     tuned_on = every[study.tuned_on] if study.tuned_on else study
     owners = dict.fromkeys(study.rates_of.get(arm, arm) for arm in arms)
     yield [job for arm in owners for job in tuned_on.trials(arm)]
-    rates = {arm: choice(tuned_on, study.rates_of.get(arm, arm), options.out) for arm in arms}
-    yield [study.job(arm, seed=seed, **rates[arm]) for seed in range(options.seeds) for arm in arms]
+    chosen = () if study.rates_fixed else arms
+    rates = {arm: choice(tuned_on, study.rates_of.get(arm, arm), options.out) for arm in chosen}
+    yield [study.job(arm, seed=seed, **rates.get(arm, {})) for seed in range(options.seeds) for arm in arms]
 
 
 def main() -> None:

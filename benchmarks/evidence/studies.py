@@ -38,6 +38,8 @@ class Study:
     """Another study, whose choice of rates is taken over; None: its own."""
     rates_of: dict[str, str] = field(default_factory=dict)
     """Arm → the arm whose rates it takes; others choose their own."""
+    rates_fixed: bool = False
+    """Every arm has the rates that it names, and none is tried."""
     needs: str | None = None
     """The study whose final runs are the parents."""
 
@@ -47,7 +49,7 @@ class Study:
 
     def trials(self, arm: str) -> list[Job]:
         """The runs that choose an arm's rates: three for each that does not take another's."""
-        if self.tuned_on is not None or arm in self.rates_of:
+        if self.rates_fixed or self.tuned_on is not None or arm in self.rates_of:
             return []
         job = self.job(arm, seed=TUNING_SEED, tuning=True)
         if job.where is None or job.gate == "bias":
@@ -100,6 +102,22 @@ def transfers() -> list[Study]:
         pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
         pairs += ((CHOSEN, LONGER), *((arm, CHOSEN) for arm in recast if arm in rates_of and arm != CHOSEN))
         found.append(Study(name, base, TRANSFER, pairs, tuned_on, rates_of))
+    return found
+
+
+def recipes() -> list[Study]:
+    """h. Our own recipes `cifar10` and `folder`, with their gates' rate and larger ones: is attention awake, and what
+    does that cost or give? Crop and flip stand for their augmentation."""
+    found = []
+    for name, batch_size, updates, lr in (("cifar10", 128, 310, 1e-4), ("folder", 64, 1240, 2e-4)):
+        base = Job(
+            f"h-recipe-{name}", "", 0, "cifar10", 4000, updates, "cifar_resnet20.cifar100", C100, "cifar100", lr=lr,
+            batch_size=batch_size, bf16=True,
+        )  # fmt: skip
+        arms: Arms = {FINE_TUNED: {}}
+        for rate in (10 * lr, 1e-2, 3e-2):
+            arms[f"recast, gates {rate:g}"] = {**LAST, **IMAGES, "gate_lr": rate}
+        found.append(Study(base.study, base, arms, against(FINE_TUNED, arms), rates_fixed=True))
     return found
 
 
@@ -229,5 +247,6 @@ def pooling(scale: Scale) -> Study:
 
 def studies(scale: Scale) -> dict[str, Study]:
     """All of them by name, in the order in which they are run."""
-    found = [*transfers(), *controls(scale), *progressive(scale), when(scale), *scales(scale), pooling(scale)]
+    first = [*transfers(), *recipes(), *controls(scale)]
+    found = [*first, *progressive(scale), when(scale), *scales(scale), pooling(scale)]
     return {study.name: study for study in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ DIFFERENT = 4
 """How many validation images are shown where none is asked for, each of another class."""
 NAMED = 3
 """How many files that cannot be read are named."""
+MOST_FILES = 100_000
+"""In a folder and below it: a link to / is told from photographs."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +99,28 @@ def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
         elif str(word).startswith("val:"):
             raise RecastError(f"a validation image is named by its number, such as val:3, got {word}")
         elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if is_image_name(file.name) and file.is_file())
-            if not inside:
-                raise RecastError(
-                    f"no images in folder {path}: files with endings such as .png, .jpg or .webp are looked for"
-                )
-            found += inside
+            found += images_below(path)
         elif path.exists():
             found.append(path)
         else:
             raise RecastError(f"no such image or folder: {path}")
     return found
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Every image in a folder and those below it, by name. Raises `RecastError` for none, and for too many files."""
+    found: list[Path] = []
+    seen = 0
+    for below, folders, names in os.walk(folder):
+        seen += len(folders) + len(names)
+        if seen > MOST_FILES:
+            raise RecastError(f"folder {folder} holds more than {MOST_FILES:,} files: name images, or a smaller folder")
+        found += [path for name in names if is_image_name(name) and (path := Path(below, name)).is_file()]
+    if not found:
+        raise RecastError(
+            f"no images in folder {folder}: files with endings such as .png, .jpg or .webp are looked for"
+        )
+    return sorted(found)
 
 
 def some_of_validation(data: Data) -> list[int | Path]:
