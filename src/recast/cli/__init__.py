@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> int:
         return complain(f"recast {name}", str(error) or "interrupted", 130)
     except HelpShown:
         return 0
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
         return complain(f"recast {name}", f"error: {describe(error)}")
 
 

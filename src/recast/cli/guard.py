@@ -69,7 +69,8 @@ def guarded_streams(json: bool) -> Iterator[Stream]:
         for name in ("stdout", "stderr"):
             if hasattr(stream := streams.get(name) or getattr(sys, name), "reconfigure"):
                 # redirected on Windows they speak a code page that has no → and no σ; names may be no UTF-8
-                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+                with suppress(OSError):  # a pipe without a reader may not let it
+                    stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         is_closed = OSError(errno.EBADF, "it is closed") if "stdout" in closed else None
         out = result = Stream(streams.get("stdout") or sys.stdout, is_closed)
         error = Stream(streams.get("stderr") or sys.stderr)

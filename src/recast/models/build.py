@@ -320,8 +320,8 @@ def _told(what: str) -> Iterator[None]:
     """Whatever the user's code raises, or leaving the program, as RecastError."""
     try:
         yield
-    except RecastError:
+    except (RecastError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
         raise RecastError(f"{what}: {kind}{first_line(error)}") from error
