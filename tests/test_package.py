@@ -24,6 +24,7 @@ ROOMS = [
     {"device"},
     {"data", "models"},
     {"io", "exporting"},
+    {"checking"},
     {"analysis"},
     {"evaluation"},
     {"explain", "training", "zoo"},

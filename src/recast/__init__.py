@@ -17,6 +17,7 @@ from recast.run.names import watch_timm
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
+    from recast.checking import check as check
     from recast.errors import RecastError as RecastError
     from recast.evaluation import evaluate as evaluate
     from recast.exporting import export as export
@@ -54,6 +55,7 @@ _HOME = {
     "Schedule": "run.schedule",
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
+    "check": "checking",
     "evaluate": "evaluation",
     "export": "exporting",
     "fold_": "surgery.folding.model",

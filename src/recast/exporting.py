@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -23,6 +24,8 @@ from recast.run.fields import typed
 from recast.run.files import replaced
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
+from recast.surgery.plan import plan_of
+from recast.surgery.proof import note_, proof_of
 from recast.tracing.hooks import in_eval
 from recast.tracing.observe import run_example
 
@@ -81,7 +84,8 @@ def export(
     `to`: "onnx" (.onnx, run by ONNX Runtime) or "torch" (.pt2, a `torch.export` program); by default what the suffix
     says. `example` is a batch of images. The file takes any batch, and any height and width if the model itself runs on
     images of another size. It is compared on 1 and 3 images at the example's size and, where it is free, another one.
-    `parent` is timed beside them. Fold the model first (`fold_`): closed heads are a plain convolution then.
+    `parent` is timed beside them. What was found is noted on the model, for `save`.
+    Fold the model first (`fold_`): closed heads are a plain convolution then.
 
     Raises `RecastError` for packages that are not installed, a model that torch cannot export, and outputs further than
     `tol` from the module's: the file is not left there then.
@@ -92,7 +96,7 @@ def export(
     if to is None or path.suffix != SUFFIX.get(to):
         wanted = " or ".join(f"{kind} ({suffix})" for kind, suffix in SUFFIX.items())
         raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
-    if to == "onnx" and (missing := [name for name in PACKAGES if find_spec(name) is None]):
+    if to == "onnx" and (missing := missing_packages()):
         raise RecastError(f"ONNX needs {', '.join(missing)}: pip install 'recast-vision[export]', or to='torch'")
     if example.dim() != 4:
         raise RecastError(f"the example is a batch of images (batch, channels, height, width), got {example.dim()}-d")
@@ -110,18 +114,29 @@ def export(
             break
         for any_size in (True, False) if len(sizes) > 1 else (False,):
             any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, any_size)
-            program, asked = _open(temporary, to), [(b, size) for size in sizes[: 1 + any_size] for b in BATCHES]
+            program, asked = open_program(temporary, to), [(b, size) for size in sizes[: 1 + any_size] for b in BATCHES]
             try:
-                checks = tuple(_check(model, program, _images(example, batch, size), tol) for batch, size in asked)
+                checks = tuple(compare(model, program, _images(example, batch, size), tol) for batch, size in asked)
                 break
             except RecastError:
                 if not any_size:
                     raise  # else torch's program holds for some sizes only: of one size it may be right
         arms: dict[str, Callable[[], object]] = {"file": lambda: program(example), "module": lambda: model(example)}
         if parent is not None:
-            with in_eval(parent):
-                return Exported(path, to, any_size, checks, _times(arms | {"parent": lambda: parent(example)}))
-        return Exported(path, to, any_size, checks, _times(arms))
+            arms["parent"] = lambda: parent(example)
+        with nullcontext() if parent is None else in_eval(parent):
+            found = Exported(path, to, any_size, checks, _times(arms))
+        digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
+    if plan_of(model) is not None:
+        proof = proof_of(model)
+        told = found.to_dict() | {"path": path.name, "sha256": digest}
+        note_(model, replace(proof, exported=(proof.exported or {}) | {path.name: told}))
+    return found
+
+
+def missing_packages() -> list[str]:
+    """What ONNX needs and is not installed."""
+    return [name for name in PACKAGES if find_spec(name) is None]
 
 
 def _images(example: Tensor, batch: int, size: tuple[int, ...]) -> Tensor:
@@ -153,7 +168,7 @@ def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: b
     return len(axes) > 1
 
 
-def _open(path: Path, to: Target) -> Program:
+def open_program(path: Path, to: Target) -> Program:
     """The file as a function of images."""
     if to == "torch":
         with path.open("rb") as file:
@@ -166,7 +181,7 @@ def _open(path: Path, to: Target) -> Program:
     return lambda x: [torch.from_numpy(found) for found in session.run(None, {name: x.cpu().numpy()})]
 
 
-def _check(model: nn.Module, program: Program, images: Tensor, tol: float) -> ExportCheck:
+def compare(model: nn.Module, program: Program, images: Tensor, tol: float) -> ExportCheck:
     """Compare on one batch. Raises `RecastError` where the file parts from the module."""
     batch, _, height, width = images.shape
     at = f"on {batch} images of {height}×{width}"

@@ -15,17 +15,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.models.build import build_from, check_constructor
-from recast.models.weights import CHECKSUM, HEADER, checksum, load_weights_, read_header, read_safetensors
+from recast.models.build import build_from, check_constructor, replayed
+from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced
-from recast.surgery.apply import recast_, refresh_gates_
-from recast.surgery.plan import Plan, plan_of
+from recast.surgery.apply import refresh_gates_
+from recast.surgery.plan import plan_of
+from recast.surgery.proof import checksum, proof_of
 
 
 @typed("model", "path")
 def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None) -> Path:
-    """Write weights, plan and constructor of a model (recast or plain) to one `.safetensors` file; returns its path.
+    """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor; returns its path.
+
+    The file of a recast model also holds what `check` looks at: its parent's fingerprint, the latest comparison by
+    `verify` that held, what `fold_` did, and what `export` found.
 
     `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, pkg.module:function), or
     {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises `RecastError` for another
@@ -40,6 +44,8 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         check_constructor(constructor)
     plan = plan_of(model)
     header = {"constructor": constructor, "plan": None if plan is None else plan.to_json()}
+    if plan is not None:
+        header["proof"] = proof_of(model).to_dict()
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -76,7 +82,6 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
-    if header["plan"] is not None:
-        model = recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
+    model = replayed(model, header, path)
     load_weights_(model, read_safetensors(Path(path)), path)
     return refresh_gates_(model.eval())

@@ -41,7 +41,7 @@ SHOWN = 12
 """Lines of a table of a figure that are kept as they are."""
 HELPS = {
     "recast": "--help",
-    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "export")},
+    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "check", "export")},
     **{name: f"{name} --help" for name in ("report", "zoo")},
     "train": "train --help",
     "train_tcnn": "train tcnn --help",

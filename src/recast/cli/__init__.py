@@ -1,6 +1,7 @@
 """The command `recast`: a thin layer over the library. A command's module is imported when it is called.
 
-Exit codes: 0 done, 1 the check that was asked for failed (`verify`), 2 a mistake in the request, 130 interrupted.
+Exit codes: 0 done, 1 the check that was asked for failed (`verify`, `check`), 2 a mistake in the request, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COMMANDS = {
     "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
     "evaluate": "measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "see where a run, or any network, looks in an image: a page to click, maps of classes, a PNG",
+    "check": "verify again what a saved file says of itself: weights, plan, parent, folds, exports",
     "export": "write a run or a saved network as ONNX or a program of torch.export, and check the file",
     "report": "one HTML page of one or several runs",
     "zoo": "recast and verify the architectures of timm and torchvision, one row each",

@@ -22,7 +22,7 @@ METAVARS = {
     "budget": "LIMITS", "device": "DEVICE", "name": "NAME", "data": "NAME", "opt": "NAME",
     "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR", "figures": "DIR",
     "subject": "RUN|MODEL", "images": "IMAGE", "classes": "FILE", "layer": "LAYER",
-    "coarse_file": "FILE",
+    "coarse_file": "FILE", "saved": "FILE|RUN", "parent": "MODEL|FILE",
 }  # fmt: skip
 
 

@@ -21,8 +21,8 @@ from recast import __version__
 from recast.data.datasets import LabelledImages
 from recast.errors import first_line
 from recast.evaluation.context import Context, PixelModel, Score, Source
-from recast.models.weights import checksum
 from recast.run.files import replaced
+from recast.surgery.proof import checksum
 
 
 def model_key(model: PixelModel) -> str:

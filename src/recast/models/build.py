@@ -13,7 +13,8 @@ import socket
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -27,11 +28,12 @@ from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights
 from recast.run.config import ModelConfig
-from recast.run.fields import Classes, Pixels, check_value
+from recast.run.fields import Classes, Pixels, check_value, read_fields
 from recast.run.names import FORMS, split_name, unknown_model
 from recast.run.trust import check_trusted, elsewhere, import_path, trusting
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
+from recast.surgery.proof import Proof, note_
 
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
@@ -52,7 +54,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         raise RecastError("pass either checkpoint or pretrained, not both: a checkpoint replaces every weight")
     source, name = split_name(config.name)
     kwargs = _kwargs(config, num_classes)
-    origin, weights = f"the pretrained weights of {config.name}", None
+    origin, weights, header = f"the pretrained weights of {config.name}", None, None
     if config.checkpoint is not None:
         # The file is read before the network is made: it is the likelier mistake, and the quicker check.
         origin, weights = str(config.checkpoint), read_weights(config.checkpoint)
@@ -62,8 +64,10 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
     model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
     if weights is not None:
-        if config.checkpoint is not None and (plan := _plan_in(config.checkpoint)) is not None:
-            model = recast_(model, plan)
+        if config.checkpoint is not None:
+            with suppress(RecastError):  # foreign: its weights were read before
+                header = read_header(config.checkpoint)
+            model = model if header is None else replayed(model, header, config.checkpoint)
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
         if config.new_head:
@@ -86,13 +90,12 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     return model
 
 
-def _plan_in(checkpoint: str) -> Plan | None:
-    """What was recast in a network that `recast.save` wrote; None of any other file."""
-    try:
-        saved = read_header(checkpoint)["plan"]
-    except RecastError:  # foreign: its weights were read before
-        return None
-    return None if saved is None else Plan.from_json(saved, f"{checkpoint}'s plan")
+def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> nn.Module:
+    """`model` recast by the plan, with the proof, that the header of a saved file holds."""
+    if header["plan"] is None:
+        return model
+    note_(model, read_fields(Proof, header["proof"], f"{path}'s proof"))
+    return recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
 
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:

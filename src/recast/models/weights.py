@@ -6,7 +6,6 @@ tensors and plain containers and refuses everything else.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import warnings
 import zipfile
@@ -22,26 +21,13 @@ from torch import Tensor, nn
 from recast.errors import RecastError, shown
 from recast.run.files import require
 from recast.run.reading import parse_json
+from recast.surgery.proof import checksum
 
 PICKLED = (".pth", ".pt", ".bin", ".tar")
 WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # where training scripts keep the weights
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
 HEADER, CHECKSUM = "recast", "recast_checksum"
 """In the metadata of a file of `recast.save`: how to build the model, and the `checksum` of that and of the tensors."""
-
-
-def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
-    """SHA-256 of texts, and of tensors with their names, types and shapes."""
-    digest = hashlib.sha256()
-    for part in content:
-        if not isinstance(part, Mapping):
-            digest.update(f"{part!r}\n".encode())
-            continue
-        for name, tensor in sorted(part.items()):
-            digest.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            # as bytes: bfloat16 has no NumPy type
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -80,7 +66,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …}` of a saved file. Raises `RecastError` if it is missing, truncated or foreign."""
+    """`{"constructor": …, "plan": …, "proof": …}` of a saved file.
+
+    Raises `RecastError` if it is missing, truncated or foreign.
+    """
     path = Path(path)
     if not path.is_file():
         raise RecastError(f"no such file: {path}")
@@ -98,7 +87,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
     constructor, plan = header.get("constructor"), header.get("plan")
     if not isinstance(plan, str | None):
         raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
-    return {"constructor": constructor, "plan": plan}
+    return {"constructor": constructor, "plan": plan, "proof": header.get("proof") or {}}
 
 
 def _read_pickled(path: Path) -> Any:

@@ -15,6 +15,7 @@ from recast.run.fields import typed
 from recast.surgery.folding.forms import as_folded, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
+from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
@@ -35,7 +36,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     if steps is not None and not steps:
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
-    done = plan_of(model)
+    done, proof = plan_of(model), proof_of(model)
     modules, layers = check_recast(model, plan, chosen)
     edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
     check_edits(model, edits, plan.model)
@@ -55,6 +56,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             norm = model.get_submodule(step.fold.batch_norm)
             replace_module_(model, norm, what_remains(norm))
     set_plan_(model, _applied(plan, chosen, done))
+    note_(model, proof)
     return model
 
 

@@ -29,6 +29,31 @@ class Fold:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """What `fold_` did to a layer: its heads, how many of them are closed, and the form it has now."""
+
+    name: str
+    closed: int
+    heads: int
+    convolution: bool
+    change: float
+    """Largest dropped gate, max(|γ|, |s|) of the maps that were removed: 0 where the fold is exact."""
+    gaussian: int = 0
+    """Heads that keep a Gaussian map."""
+    content: int = 0
+    """Heads that keep a content map."""
+    kernel: tuple[int, int] = (0, 0)
+    batch_norm: str | None = None
+    """The BatchNorm that was multiplied into the layer."""
+    layer_error: float | None = None
+    """Relative change of the layer's output on the data's first batch, max|a−b| / max|b|, before the BatchNorm."""
+    output_error: float | None = None
+    """Relative change of the model's outputs on the data, by this layer, its BatchNorm and those before it."""
+    accuracy: float | None = None
+    """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
+
+
+@dataclass(frozen=True)
 class Step:
     """One convolution that becomes GPSA. Sizes are (channels, rows, columns) at the example; costs are per image."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
 
@@ -20,6 +20,7 @@ from recast.run.config import Backend
 from recast.run.fields import typed
 from recast.surgery.exactness import Exactness, relative_error
 from recast.surgery.plan import Plan, applied_plan
+from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
 from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
@@ -161,8 +162,9 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
     Sets eval mode and TF32 off, and restores both, buffers and torch's random state. `backend` makes every layer
     compute with that code. With `stride="dilate"` layers are compared at the parent's positions, the even ones of the
     child. Outputs may be any nest of tensors. The result says which layers were compared and on what signal: it proves
-    something (`ok`) only where there was one in each. Raises `RecastError` if the outputs cannot be compared, if parent
-    and child are the same object, and for a parent that is another network.
+    something (`ok`) only where there was one in each. What holds is noted on the child, for `save`.
+    Raises `RecastError` if the outputs cannot be compared, if parent and child are the same object, and for a parent
+    that is another network.
     """
     with _ALONE:
         return _verify(parent, child, batch, backend)
@@ -193,7 +195,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
             moved = _comparable(run_example(child, batch), output)
         share = max(relative_error(a, b) for a, b in moved) if _varies(batch) else 0.0
         signal[next(iter(attention_pools(child)))] = share
-    return Exactness(
+    result = Exactness(
         images=images,
         max_relative_error=max(relative_error(a, b) for a, b in tensors),
         bitwise=all(torch.equal(a, b) for a, b in tensors) and not any(layers.values()),
@@ -203,6 +205,9 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
         predictions=equal.numel(),
         signal=signal,
     )
+    if result.ok():
+        note_(child, replace(proof_of(child), verified=result))
+    return result
 
 
 def _comparable(output: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:

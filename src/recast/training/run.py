@@ -34,6 +34,7 @@ from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, plan_of
+from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import verify
@@ -252,6 +253,8 @@ class _Run:
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         found = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / "verify.json", found.to_dict())
+        if found.ok():
+            note_(child, replace(proof_of(child), verified=found))  # of all batches
         if schedule is None:
             self.say(f"{planned}\nagainst the parent on {found.images} validation images: {found}\n")
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,38 +14,14 @@ from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import plan_of, set_plan_
-from recast.surgery.records import Step
+from recast.surgery.proof import note_, proof_of
+from recast.surgery.records import Folded, Step
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import captured_inputs, in_eval
 from recast.tracing.observe import batch_of, run_example
 
 KERNELS = (3, 5, 7, 9, 11)
 Batches = list[tuple[Tensor, Tensor | None]]
-
-
-@dataclass(frozen=True)
-class Folded:
-    """What `fold_` did to a layer: its heads, how many of them are closed, and the form it has now."""
-
-    name: str
-    closed: int
-    heads: int
-    convolution: bool
-    change: float
-    """Largest dropped gate, max(|γ|, |s|) of the maps that were removed: 0 where the fold is exact."""
-    gaussian: int = 0
-    """Heads that keep a Gaussian map."""
-    content: int = 0
-    """Heads that keep a content map."""
-    kernel: tuple[int, int] = (0, 0)
-    batch_norm: str | None = None
-    """The BatchNorm that was multiplied into the layer."""
-    layer_error: float | None = None
-    """Relative change of the layer's output on the data's first batch, max|a−b| / max|b|, before the BatchNorm."""
-    output_error: float | None = None
-    """Relative change of the model's outputs on the data, by this layer, its BatchNorm and those before it."""
-    accuracy: float | None = None
-    """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
 
 
 @typed("model", "tol", "data", "kernel", "batch_norm")
@@ -107,6 +83,7 @@ def fold_(
         norms = {done.name: done.batch_norm for done in report if done.name}
         steps = tuple(_noted(model, step, norms) if step.name in norms else step for step in plan.steps)
         set_plan_(model, replace(plan, steps=steps))
+        note_(model, replace(proof_of(model), folded=report))
     return report
 
 

@@ -16,6 +16,7 @@ from recast.run.fields import typed
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place
+from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import in_eval
@@ -48,6 +49,7 @@ def attention_pool_(
         return model
     _check_own_pool(model)
     place = find_place(model, noise(model) if example is None else example)
+    note_(model, proof_of(model))
     put_pool_(model, config, place)
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)

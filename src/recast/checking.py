@@ -1,0 +1,202 @@
+"""`check`: what a saved file says of itself, verified again as far as it can be."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from recast.errors import RecastError
+from recast.exporting import BATCHES, TOLERANCE, compare, missing_packages, open_program
+from recast.io import load
+from recast.layers.gpsa import gpsa_layers
+from recast.models.build import check_constructor
+from recast.models.weights import CHECKSUM, read_header, read_safetensors
+from recast.run.fields import read_fields, typed
+from recast.run.trust import check_trusted, trusting
+from recast.surgery.apply import recast_
+from recast.surgery.folding.forms import describe
+from recast.surgery.plan import Plan, applied_plan
+from recast.surgery.pooling.swap import noise
+from recast.surgery.proof import Proof, fingerprint
+from recast.surgery.verify import verify
+
+SAID = {True: "holds", False: "FAILS", None: "not checked"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim of a file."""
+
+    claim: str
+    holds: bool | None
+    """None: it cannot be verified, and `told` says why."""
+    told: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in a file."""
+
+    path: Path
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no claim was found to be false."""
+        return all(found.holds is not False for found in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields."""
+        return {"path": str(self.path), "ok": self.ok, "findings": [asdict(found) for found in self.findings]}
+
+    def __str__(self) -> str:
+        lines = [f"  {SAID[found.holds]:<12} {found.claim}: {found.told}" for found in self.findings]
+        return "\n".join([f"{self.path}: {'nothing was found wrong' if self.ok else 'NOT as it says'}", *lines])
+
+
+@typed("path", "parent", "trust")
+def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> Checked:
+    """Open a file of `save`, rebuild its network, and verify again what it says of itself.
+
+    With the `parent`: that it is the one that was recast, that the plan applied to it computes what it computes, and
+    how far the saved weights are from it, on two images of noise. What cannot be verified is said too. Raises
+    `RecastError` for what is no file of `save`, and, as `load` does, for code that it names without `trust`.
+    """
+    path = Path(path)
+    header = read_header(path)
+    if header["constructor"] is not None:
+        _, name, _ = check_constructor(header["constructor"])
+        with trusting(trust=trust):
+            check_trusted(name)
+    proof = read_fields(Proof, header["proof"], f"{path}'s proof")
+    return Checked(path, tuple(_findings(path, header, proof, parent, trust)))
+
+
+def _findings(
+    path: Path, header: dict[str, Any], proof: Proof, parent: nn.Module | None, trust: bool
+) -> Iterator[Finding]:
+    try:
+        tensors = read_safetensors(path)
+    except RecastError as error:
+        yield Finding("weights", False, str(error))
+        return
+    with safe_open(path, framework="pt") as file:
+        sealed = CHECKSUM in (file.metadata() or {})
+    how = "as its checksum says" if sealed else "it carries no checksum, so a change would not show"
+    yield Finding("weights", sealed or None, f"{len(tensors)} tensors, {how}")
+    if header["constructor"] is None and parent is None:
+        yield Finding("network", None, "the file does not say how to build it: give the parent")
+        return
+    try:
+        model = load(path, parent if header["constructor"] is None else None, trust=trust)
+    except RecastError as error:
+        yield Finding("network", False, str(error))
+        return
+    name = (header["constructor"] or {}).get("name", type(model).__name__)
+    if header["plan"] is None:
+        yield Finding("network", True, f"{name}, which was not recast: all tensors fit")
+        return
+    plan = applied_plan(model)
+    pool = "" if plan.pool is None else " and attention pooling"
+    yield Finding("network", True, f"{name}: the plan's {len(plan.steps)} layers{pool} are put in, all tensors fit")
+    if layers := gpsa_layers(model):
+        heads = sum(layer.num_heads for layer in layers.values())
+        seen = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
+        opened = sum(count if numbers is None else len(numbers) for count, numbers in seen)
+        yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
+    try:
+        yield from _against_parent(plan, proof, model, parent)
+    except RecastError as error:  # a parent of another shape
+        yield Finding("same function", False, str(error))
+    if proof.folded is not None:
+        yield _folds(proof, model)
+    for file_name, told in (proof.exported or {}).items():
+        yield _export(path.parent / Path(file_name).name, told, model)
+
+
+def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Module | None) -> Iterator[Finding]:
+    """Is it the parent, does the plan compute what it computes, and where are the saved weights now?"""
+    recorded = "nothing is recorded" if proof.verified is None else f"recorded: {proof.verified}"
+    if parent is None:
+        known = "not known to the file" if proof.parent is None else f"{proof.parent[:12]}…, give the parent to compare"
+        yield Finding("parent", None, known)
+        yield Finding("same function", None, f"{recorded}; give the parent to verify it again")
+        return
+    if proof.parent is None:
+        yield Finding("parent", None, "the file does not hold its fingerprint")
+    else:
+        same = fingerprint(parent) == proof.parent
+        told = "is the network that was recast" if same else "is another network, or its weights were changed"
+        yield Finding("parent", same, f"{told} ({proof.parent[:12]}…)")
+    images = noise(parent)
+    unfolded = replace(plan, steps=tuple(replace(step, fold=None, bias_added=False) for step in plan.steps))
+    with torch.random.fork_rng(devices=[]):
+        start = recast_(copy.deepcopy(parent), unfolded)
+    found, now = verify(parent, start, images), verify(parent, model, images)
+    promised = all(step.exact for step in plan.steps)
+    if plan.pool is not None and plan.place is not None:
+        promised = promised and plan.pool.start == "average" and plan.place.averages
+    told = f"the plan on this parent: {found}; {recorded}"
+    if not promised:
+        told += "; this plan does not promise it (gate, stride, bias or pooling of another start)"
+    yield Finding("same function", found.ok() if promised else None, told)
+    if now.ok():
+        yield Finding("saved weights", True, f"compute what the parent computes: {now}")
+        return
+    begun, held = start.state_dict(), model.state_dict()
+    both = [name for name, value in held.items() if name in begun and value.shape == begun[name].shape]
+    moved = [name for name in both if not torch.equal(held[name], begun[name])]
+    why = f"training has moved {len(moved)} of {len(held)} tensors" if moved else "folding has changed layers"
+    if moved or proof.folded or not promised:
+        yield Finding("saved weights", None, f"{why}: {now}")
+    else:
+        yield Finding("saved weights", False, f"nothing has moved, and yet they differ: {now}")
+
+
+def _folds(proof: Proof, model: nn.Module) -> Finding:
+    """The forms of the layers are those that the report of `fold_` tells."""
+    modules, folded = dict(model.named_modules()), proof.folded or []
+    for told in folded:
+        if told.name not in modules:
+            return Finding("folds", False, f"the network has no layer {told.name!r}, which fold_ reports")
+        form = describe(modules[told.name])
+        has = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
+        if has != (told.convolution, told.kernel, told.gaussian, told.content):
+            return Finding("folds", False, f"{told.name} has another form than fold_ reports")
+    worst = max((told.output_error or 0.0 for told in folded), default=0.0)
+    measured = f"; recorded: outputs moved by {worst:.1e} on images that the file does not hold" if worst else ""
+    return Finding("folds", True, f"{len(folded)} layers have the forms that fold_ reports{measured}")
+
+
+def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
+    """An exported file that lies beside: is it the one, and does it compute the same? Programs of torch are not opened:
+    reading one may run code."""
+    claim = f"export {path.name}"
+    worst = max((check.get("error", 0.0) for check in told.get("checks", ())), default=0.0)
+    recorded = f"recorded: relative error {worst:.1e}"
+    if not path.is_file():
+        return Finding(claim, None, f"it does not lie beside the file; {recorded}")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != told.get("sha256"):
+        return Finding(claim, False, f"{path} is another file than the one that was checked; {recorded}")
+    if path.suffix != ".onnx" or missing_packages():
+        why = "a program of torch is not opened here" if path.suffix != ".onnx" else "ONNX Runtime is not installed"
+        return Finding(claim, None, f"it is the file that was checked, and was not run again ({why}); {recorded}")
+    program = open_program(path, "onnx")
+    try:
+        errors = []
+        for case in told["checks"]:
+            images = noise(model)[[0, 1, 0][: min(case["batch"], max(BATCHES))]]
+            images = torch.nn.functional.interpolate(images, size=(case["height"], case["width"]))
+            with torch.no_grad():
+                errors.append(compare(model, program, images, TOLERANCE).error)
+    except RecastError as error:
+        return Finding(claim, False, str(error))
+    return Finding(claim, True, f"run again, relative error {max(errors):.1e}; {recorded}")

@@ -1,0 +1,95 @@
+"""`recast check FILE|RUN`: verify again what a saved file says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from recast.cli.help import Command
+from recast.cli.options import JsonOption, TrustOption, Words, parse, print_json
+from recast.errors import RecastError
+from recast.run.config import ModelConfig
+from recast.run.trust import trusting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EXAMPLES = """  recast check child.safetensors
+  recast check child.safetensors --parent resnet50            (its published weights)
+  recast check child.safetensors --parent parent.safetensors
+  recast check runs/mine --json                               (with the run's own parent)
+"""
+ABOUT = """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
+exported files that lie beside it. With the parent: that it is the one that was recast, that the plan computes the
+same function, and whether training has moved the weights since. What cannot be verified is named, with the reason.
+Exit code 1: something is not as the file says."""
+
+
+@dataclass
+class Options(TrustOption, JsonOption):
+    """Options of the command."""
+
+    WORDS: ClassVar[Words] = {"saved": "1"}
+    saved: str = ""
+    """a file of recast.save, or a run folder"""
+    parent: str | None = None
+    """a model's name (published weights), or a file of weights; None: a run's own"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print what holds, what fails and what cannot be checked."""
+    options = parse(Command("check", "FILE|RUN [options]", ABOUT, EXAMPLES), Options(), argv)
+    path = Path(options.saved)
+    folder = path if path.is_dir() else None
+    path = path / "weights.safetensors" if folder else path
+
+    from recast.checking import check
+    from recast.models.weights import read_header
+
+    header = read_header(path)
+    with trusting(options.parent, trust=options.trust):
+        parent = None if options.parent is None else _named(options.parent, header["constructor"])
+        if parent is None and folder is not None:
+            parent = _of_run(folder)
+        found = check(path, parent, trust=options.trust)
+    print_json(found.to_dict()) if options.json else print(found)
+    return 0 if found.ok else 1
+
+
+def _named(name: str, constructor: dict[str, object] | None) -> nn.Module:
+    """The parent that was typed: a file of `save`, weights for the file's own constructor, or a name."""
+    from recast.explain.open import open_model
+    from recast.models.build import build, build_from
+    from recast.models.weights import load_weights_, read_header, read_weights
+    from recast.run.trust import is_function
+
+    if not Path(name).is_file():
+        return build(ModelConfig(name, pretrained=not is_function(name))).eval()
+    try:
+        own = read_header(name)["constructor"]
+    except RecastError:
+        own = None
+    if own is not None:
+        return open_model(ModelConfig(name))
+    if constructor is None:
+        raise RecastError(f"neither file says how to build the network that {name} holds weights of: save it with one")
+    model = build_from(constructor).eval()
+    load_weights_(model, read_weights(name), name)
+    return model
+
+
+def _of_run(folder: Path) -> nn.Module | None:
+    """The parent of a run; None of one that recast nothing, and where an embedding's head was part of it."""
+    from recast.evaluation.run_folder import check_run
+    from recast.models.build import build
+    from recast.run.recipe import load_recipe
+    from recast.run.trust import check_trusted
+
+    check_run(folder)
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    if recipe.is_plain or recipe.embedding.is_on:
+        return None
+    check_trusted(recipe.model.name)
+    return build(recipe.model).eval()

@@ -1,0 +1,63 @@
+"""What is known of a recast model beside its plan. `save` writes it into the model's file, `check` looks at it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.surgery.exactness import Exactness
+from recast.surgery.records import Folded
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Where a model comes from, and what was found when it was compared, folded and exported."""
+
+    parent: str | None = None
+    """Fingerprint of the network that was recast, as it was then."""
+    verified: Exactness | None = None
+    """The latest comparison with the parent that showed the same function."""
+    folded: list[Folded] | None = None
+    """What the latest `fold_` did."""
+    exported: dict[str, dict[str, Any]] | None = None
+    """Name of a file that was written of the model → what `Exported.to_dict` tells of it, and its SHA-256."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields, without those of which nothing is known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
+    """SHA-256 of texts, and of tensors with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for part in content:
+        if not isinstance(part, Mapping):
+            digest.update(f"{part!r}\n".encode())
+            continue
+        for name, tensor in sorted(part.items()):
+            digest.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            # as bytes: bfloat16 has no NumPy type
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def fingerprint(model: nn.Module) -> str | None:
+    """The `checksum` of a model's weights and buffers; None where they have no values (device meta)."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return None if any(value.is_meta for value in state.values()) else checksum(state)
+
+
+def proof_of(model: nn.Module) -> Proof:
+    """What is known of a model; of one of which nothing was noted, the fingerprint that it has now."""
+    found = getattr(model, "recast_proof", None)
+    return found if isinstance(found, Proof) else Proof(fingerprint(model))
+
+
+def note_(model: nn.Module, proof: Proof) -> None:
+    """Note on a model what is known of it now."""
+    model.recast_proof = proof  # type: ignore[assignment]
