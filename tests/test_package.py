@@ -24,7 +24,7 @@ ROOMS = [
     {"device"},
     {"data", "models"},
     {"io", "exporting"},
-    {"checking"},
+    {"checking", "hub"},
     {"analysis"},
     {"evaluation"},
     {"explain", "training", "zoo"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recast.errors import RecastError as RecastError
     from recast.evaluation import evaluate as evaluate
     from recast.exporting import export as export
+    from recast.hub import push_to_hub as push_to_hub
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -62,6 +63,7 @@ _HOME = {
     "load": "io",
     "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
+    "push_to_hub": "hub",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",

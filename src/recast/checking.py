@@ -15,7 +15,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.exporting import BATCHES, TOLERANCE, compare, missing_packages, open_program
-from recast.io import load
+from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor
 from recast.models.weights import CHECKSUM, read_header, read_safetensors
@@ -70,7 +70,7 @@ def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fa
     how far the saved weights are from it, on two images of noise. What cannot be verified is said too. Raises
     `RecastError` for what is no file of `save`, and, as `load` does, for code that it names without `trust`.
     """
-    path = Path(path)
+    path = local_file(path)
     header = read_header(path)
     if header["constructor"] is not None:
         _, name, _ = check_constructor(header["constructor"])

@@ -15,13 +15,27 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.models.build import build_from, check_constructor, replayed
+from recast.models.build import build_from, check_constructor, reaching, replayed
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
+
+HUB, HUB_FILE = "hf-hub:", "model.safetensors"
+"""What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
+
+
+def local_file(path: str | Path) -> Path:
+    """Where a file lies; of hf-hub:user/name[@revision], its copy in the Hub's cache, fetched where it is not there."""
+    if not str(path).startswith(HUB):
+        return Path(path)
+    from huggingface_hub import hf_hub_download
+
+    repo, _, revision = str(path).removeprefix(HUB).partition("@")
+    with reaching(f"could not fetch {path}", "look at the name; a private one needs hf auth login"):
+        return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 
 @typed("model", "path")
@@ -68,11 +82,13 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
 
-    A file may name a `pkg.mod:function` as its constructor: it is called only with `trust`.
+    `path` may be hf-hub:user/name, or hf-hub:user/name@revision, that `push_to_hub` wrote. A file may name a
+    `pkg.mod:function` as its constructor: it is called only with `trust`.
 
     Raises `RecastError` before any weight is loaded if the file is truncated or foreign, if it names no constructor and
     no `parent` is given, or if its tensors are not the model's.
     """
+    path = local_file(path)
     header = read_header(path)
     if parent is None:
         if header["constructor"] is None:

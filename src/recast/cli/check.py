@@ -33,7 +33,7 @@ class Options(TrustOption, JsonOption):
 
     WORDS: ClassVar[Words] = {"saved": "1"}
     saved: str = ""
-    """a file of recast.save, or a run folder"""
+    """a file of recast.save, a run folder, or hf-hub:user/name"""
     parent: str | None = None
     """a model's name (published weights), or a file of weights; None: a run's own"""
 
@@ -43,11 +43,12 @@ def run(argv: Sequence[str]) -> int:
     options = parse(Command("check", "FILE|RUN [options]", ABOUT, EXAMPLES), Options(), argv)
     path = Path(options.saved)
     folder = path if path.is_dir() else None
-    path = path / "weights.safetensors" if folder else path
 
     from recast.checking import check
+    from recast.io import local_file
     from recast.models.weights import read_header
 
+    path = path / "weights.safetensors" if folder else local_file(options.saved)
     header = read_header(path)
     with trusting(options.parent, trust=options.trust):
         parent = None if options.parent is None else _named(options.parent, header["constructor"])

@@ -242,14 +242,19 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
 
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
+    remedy = "pass a checkpoint, or leave pretrained off"
+    with reaching(f"could not fetch the pretrained weights of {name}", remedy):
+        return create()
+
+
+@contextmanager
+def reaching(failed: str, remedy: str) -> Iterator[None]:
+    """For a block that asks a hub: whatever goes wrong there is a `RecastError` that says what `failed`."""
     try:
         with _asked_once():
-            return create()
+            yield
     except Exception as error:  # each hub and proxy fails in its own class
-        raise RecastError(
-            f"could not fetch the pretrained weights of {name} ({type(error).__name__}: {first_line(error)}); "
-            "pass a checkpoint, or leave pretrained off"
-        ) from error
+        raise RecastError(f"{failed} ({type(error).__name__}: {first_line(error)}); {remedy}") from error
 
 
 @contextmanager

@@ -27,13 +27,12 @@ from recast.report.draw import MARKERS
 from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.page import Part
-from recast.report.table import latex, markdown
+from recast.report.table import NOTE, latex, markdown
 
 INDEX = "index.csv"
 HEADER = ("file", "run", "title", "description")
 COLUMNS = ("run", "suite", "dataset", "metric", "quantity", "value", "low", "high", "n")
 """quantity: an arm, or a difference such as recast-finetuned."""
-NOTE = "In brackets: 95 % intervals over the images, of differences paired; where they were measured."
 DPI = 200
 LETTER = 5.6
 """Points that a letter of a title takes at most, on average."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from recast.report.formats import NBSP
 
+NOTE = "In brackets: 95 % intervals over the images, of differences paired; where they were measured."
+"""Below a table that is cited."""
+
 
 @dataclass(frozen=True)
 class Bar:

@@ -35,6 +35,8 @@ OWN = (
     ),
 )
 """What `recast.models` registers with timm."""
+IN_TIMM = "recast_hub"
+"""timm's name for whatever `recast.push_to_hub` wrote."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -125,12 +127,18 @@ class _TimmFinder:
 
 
 def _give_names() -> None:
-    """Register functions that import `recast.models`, which puts the real ones in their place."""
+    """Register functions that import `recast.models`, which puts the real ones in their place, and that of the Hub."""
     models = importlib.import_module("timm.models")
+    models.register_model(recast_hub)
     if "recast.models" in sys.modules:
         return
     for name in OWN:
         models.register_model(_entrypoint(name, models))
+
+
+def recast_hub(pretrained: bool = False, **kwargs: Any) -> Any:
+    """A network that `recast.push_to_hub` wrote: timm.create_model("hf-hub:user/name", pretrained=True)."""
+    return importlib.import_module("recast.hub").from_timm(pretrained, **kwargs)
 
 
 def _entrypoint(name: str, models: Any) -> Callable[..., Any]:

@@ -1,0 +1,153 @@
+"""The Hugging Face Hub: `push_to_hub` writes a repository from a model, a file or a run; `load("hf-hub:user/name")` and
+timm read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from timm.models._pretrained import filter_pretrained_cfg
+from torch import nn
+
+from recast.errors import RecastError
+from recast.io import HUB, HUB_FILE, load, local_file, save
+from recast.models.build import build_from, check_constructor, reaching, replayed
+from recast.models.weights import read_header
+from recast.run.fields import typed
+from recast.run.files import write_text
+from recast.run.names import IN_TIMM
+from recast.surgery.plan import plan_of
+from recast.surgery.proof import proof_of
+
+UNKNOWN = "unknown: ask whoever trained the parent"
+
+
+@typed("subject", "repo", "license", "private", "trust")
+def push_to_hub(
+    subject: nn.Module | str | Path,
+    repo: str,
+    *,
+    constructor: str | dict[str, Any] | None = None,
+    license: str | None = None,
+    private: bool = False,
+    token: str | None = None,
+    trust: bool = False,
+) -> str:
+    """Upload a model, a file of `save` or a run folder to the Hub repository `user/name`; returns its address.
+
+    The repository holds `model.safetensors` (the file of `save`), `config.json` for timm, and a model card, unless it
+    has one: what was recast, how to load it, what `recast check` can verify, the arms with their intervals where it is
+    a run that was evaluated, the parent and its licence. A model needs the `constructor` of its parent, as for `save`.
+    `license`: of the weights, for the card's metadata; without it the card says what timm says of the parent's.
+    `token`: by default that of `hf auth login`.
+
+    Raises `RecastError` for what cannot be loaded again without its parent, and where the Hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    run = Path(subject) if isinstance(subject, str | Path) and Path(subject).is_dir() else None
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if isinstance(subject, nn.Module):
+            save(subject, folder / HUB_FILE, constructor)
+        else:
+            source = Path(subject) if run is None else run / "weights.safetensors"
+            read_header(source)
+            shutil.copyfile(source, folder / HUB_FILE)
+        made_by = read_header(folder / HUB_FILE)["constructor"]
+        if made_by is None:
+            raise RecastError("who loads it has no parent: say how to build it, push_to_hub(constructor='resnet50')")
+        model = load(folder / HUB_FILE, trust=trust or isinstance(subject, nn.Module))
+        write_text(folder / "config.json", json.dumps(_config(model), indent=1, default=str) + "\n")
+        write_text(folder / "README.md", model_card(model, repo, made_by, license, run))
+        with reaching(f"could not push to {repo}", "look at the name, and at hf auth login"):
+            api = HfApi(token=token, library_name="recast")
+            address = api.create_repo(repo, private=private, exist_ok=True)
+            keeps = ["README.md"] if api.file_exists(repo, "README.md") else None
+            api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=keeps, commit_message="recast")
+    return str(address)
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    """What timm reads: which entry point builds the network, and how its images are made."""
+    known = getattr(model, "pretrained_cfg", None)
+    told = dict(known) if isinstance(known, Mapping) else {}
+    told = filter_pretrained_cfg(told, remove_source=True, remove_null=True)
+    told.pop("architecture", None)
+    return {"architecture": IN_TIMM, "num_classes": getattr(model, "num_classes", None), "pretrained_cfg": told}
+
+
+def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: str | None, run: Path | None) -> str:
+    """The text of README.md: only what the file, the run and timm tell."""
+    from huggingface_hub import ModelCardData
+
+    plan, proof = plan_of(model), proof_of(model)
+    _, parent, kwargs = check_constructor(made_by)
+    known = getattr(model, "pretrained_cfg", None)
+    cfg = known if isinstance(known, Mapping) else {}
+    source = cfg.get("hf_hub_id") or cfg.get("url")
+    data = ModelCardData(
+        license=license or "unknown", library_name="timm", tags=["recast", "timm", "attention"],
+        pipeline_tag="image-classification" if getattr(model, "num_classes", 0) else None,
+    )  # fmt: skip
+    layers = [] if plan is None else [step.name or "the model itself" for step in plan.steps]
+    what = f"`{parent}`" + (f" ({', '.join(f'{key}={value}' for key, value in kwargs.items())})" if kwargs else "")
+    if layers:
+        what += f", {len(layers)} of whose convolutions became attention ({', '.join(f'`{name}`' for name in layers)})"
+    if plan is not None and plan.pool is not None:
+        what += f", with attention pooling ({plan.pool.kind.replace('_', ' ')})"
+    code = ", trust=True" if ":" in parent else ""
+    lines = [
+        f"---\n{data.to_yaml()}\n---\n", f"# {repo.rpartition('/')[2]}\n",
+        f"{what}, made with Recast (`pip install recast-vision`).\n",
+        "## Load\n", f'```python\nimport recast\n\nmodel = recast.load("{HUB}{repo}"{code})\n```\n',
+    ]  # fmt: skip
+    if not code:
+        lines.append(f'Or `timm.create_model("{HUB}{repo}", pretrained=True)` after `import recast`.\n')
+    lines += ["## Proof\n", f"`recast check {HUB}{repo} --parent PARENT` verifies what the file says of itself.\n"]
+    if proof.parent is not None:
+        lines.append(f"- Fingerprint of the parent: `{proof.parent}`")
+    if proof.verified is not None:
+        lines.append(f"- Compared with its parent before training: {proof.verified}")
+    if proof.folded:
+        lines.append(f"- {sum(done.convolution for done in proof.folded)} of {len(proof.folded)} layers folded back")
+    lines += ["", *(_measured(run) if run is not None else []), "## Parent and licence\n"]
+    tag = f"{cfg.get('architecture', parent)}.{cfg['tag']}" if cfg.get("tag") else parent
+    lines.append(f"- Parent: `{tag}`" + (f" (its published weights: {source})" if source else ""))
+    theirs = f"timm tells {cfg['license']} for those; of other weights, {UNKNOWN}" if cfg.get("license") else UNKNOWN
+    return "\n".join([*lines, f"- Licence: {license or theirs}", ""])
+
+
+def _measured(run: Path) -> list[str]:
+    """The arms side by side, where the run was evaluated."""
+    from recast.report.arms_table import arms_table
+    from recast.report.load import read_run
+    from recast.report.table import NOTE, markdown
+
+    found = read_run(run)
+    if not found.rows:
+        return []
+    table = arms_table(found)
+    heads = ["", *(cell.text.replace("\n", " ") for cell in table.heads[1:])]
+    return [f"## Measured on {found.recipe.data.name}\n", markdown(table.groups, heads), "", NOTE, ""]
+
+
+def from_timm(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any) -> nn.Module:
+    """What timm's entry point builds: the network of a repository or folder that timm has read the config of; with
+    random weights unless `pretrained`. Takes `num_classes`, for a new classifier, and nothing else."""
+    cfg = pretrained_cfg if isinstance(pretrained_cfg, dict) else getattr(pretrained_cfg, "__dict__", {})
+    repo, folder, classes = cfg.get("hf_hub_id"), cfg.get("file"), kwargs.pop("num_classes", None)
+    if not repo and not folder:
+        raise RecastError(f"{IN_TIMM} is in a repository: timm.create_model('hf-hub:user/name', pretrained=True)")
+    if unknown := [name for name in kwargs if name not in ("cache_dir", "pretrained_cfg_overlay")]:
+        raise RecastError(f"{IN_TIMM} takes num_classes alone, got {unknown[0]}: its plan says the rest")
+    path = local_file(f"{HUB}{repo}" if repo else Path(str(folder)) / HUB_FILE)
+    header = read_header(path)
+    model = load(path) if pretrained else replayed(build_from(header["constructor"]), header, path)
+    if classes is not None and classes != getattr(model, "num_classes", None):
+        model.reset_classifier(classes)  # type: ignore[operator]
+    return model
