@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.models.build import build_from, check_constructor, reaching, replayed
+from recast.models.build import build_from, check_constructor, check_registered, reaching, replayed
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced
@@ -47,15 +47,15 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
 
     `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, pkg.module:function), or
     {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises `RecastError` for another
-    suffix, and for a constructor that `load` would not understand. Written to a temporary name first: a file that is
-    there is replaced only by a whole one.
+    suffix, and for a constructor that `load` would not understand, or whose network there is not. Written to a
+    temporary name first: a file that is there is replaced only by a whole one.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise RecastError(f"weights are saved as .safetensors, got {path.name}")
     if constructor is not None:
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
-        check_constructor(constructor)
+        check_registered(*check_constructor(constructor)[:2])
     plan = plan_of(model)
     header = {"constructor": constructor, "plan": None if plan is None else plan.to_json()}
     if plan is not None:

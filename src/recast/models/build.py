@@ -188,15 +188,27 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
         return make(name, kwargs, pretrained)
 
 
-def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+def check_registered(source: str, name: str) -> None:
+    """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
+    if source == "function":
+        return
     architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        from torchvision import models
+    if source == "timm" and timm.is_model(architecture):
+        tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
+        if tag and tag not in tags:
+            told = ", ".join(filter(None, tags)) or "none"
+            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {told}")
+        return
+    from torchvision import models
 
+    if source == "timm":
         raise unknown_model("timm", architecture, timm.list_models(), models.list_models())
-    tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
-    if tag and tag not in tags:
-        raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {', '.join(filter(None, tags)) or 'none'}")
+    if name not in models.list_models():
+        raise unknown_model("torchvision", name, models.list_models())
+
+
+def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    check_registered("timm", name)
     if pretrained:
         if not timm.models.is_model_pretrained(name):
             raise RecastError(f"timm has no pretrained weights for {name}: pass a checkpoint")
@@ -220,8 +232,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     from torchvision import models
 
-    if name not in models.list_models():
-        raise unknown_model("torchvision", name, models.list_models())
+    check_registered("torchvision", name)
     if "img_size" in kwargs:
         raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
     if not pretrained:

@@ -41,12 +41,13 @@ def attention_pool_(
     (`PoolConfig`), instead of `per_class`. example: a batch of images that the model takes, by default noise of the
     size that the network tells (timm's do), or of one that it takes.
 
-    Raises RecastError, and leaves the model as it was, for a network that pools by attention already, whose pooling
-    cannot be found or replaced (`find_place`), or, per class, whose logits are not those of one linear layer.
+    Raises RecastError, and leaves the model as it was, for kind="none", a network that pools by attention already, one
+    whose pooling cannot be found or replaced (`find_place`), or, per class, whose logits are not those of one linear
+    layer.
     """
     config = config or PoolConfig("per_class" if per_class else "single")
-    if config.kind == "none":
-        return model
+    if not config.is_on:
+        raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")
     _check_own_pool(model)
     place = find_place(model, noise(model) if example is None else example)
     note_(model, proof_of(model))
