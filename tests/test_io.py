@@ -183,7 +183,8 @@ def test_a_constructor_is_checked_when_it_is_written(tmp_path: Path) -> None:
         "name": "digits_resnet"
     }
     assert type(load(tmp_path / "a.safetensors")) is type(model)
-    for wrong in ({"function": "mynet:build"}, {"name": "digits_resnet", "kwargs": {"depth": 3}}, "a b:c", "nowhere_net"):
+    unknown = ({"function": "mynet:build"}, {"name": "digits_resnet", "kwargs": {"depth": 3}}, "a b:c", "nowhere_net")
+    for wrong in unknown:
         with pytest.raises(RecastError):
             save(model, tmp_path / "b.safetensors", wrong)
     assert not (tmp_path / "b.safetensors").exists()
