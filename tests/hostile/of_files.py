@@ -53,6 +53,7 @@ def file_cases(scale: int, number: int, world: Path) -> Iterator[Case]:
     yield from _damaged(4 * scale, number, world)
     yield from _resumed(scale, number, world)
     yield from _no_files(2 * scale, number)
+    yield from _links(scale, number)
 
 
 def writes(name: str, content: bytes) -> Callable[[Path], object]:
@@ -378,3 +379,20 @@ def _no_files(scale: int, number: int) -> Iterator[Case]:
             NO_FILES[what](path)
 
         yield Case("no files", f"{i}: {name} is {what}", words.split(), prepare, may_change=_kept(words))
+
+
+def _links(scale: int, number: int) -> Iterator[Case]:
+    """Another name of the user's notes lies where a command writes: the notes are never written."""
+    places = [("half", name) for name in (".lock", "metrics.jsonl", "environment.json", "weights.safetensors")]
+    places += [("run", name) for name in (".lock", "rows.csv", "evaluation.json", "differences.csv", "report.html")]
+    chosen = drawn(st.tuples(st.sampled_from(places), st.sampled_from((os.symlink, os.link))), scale, number + 11)
+    for i, ((run, name), link) in enumerate(chosen):
+
+        def prepare(folder: Path, run: str = run, name: str = name, link: Callable[..., None] = link) -> None:
+            (folder / run / name).unlink(missing_ok=True)
+            link(folder / "notes.txt", folder / run / name)
+
+        words = RESUME if run == "half" else REPORT.partition(" --out")[0] if name == "report.html" else EVALUATE
+        yield Case("links", f"{i}: {run}/{name} is {link.__name__} of notes.txt", words.split(), prepare,
+                   lambda result: "notes.txt was written" * ("notes.txt" in result.changes),
+                   may_change=_kept(words))  # fmt: skip

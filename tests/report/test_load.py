@@ -13,6 +13,7 @@ from changed_runs import rewrite
 
 from recast.errors import RecastError
 from recast.report.load import read_run
+from recast.report.verdict import verdict
 
 MakeRun = Callable[..., Path]
 
@@ -68,12 +69,15 @@ def test_what_is_damaged_is_named_and_left_out(make_run: MakeRun, name: str) -> 
 
 def test_a_needed_file_that_is_truncated_is_named(make_run: MakeRun) -> None:
     path = make_run(source="during")
-    for name, match in (("plan.json", "truncated or not JSON"), ("metrics.jsonl", "line 1 is truncated or not JSON")):
-        content = (path / name).read_bytes()
-        (path / name).write_bytes(content[:100])
-        with pytest.raises(RecastError, match=match):
-            read_run(path)
-        (path / name).write_bytes(content)
+    content = (path / "plan.json").read_bytes()
+    (path / "plan.json").write_bytes(content[:100])
+    with pytest.raises(RecastError, match="truncated or not JSON"):
+        read_run(path)
+    (path / "plan.json").write_bytes(content)
+    (path / "metrics.jsonl").write_bytes(b"\xff\x00" * 100)  # the rest is shown
+    with pytest.warns(UserWarning, match="without .*line 1 is truncated or not JSON"):
+        run = read_run(path)
+    assert (run.metrics, run.epochs, bool(verdict(run).headline)) == ([], run.recipe.epochs, True)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_a_needed_file_that_is_truncated_is_named(make_run: MakeRun) -> None:
 def test_another_format(make_run: MakeRun, name: str, content: str, message: str) -> None:
     path = make_run()
     (path / name).write_text(content, encoding="utf-8")
-    if name in ("recipe.yaml", "metrics.jsonl", "plan.json"):
+    if name in ("recipe.yaml", "plan.json") or message == "is empty":
         with pytest.raises(RecastError, match=message):
             read_run(path)
     else:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,18 @@ def test_a_folder_has_one_writer_and_a_dead_one_is_followed(tmp_path: Path) -> N
     with pytest.warns(UserWarning, match=f"taken over from process {other.pid} on"), locked(folder):
         assert sorted(path.name for path in folder.rglob("*")) == [LOCK, ".notes.tmp", "resume"]
     assert sorted(path.name for path in folder.rglob("*")) == [".notes.tmp", "resume"]
+
+
+@pytest.mark.parametrize("make", [os.symlink, os.link, lambda _, lock: os.mkfifo(lock), lambda _, lock: lock.mkdir()])
+def test_what_lies_in_the_place_of_the_lock_is_neither_written_nor_waited_for(tmp_path: Path, make: Any) -> None:
+    notes, folder = tmp_path / "notes.txt", tmp_path / "run"
+    notes.write_text("mine", encoding="utf-8")
+    folder.mkdir()
+    make(notes, folder / LOCK)
+    with pytest.raises(RecastError, match="remove it"), locked(folder):
+        pass
+    assert notes.read_text(encoding="utf-8") == "mine"
+    assert os.path.lexists(folder / LOCK)
 
 
 def test_a_thread_may_ask_again_another_may_not_and_nothing_stays(tmp_path: Path) -> None:

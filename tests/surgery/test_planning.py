@@ -124,6 +124,8 @@ def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
         plan(small(), example)
     with pytest.raises(RecastError, match=r"got \(3, 16, 16\): expected \(batch, C, H, W\)"):
         plan(nn.Conv2d(3, 4, 3), X[0])
+    with pytest.raises(RecastError, match="lazy layers, whose weights have no shape yet"):
+        plan(nn.Sequential(nn.LazyConv2d(4, 3)), X)
 
 
 def test_a_shape_only_pass_that_fails_is_said() -> None:
@@ -192,6 +194,7 @@ def test_json_round_trip(config: RecastConfig) -> None:
         lambda d: d.update(steps=d["steps"] * 2),
         lambda d: d["steps"][0].update(kernel=[0, 3]),
         lambda d: d["totals"].update(before={}),
+        lambda d: d["steps"][0]["before"].update(macs=10**400),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:

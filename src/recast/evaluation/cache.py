@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from recast import __version__
@@ -85,7 +86,7 @@ class Cache:
             digest.update(self._images(base).encode())
         listed = (held[name] for name in ("items", "masks", "shards") if name in held.keys() - tensors.keys())
         for path in map(str, chain.from_iterable(listed)):
-            digest.update(f"\n{path}".encode())
+            digest.update(b"\n" + os.fsencode(path))
             with suppress(OSError):  # another library's number
                 found = os.stat(path)
                 digest.update(f" {found.st_size} {found.st_mtime_ns}".encode())
@@ -107,12 +108,18 @@ class Scores:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            key, done = str(arrays.pop("key")), int(arrays.pop("done"))
+            key, done, told = str(arrays.pop("key")), int(arrays.pop("done")), str(arrays.pop("checksum"))
+            if told != self._checksum(done, arrays):  # zip's own do not cover the list of what is in it
+                raise ValueError("its checksum is of other scores")
         except Exception as error:  # a damaged file, whose checksums are looked at, can break the reader in any way
             return warnings.warn(f"{path} is damaged ({first_line(error)}): measured anew", stacklevel=2)
         whole = all(array.ndim == 2 and len(array) == self.n for array in arrays.values())
         if key == self.key and whole and 0 <= done <= self.n:
             self.done, self.arrays = done, arrays
+
+    @staticmethod
+    def _checksum(done: int, arrays: Mapping[str, np.ndarray]) -> str:
+        return checksum(str(done), {name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def put(self, first: int, score: Score) -> None:
         """Keep the scores of images `first`, `first` + 1, ..."""
@@ -126,5 +133,6 @@ class Scores:
         if self.path is None or not self.done:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        told = {"key": self.key, "done": self.done, "checksum": self._checksum(self.done, self.arrays)}
         with replaced(self.path) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, key=np.asarray(self.key), done=np.asarray(self.done), **self.arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **{name: np.asarray(value) for name, value in told.items()}, **self.arrays)  # type: ignore[arg-type]

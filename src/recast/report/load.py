@@ -56,7 +56,7 @@ class Run:
     recipe_text: str
     plan: dict[str, Any]
     metrics: list[Epoch]
-    """Of the recast arm."""
+    """Of the recast arm; empty where every line is damaged."""
     control: list[Epoch]
     """The same for the parent trained the same way; empty without a control arm."""
     verify: dict[str, Any] | None
@@ -119,8 +119,8 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Epochs trained so far."""
-        return self.metrics[-1].epoch
+        """Epochs trained so far; those of the recipe where no line of metrics.jsonl can be read."""
+        return self.metrics[-1].epoch if self.metrics else self.recipe.epochs
 
     @property
     def data_key(self) -> tuple[str, ...]:
@@ -253,9 +253,8 @@ def _metrics(path: Path) -> list[Epoch]:
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             wrong.append(str(error))
-    if not by_epoch:
-        empty = f"{path} is empty: expected one line per epoch, the first measured before training"
-        raise RecastError(wrong[0] if wrong else empty)
+    if not (by_epoch or wrong):
+        raise RecastError(f"{path} is empty: expected one line per epoch, the first measured before training")
     if wrong:
         warnings.warn(f"the report goes without {'; '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}", stacklevel=4)
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]

@@ -51,7 +51,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
             detail += f"; measured {old} → {new}{NBSP}ms"
         label = f"Compute {how if run.recipe.has_layers else 'with attention pooling'}"
         found.append({"label": label, "value": formats.share(after, before), "detail": detail})
-    if (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
+    if run.metrics and (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
         value = f"{attention.awake} of{NBSP}{attention.heads}"
         detail = "they do what a global mean would not" if not attention.slept else attention.remedy
         found.append({"label": "Heads whose attention is awake", "value": value, "detail": detail})

@@ -31,7 +31,7 @@ def accuracy(run: Run, model: str) -> float:
     if math.isfinite(measured):
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
-        return validated(run.metrics[-1])
+        return validated(run.metrics[-1]) if run.metrics else math.nan
     if model == "finetuned" and run.control and run.control[-1].epoch > 0:
         return validated(run.control[-1])
     return validated(run.control[0]) if model == "parent" and run.control else math.nan
@@ -85,7 +85,7 @@ def verdict(run: Run) -> Verdict:
 
 def _attention(run: Run) -> str:
     """Whether attention was at work, as a sentence of its own: where it slept, nothing here is evidence about it."""
-    found = Wakefulness.of(run.metrics[-1].layers) if run.epochs else None
+    found = Wakefulness.of(run.metrics[-1].layers) if run.epochs and run.metrics else None
     if found is None:
         return ""
     text = str(found)

@@ -54,7 +54,8 @@ Pixels = Annotated[int, _from_one(2**14)]
 Classes = Annotated[int, _from_one(10**5)]
 Width = Annotated[int, _from_one(2**12)]
 """Of a head, or heads beside one another."""
-Seed = Annotated[int, Range("a whole number", lambda x: True, 2**63 - 1)]
+Whole = Annotated[int, Range("a whole number", lambda x: True, 2**63 - 1)]
+Seed = Whole
 Finite = Annotated[float, Range("a finite number", math.isfinite)]
 NotNegative = Annotated[float, Range("0 or a positive number", lambda x: 0 <= x < math.inf)]
 Positive = Annotated[float, Range("a positive number", lambda x: 1e-30 <= x < math.inf)]

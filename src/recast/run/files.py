@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import threading
 import time
 import warnings
@@ -28,6 +30,8 @@ LOCK = ".lock"
 process: none is ever stale, on this machine or on another one of the same storage."""
 TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 """Names of `replaced`."""
+_HOLDER = re.compile(r"process \d+ on .*")
+"""What a lock says."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
 SEAL = "checksum"
@@ -88,9 +92,17 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
         yield
         return
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        strange = RecastError(f"{path} is not what this library wrote: look at it, and remove it")
+        try:  # a folder from elsewhere may hold a link here, whose target would be overwritten, or a pipe, which waits
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise strange if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) else error from None
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise strange
             holder = os.read(file, 200).decode("utf-8", "replace").strip()
+            if holder and not _HOLDER.fullmatch(holder):  # another name of somebody's file
+                raise strange
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
             except (BlockingIOError, PermissionError):

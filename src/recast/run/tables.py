@@ -92,7 +92,8 @@ def _columns(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}  # names of files
+    with replaced(path) as temporary, temporary.open("w", **how) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)

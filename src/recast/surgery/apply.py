@@ -92,7 +92,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     """The convolution of a step, if it is the one that was planned."""
     try:
         module = model.get_submodule(step.name)
-    except AttributeError:
+    except (AttributeError, RuntimeError):  # the second of TorchScript
         hint = suggest(step.name, (name for name, _ in model.named_modules()))
         raise RecastError(
             f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "

@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from recast.run.fields import Checked, Whole
+
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Checked):
     """Parameters; multiply-accumulates of one image; bytes kept for the backward pass.
 
     A training step on B images keeps `fixed_bytes` + B · `activation_bytes`: kernels that are computed in the forward
     pass (scaled taps, standardised weights) and positional maps are kept once, whatever the batch.
     """
 
-    parameters: int
-    macs: int
-    activation_bytes: int
-    fixed_bytes: int = 0
+    parameters: Whole
+    macs: Whole
+    activation_bytes: Whole
+    fixed_bytes: Whole = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

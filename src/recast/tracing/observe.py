@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -115,6 +116,8 @@ def observe(
     model.
     """
     batch, mode = batch_of(example), FakeTensorMode(allow_non_fake_inputs=True)
+    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+        raise RecastError(f"{type(model).__name__} has lazy layers, whose weights have no shape yet: run it once first")
     try:
         with torch.inference_mode(False):
             # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
