@@ -1,9 +1,14 @@
 """What plan + recast_ + verify of a ResNet-50 costs, beside one forward pass of the parent: seconds and peak memory.
 
     python benchmarks/footprint.py            # writes results/footprint.csv
+    python benchmarks/footprint.py light      # writes results/light.csv: what it takes before anything is computed
 
 Each job runs in a process of its own. Peak memory is the process's largest resident size above what it had after its
 imports, the model's own weights included. Two threads, batch of 8 images of 224×224, random weights.
+
+light.csv: MB on disk of what `pip install recast-vision` brings (files of the packages in this environment that it
+needs, extras left out), MB of a wheel given as a second argument, and seconds, elapsed and of the processor, of whole
+processes: medians of 5. Of a shared machine, take the processor's.
 """
 
 from __future__ import annotations
@@ -12,10 +17,14 @@ import csv
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 RESULT = Path(__file__).parents[1] / "results" / "footprint.csv"
@@ -70,5 +79,72 @@ def main() -> None:
             print(name, *medians)
 
 
+def needed(name: str, found: dict[str, float]) -> dict[str, float]:
+    """Package → MB of its files, for a package and what it needs here; extras are left out."""
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key in found:
+        return found
+    try:
+        package = distribution(name)
+    except PackageNotFoundError:  # for another system
+        return found
+    found[key] = sum(file.size or 0 for file in package.files or ()) / 1e6
+    for line in package.requires or ():
+        name, extra = re.match(r"[\w.-]+", line)[0], "extra ==" in line  # type: ignore[index]
+        if not extra:
+            needed(name, found)
+    return found
+
+
+def seconds(command: Sequence[str]) -> tuple[float, float]:
+    """Elapsed and of the processor, of one process: medians."""
+    elapsed, used = [], []
+    for _ in range(5):
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        elapsed.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return sorted(elapsed)[2], sorted(used)[2]
+
+
+def light(wheel: str | None) -> None:
+    """What is there before anything is computed, to light.csv."""
+    from recast.cli import COMMANDS
+
+    sizes = needed("recast-vision", {})
+    heavy = {name: mb for name, mb in sizes.items() if re.match("torch|nvidia|cuda|triton|timm", name)}
+    rest = {name: mb for name, mb in sizes.items() if name not in heavy and name != "recast-vision"}
+    rows: list[tuple[str, float, str]] = [("torch, torchvision, timm and CUDA", sum(heavy.values()), "MB")]
+    rows.append((f"all else ({len(rest)} packages)", sum(rest.values()), "MB"))
+    rows += [(f"  {name}", mb, "MB") for name, mb in sorted(rest.items(), key=lambda one: -one[1])[:6]]
+    if wheel is not None:
+        rows.append(("wheel", Path(wheel).stat().st_size / 1e6, "MB"))
+    with tempfile.TemporaryDirectory() as folder:
+        save = "import sys, timm, recast, recast.models as m; name, path = sys.argv[1:]; n = timm.create_model(name); "
+        save += "import torch; s = 32 if 'cifar' in name else 224; "
+        save += "recast.save(recast.recast_(n, recast.plan(n, torch.zeros(1, 3, s, s))), path, name)"
+        jobs = {"python": ["-c", "0"], "import recast": ["-c", "import recast"], "import torch": ["-c", "import torch"]}
+        jobs["import torch, timm"] = ["-c", "import torch, timm"]
+        for name in ("cifar_resnet20", "resnet50"):
+            path = str(Path(folder) / f"{name}.safetensors")
+            subprocess.run([sys.executable, "-c", save, name, path], check=True)
+            jobs[f"recast.load of {name}"] = ["-c", f"import recast; recast.load({path!r})"]
+        jobs["recast --help"] = ["-m", "recast", "--help"]
+        jobs |= {f"recast {name} --help": ["-m", "recast", name, "--help"] for name in COMMANDS}
+        for what, arguments in jobs.items():
+            elapsed, used = seconds([sys.executable, *arguments])
+            rows += [(what, elapsed, "s"), (what, used, "s of the processor")]
+    with RESULT.with_name("light.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["what", "value", "unit", "machine"])
+        for what, value, unit in rows:
+            writer.writerow([what, round(value, 3), unit, f"{platform.machine()} {os.cpu_count()} cores"])
+            print(f"{what:<40}{value:>10.3f} {unit}")
+
+
 if __name__ == "__main__":
-    job(sys.argv[1]) if len(sys.argv) > 1 else main()
+    if sys.argv[1:2] == ["light"]:
+        light(next(iter(sys.argv[2:]), None))
+    else:
+        job(sys.argv[1]) if len(sys.argv) > 1 else main()

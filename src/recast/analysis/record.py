@@ -20,8 +20,11 @@ from recast.run.fields import typed
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.tracing.hooks import hooked, in_eval
 
+SHOWN = 16
+"""Layers that a printed record names, one a line."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Attention:
     """How much every query of a layer attends to every key, in the layer's latest call, without gradients.
 
@@ -41,6 +44,13 @@ class Attention:
     gaussian: Tensor | None = None
     content: Tensor | None = None
     position: Tensor | None = None
+
+    def __repr__(self) -> str:
+        images, heads, queries, keys = self.mix.shape
+        kind = "linear, " if self.is_linear else ""
+        over = "" if self.grid is None else f", over {self.grid[0]}×{self.grid[1]}"
+        tokens = f", {self.num_tokens} of them tokens" if self.num_tokens else ""
+        return f"Attention({kind}{images} × {heads} heads, {queries} queries{tokens}, {keys} keys{over})"
 
     @property
     def num_prefix(self) -> int:
@@ -77,6 +87,11 @@ class Record(dict[str, Attention]):
         super().__init__()
         self.left_out: dict[str, str] = {}
         """Modules that attend and gave no maps, and why."""
+
+    def __repr__(self) -> str:
+        lines = [f"Record of {len(self)} layers" + (f", {len(self.left_out)} left out" if self.left_out else "")]
+        lines += [f"  {name or 'the model'}: {attention!r}" for name, attention in list(self.items())[:SHOWN]]
+        return "\n".join([*lines, f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else lines)
 
     def keep(self, name: str, attention: Attention) -> None:
         """Put it last: its layer was called now."""

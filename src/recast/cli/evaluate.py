@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from rich.table import Table
-
 from recast.cli.help import Command
 from recast.cli.options import JsonOption, TrustOption, Words, parse, print_json
 from recast.run.config.evaluation import Options
@@ -146,6 +144,8 @@ def arms_table(
     for row in rows:
         if row.metric.count("/") < 2:
             values.setdefault((row.suite, row.metric), {})[row.model] = row.value
+    from rich.table import Table
+
     table = Table()
     table.add_column("measure", no_wrap=True)
     names = dict(zip(ARMS, ("parent", "fine-tuned", "recast"), strict=True))
