@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test sweeps quickstart gpu docs lint check format clean
+.PHONY: install test sweeps quickstart gpu docs matrix lint check format clean
 
 install: .venv/.dev
 
@@ -21,6 +21,9 @@ gpu: .venv/.dev  ## what needs a GPU: exactness, speed, studies; 20 minutes, and
 
 docs: .venv/.docs  ## the documentation site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict
+
+matrix: .venv/.uv  ## Python 3.11 to 3.13, and the oldest packages allowed; .ci/matrix STEP for one of them
+	.ci/matrix
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
