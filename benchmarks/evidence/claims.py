@@ -93,6 +93,10 @@ CLAIMS = (
         "average", attends=False,
     ),
     Claim(
+        "ours", "attention pooling that starts as the average beats the average", "g-pooling",
+        "one map, as the average", "average", ("clean", *ROBUST), attends=False,
+    ),
+    Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "a map a class costs no accuracy", "g-pooling",
         "a map a class", "one map", threshold=-0.3, attends=False,
     ),
