@@ -16,6 +16,8 @@ from recast.data.seeding import choose_balanced, mix_seed
 from recast.errors import RecastError
 from recast.evaluation.attacks import pgd
 from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
+from recast.layers.attention_pool import TokenAttention
+from recast.layers.functional.maps import relative_entropy
 
 NOISE = 0.05
 """σ of the Gaussian noise, for pixels in [0, 1]."""
@@ -98,6 +100,27 @@ def measure(model: nn.Module, data: Data, attacked_too: bool = True) -> dict[str
             kinds = torch.stack([right(model, images) for images in data.corrupted.values()])
             found["corruptions"] = kinds.float().mean(0)  # the share of an image's corruptions that are survived
     return {name: values.numpy() for name, values in found.items()}
+
+
+@torch.no_grad()
+def pool_at_work(model: nn.Module, images: Labelled) -> dict[str, float]:
+    """Of a network that pools by attention: the entropy of its maps over its maximum, in the mean over images and
+    tokens, and top-1 in percent with uniform maps (W_q = 0); the network is left as it was."""
+    (attention,) = (module for module in model.modules() if isinstance(module, TokenAttention))
+    found: list[Tensor] = []
+
+    def look(_module: nn.Module, _inputs: object, output: tuple[Tensor, Tensor]) -> None:
+        found.append(relative_entropy(output[1]).mean(1))
+
+    with attention.register_forward_hook(look):
+        right(model, images)
+    before = attention.q.weight.clone(), attention.q.bias.clone()
+    attention.q.weight.zero_()
+    attention.q.bias.zero_()
+    uniform = 100 * float(right(model, images).float().mean())
+    attention.q.weight.copy_(before[0])
+    attention.q.bias.copy_(before[1])
+    return {"entropy of the pool's maps": float(torch.cat(found).mean()), "clean, uniform maps": uniform}
 
 
 def few_of(test: Labelled, count: int) -> Labelled:

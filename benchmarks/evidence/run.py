@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from images import Augment, Labelled
 from job import Job
-from measure import Data, measure, right
+from measure import Data, measure, pool_at_work, right
 from networks import Prepared, fold_all, parent_of, plan_for, put_pool_, wake
 from safetensors.torch import save_model
 from timm.data import Mixup
@@ -120,6 +120,8 @@ def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Pa
         found = measure(model, data, attacked_too=job.measured == "all")
         record["scores"] = {name: round(100 * float(values.mean()), 3) for name, values in found.items()}
         np.savez_compressed(folder / "right.npz", **found)
+        if job.pool != "none":
+            record["pool"] = pool_at_work(model, data.test)
         save_model(model, str(folder / "weights.safetensors"))
         if job.where is not None and job.gate == "linear" and job.measured == "all":
             fold_all(model, images)

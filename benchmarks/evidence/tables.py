@@ -96,7 +96,8 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake
                 "train_loss": round(result["train_loss"], 4), "train_top1": result["train_top1"],
             }  # fmt: skip
             awake[arm] += [attention] if attention else []
-            rows += [{**common, "metric": name, "value": round(float(v.mean()), 3)} for name, v in found.items()]
+            means = {name: float(values.mean()) for name, values in found.items()} | result.get("pool", {})
+            rows += [{**common, "metric": name, "value": round(value, 3)} for name, value in means.items()]
     return rows, right, awake
 
 
