@@ -83,6 +83,9 @@ class Process:
                 os.dup2(file.fileno(), number)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             faulthandler.enable(file=2)
+            # torch makes its pool of threads anew in the first thread that asks for it; where two threads of a forked
+            # process ask at once, the second finds none and aborts ("Invalid thread pool!")
+            torch.set_num_threads(torch.get_num_threads())
             before()
             sys.stdout, sys.stderr = _stream(1), _stream(2)
             os._exit(_flushed(recast_main(words)))

@@ -121,6 +121,7 @@ def launch(folder: Path, workers: int, way: str | None, chance: random.Random, a
         code = 1
         try:
             os.setsid()
+            torch.set_num_threads(torch.get_num_threads())  # see durable.py
             train(folder, workers, arm(way, chance))
             code = 0
         finally:

@@ -24,6 +24,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from world import RAN, copied, snapshot
 
 from recast.cli import main
@@ -145,6 +146,7 @@ def _act(case: Case, folder: Path, scratch: Path) -> NoReturn:
     code = 1
     try:
         os.setsid()
+        torch.set_num_threads(torch.get_num_threads())  # its pool anew, in one thread: two at once abort after a fork
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.chdir(folder)
