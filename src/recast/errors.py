@@ -28,9 +28,9 @@ LONGEST = 1000
 
 
 def shown(value: object, limit: int = LONGEST // 10) -> str:
-    """A value as a message quotes it: of a long one the beginning and the end."""
+    """A value as a message quotes it, in one line: of a long one the beginning and the end."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # a whole number of more than 4,300 digits
         return f"a number of about {int(value.bit_length() * 0.30103):,} digits" if isinstance(value, int) else "?"
     return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-12:]}"

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
 from recast.models.build import build_from, check_constructor, check_registered, reaching, replayed
@@ -57,8 +58,8 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     if constructor is not None:
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
-    if isinstance(model, OptimizedModule):  # its names are not the network's
-        model = model._orig_mod
+    while isinstance(model, OptimizedModule | nn.DataParallel | DistributedDataParallel):  # names of their own
+        model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
     if missing := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise RecastError(f"{missing} is on the meta device, without values: load the model's weights first")
     plan = plan_of(model)

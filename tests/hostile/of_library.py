@@ -110,7 +110,7 @@ MUST = (
     "recast.plan(model, x, where=[])", "recast.plan(child, x)",
     "recast.plan(model, x, budget='macs=nan')", "recast.plan(model, x, budget=-5)",
     "recast.plan(model, x, where=lambda n, m: 1 / 0)", "recast.plan('resnet18', x)", "recast.plan(model, 'cat.jpg')",
-    "recast.plan(nn.Conv2d(3, 3, 1), x)",
+    "recast.plan(nn.Conv2d(3, 3, 1), x)", "recast.plan(model, x.numpy())",
     "recast.load('notes.txt')", "recast.load('nowhere.safetensors')", "recast.load('weights.safetensors')",
     "recast.load('weights.safetensors', model)", "recast.load('child.safetensors', nn.Identity())",
     "recast.load('child.safetensors', child)", "recast.load('images')",

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recast.errors import RecastError, one_line, shown
@@ -107,4 +108,5 @@ def test_a_run_s_recipe_that_was_touched_is_told(tmp_path: Path) -> None:
 def test_messages_are_short_and_hold_nothing_that_a_terminal_obeys() -> None:
     assert one_line("a\n\x1b[2Jb\x9b\u202e") == r"a \x1b[2Jb\x9b\u202e"
     assert len(one_line("x" * 5000)) <= 1000
+    assert "\n" not in shown(np.zeros((2, 9)))
     assert shown(10**5000) == "a number of about 5,000 digits"
