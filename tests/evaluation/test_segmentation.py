@@ -11,8 +11,9 @@ from torch import nn
 from recast.data import Data
 from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
+from recast.evaluation.predictions import draw_predictions
 from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.segmentation import draw_predictions, mean_accuracy, mean_iou, pixel_counts
+from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 
 CLASSES = ["a", "b", "c", "nowhere"]
 

@@ -5,9 +5,9 @@ Shapes: B images of C = 3 channels and S x S pixels, float32 in [0, 1].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from PIL import Image
@@ -18,7 +18,7 @@ from recast.data.augment import file_transform, only_shifts, resolve, shift_and_
 from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.data.seeding import epoch_order, mix_seed, seed_cpu, seeded
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, Crop
+from recast.run.config import AugmentConfig, Crop, Task
 
 MAX_BYTES = 4 * 2**30
 """What decoded images may take in memory."""
@@ -40,6 +40,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     augment: AugmentConfig | None
     """What is done to an image; None: what validation does."""
     crop_pct: float | None = None
+    task: ClassVar[Task] = "classify"
+    """What is asked of an image."""
 
     def __post_init__(self) -> None:
         if self.augment is not None:
@@ -102,9 +104,12 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
                     results.append(self.transform(image))
         return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Any]]:
+        labels: Any
         images, labels = self.batch(indices)
-        return list(zip(images.unbind(), labels.tolist() if labels.dim() == 1 else labels.unbind(), strict=True))
+        if isinstance(labels, Tensor):
+            labels = labels.tolist() if labels.dim() == 1 else labels.unbind()
+        return list(zip(images.unbind(), labels, strict=True))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if not -len(self) <= index < len(self):
@@ -236,3 +241,5 @@ class Found:
     flip: bool = True
     in_memory: bool = False
     """Small images: what is chosen of them is decoded once; their own size is that of the first one."""
+    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Kinds of classes that are measured by themselves too: name → classes."""

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recast.data.datasets import MAX_BAD, LabelledImages
+from recast.data.objects import Objects
 from recast.data.seeding import mix_seed
 from recast.errors import RecastError
 
@@ -32,7 +33,8 @@ class Loaded(NamedTuple):
     """A part's share of a batch; the names of unreadable images travel with it out of a loader process."""
 
     images: Tensor
-    labels: Tensor
+    labels: Any
+    """A tensor, or `Objects`."""
     bad: Sequence[str] = ()
 
 
@@ -107,7 +109,7 @@ class Loader:
     def __len__(self) -> int:
         return self.batches - self.start
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         given = 0
         with worker_errors():
             for item in _from_processes(self) if self.workers or self.pin_memory else self.shares():
@@ -162,7 +164,8 @@ class Loader:
                 if self.shuffle_seed is not None:
                     raise RecastError(f"{len(candidates)} images in a row cannot be read; the last: {reason}")
         images, labels = zip(*(found or [NOTHING[:2]]), strict=True)
-        return Loaded(torch.cat(images), torch.cat(labels), bad)
+        joined = Objects(chain(*labels)) if isinstance(labels[0], Objects) else torch.cat(labels)
+        return Loaded(torch.cat(images), joined, bad)
 
     def _load(self, items: Sequence[Any], seeds: Sequence[int]) -> Loaded:
         """Images and labels of items; every view has seeds of its own, the first those of a single one."""

@@ -47,6 +47,7 @@ class ImagePairs(LabelledImages):
     crop_pct: float | None = None
     labels: Tensor = field(init=False)
     """Zeros: an image has no class, so every choice of images is a plain one."""
+    task = "segment"
 
     def __post_init__(self) -> None:
         self.labels = torch.zeros(len(self.items), dtype=torch.long)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from recast.data.datasets import Found
 from recast.data.digits import read_digits
+from recast.data.objects import AS_IT_IS, ObjectImages, parsed
 from recast.data.pairs import ImagePairs
 from recast.run.config import DataConfig
 
@@ -27,6 +28,7 @@ CLASSES = (
     "background", "disc", "square", "triangle", "even digit", "odd digit", "bar", "ring, bar lies", "ring, bar stands",
 )  # fmt: skip
 DISTANT = CLASSES[-2:]
+KINDS = {"local": CLASSES[1:-2], "distant": DISTANT}
 NUM_SCENES = {"train": 1000, "val": 200}
 NORM = (0.50,) * 3, (0.25,) * 3
 BAR, RING, DIGIT = (5, 18), 9, 24
@@ -118,13 +120,20 @@ def draw_scenes(part: str) -> list[Scene]:
 def find_scenes(_config: DataConfig) -> Found:
     """Both parts, in memory. Neither cut nor mirrored: what makes a ring's
     class would be lost, and a digit is another one in a mirror."""
-    parts = []
-    for part in NUM_SCENES:
-        scenes = draw_scenes(part)
-        pixels = torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2)
-        masks = torch.from_numpy(np.stack([scene.mask for scene in scenes]))
-        parts.append(ImagePairs(pixels.contiguous(), masks, SIDE))
-    return Found("scenes", parts[0], parts[1], list(CLASSES), NORM, crop="none", flip=False)
+    drawn = map(draw_scenes, NUM_SCENES)
+    train, val = (ImagePairs(_pixels(s), torch.from_numpy(np.stack([one.mask for one in s])), SIDE) for s in drawn)
+    return Found("scenes", train, val, list(CLASSES), NORM, crop="none", flip=False, kinds=KINDS)
+
+
+def find_scene_objects(_config: DataConfig) -> Found:
+    """The same with what is visible of every object."""
+    drawn = map(draw_scenes, NUM_SCENES)
+    train, val = (ObjectImages(_pixels(s), parsed(as_coco(s), "scenes"), SIDE) for s in drawn)
+    return Found("scene_objects", train, val, list(CLASSES[1:]), AS_IT_IS, crop="none", flip=False, kinds=KINDS)
+
+
+def _pixels(scenes: list[Scene]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2).contiguous()
 
 
 def as_coco(scenes: Iterable[Scene]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,12 +14,13 @@ from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
+from recast.data.objects import ObjectImages, find_coco
 from recast.data.pairs import ImagePairs, find_masks
-from recast.data.scenes import find_scenes
+from recast.data.scenes import find_scene_objects, find_scenes
 from recast.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
-from recast.run.config import AugmentConfig, DataConfig
+from recast.run.config import AugmentConfig, DataConfig, Task
 from recast.run.fields import check_fields
 
 
@@ -43,10 +44,13 @@ class Data:
     bad_images: tuple[str, ...] = ()
     """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
 
+    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Kinds of classes that are measured by themselves too."""
+
     @property
-    def is_dense(self) -> bool:
-        """Every pixel has a class: labels are masks (S, S) of numbers, `IGNORE` where nobody knows."""
-        return isinstance(self.val, ImagePairs)
+    def task(self) -> Task:
+        """segment: labels are masks (S, S) of numbers, `IGNORE` where nobody knows; detect: they are `Objects`."""
+        return self.val.task
 
     @property
     def test_size(self) -> int:
@@ -94,7 +98,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
-    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, ImagePairs) else PHOTO
+    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, ImagePairs | ObjectImages) else PHOTO
     img_size = config.img_size or own
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
@@ -107,7 +111,8 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     bad: list[str] = []
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
-        if isinstance(images, ImageFiles | ImagePairs | ImageStream):  # the digits are enlarged in a way of their own
+        # the digits are enlarged in a way of their own
+        if isinstance(images, ImageFiles | ImagePairs | ObjectImages | ImageStream):
             images = replace(images, img_size=side, crop_pct=config.crop_pct)
         if found.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
@@ -120,7 +125,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, coarse, tuple(bad))
+    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, coarse, tuple(bad), found.kinds)
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:
@@ -151,6 +156,8 @@ _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     **digits.SOURCES,
     "scenes": find_scenes,
     "masks": find_masks,
+    "scene_objects": find_scene_objects,
+    "coco": find_coco,
     "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,

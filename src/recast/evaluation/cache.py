@@ -84,7 +84,8 @@ class Cache:
         digest.update(checksum(tensors).encode())
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        listed = (held[name] for name in ("items", "masks", "shards") if name in held.keys() - tensors.keys())
+        lists = [name for name in ("items", "masks", "objects", "shards") if name in held.keys() - tensors.keys()]
+        listed = (held[name] for name in lists)
         for path in map(str, chain.from_iterable(listed)):
             digest.update(b"\n" + os.fsencode(path))
             with suppress(OSError):  # another library's number

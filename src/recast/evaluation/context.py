@@ -17,6 +17,7 @@ from recast.data.datasets import LabelledImages
 from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
 from recast.models.build import check_logits
+from recast.models.detect import check_detections
 from recast.models.segment import class_maps
 from recast.run.config.evaluation import Options
 from recast.run.suites import SUITES
@@ -128,6 +129,15 @@ class Context:
                 f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"
             )
         return logits.float()
+
+    def objects(self, name: str, images: Tensor) -> list[dict[str, Tensor]]:
+        """Boxes, labels and scores of each image, without gradient; RecastError if they are not."""
+        with torch.no_grad():
+            outputs = self.models[name](images)
+        check_detections(outputs, len(images), f"model {name!r}")
+        if not all(one[key].isfinite().all() for one in outputs for key in ("boxes", "scores")):
+            raise RecastError(f"model {name!r} gives NaN or infinite boxes on images of {self.data.name}")
+        return list(outputs)
 
     def maps(self, name: str, images: Tensor) -> Tensor:
         """Logits (B, classes, H, W) without gradient, for every pixel of the images; RecastError if they are not."""

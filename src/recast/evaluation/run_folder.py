@@ -22,8 +22,8 @@ from recast.data import Data, Loader, load_data
 from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
+from recast.evaluation.predictions import draw_predictions
 from recast.evaluation.runner import Results, measure, open_context
-from recast.evaluation.segmentation import draw_predictions
 from recast.evaluation.suites import EVALUATORS, check_suites, check_task, groups
 from recast.io import load
 from recast.layers.functional import expand_heads
@@ -35,6 +35,7 @@ from recast.run.config.evaluation import Options
 from recast.run.files import locked, read_json, read_names, replaced, require, write_json
 from recast.run.recipe import load_recipe
 from recast.run.records import Difference, Provenance, Row
+from recast.run.suites import MAIN
 from recast.run.tables import read_records, write_records, write_table
 from recast.run.trust import check_trusted
 from recast.tracing.hooks import hooked, in_eval
@@ -123,7 +124,7 @@ def evaluate_run(
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/attention.npz                 maps of a few images, for the report
-    RUN/predictions.png               of segmentation: image, mask and the arms, where these differ most
+    RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do (what was finished by
     then is kept), and where another process writes the folder.
@@ -161,10 +162,10 @@ def evaluate_run(
             context.store.clear()  # what one group keeps may fill the memory
             _write(run, found, together, context, command, time.time() - begin)
             results.extend(found)
-        if "segmentation" in suites:
+        if MAIN[data.task][0] in suites and data.task != "classify":
             with in_eval(*run.models.values()), replaced(run.folder / "predictions.png") as temporary:
                 draw_predictions(context).save(temporary, format="png")
-        if "recast" in run.models and gpsa_layers(run.models["recast"]) and not data.is_dense:
+        if "recast" in run.models and gpsa_layers(run.models["recast"]) and data.task == "classify":
             write_pictures(run)
         return results
 

@@ -115,7 +115,7 @@ def measure(
 ) -> Results:
     """`evaluate` with tables and paired differences; what could not be measured is named in the results."""
     suites = list(suites)
-    check_task(suites, "segment" if context.data.is_dense else "classify", context.data.name)
+    check_task(suites, context.data.task, context.data.name)
     results = Results()
     models = context.models.values()
     bar = Progress(console=Console(stderr=True), transient=True, disable=not progress)
@@ -127,7 +127,8 @@ def measure(
         for name in dict.fromkeys(suites):
             evaluator, dataset = EVALUATORS[name], context.dataset(name)
             if scores := scored.get(name):
-                found = Resampled(scores, evaluator.statistics, context.options.seed)
+                pool = evaluator.pool and partial(evaluator.pool, context)
+                found = Resampled(scores, evaluator.statistics, context.options.seed, pool)
                 results.rows += found.rows(run, name, dataset)
                 results.differences += found.differences(run, name, dataset)
             elif evaluator.measure is not None:

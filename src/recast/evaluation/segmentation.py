@@ -7,15 +7,13 @@ metrics are functions of their sums over all images, as in the benchmarks, and t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from colorsys import hsv_to_rgb
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from recast.data.pairs import IGNORE
-from recast.evaluation.context import Batch, Context, Score, Source, sampled
+from recast.evaluation.context import Batch, Score
 from recast.evaluation.stats import Statistic
 
 
@@ -40,26 +38,11 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
         yield Score(name, "miou", counts.flatten(1))
         yield Score(name, "macc", counts[:, ::2].flatten(1))
         yield Score(name, "aacc", counts[:, ::2].sum(2))
+        for kind, members in batch.context.data.kinds.items():
+            which = [classes.index(label) for label in members]
+            yield Score(name, f"miou@{kind}", counts[:, :, which].flatten(1))
         for index, label in enumerate(classes):
             yield Score(name, f"iou/{label}", counts[:, :, index])
-
-
-def draw_predictions(context: Context, count: int = 6, among: int = 64) -> Image.Image:
-    """Image, mask and every model's prediction side by side, a row an image: of the first `among` images those of whose
-    pixels the models say most different things. What is ignored is white."""
-    rows: list[tuple[float, list[np.ndarray]]] = []
-    hues = np.arange(len(context.data.classes))
-    colours = np.stack([hsv_to_rgb(0.618 * hue % 1, 0.75, 0.95 - 0.4 * (hue % 2)) for hue in hues])
-    palette = np.concatenate([np.zeros((1, 3)), colours[1:], np.ones((IGNORE + 1 - len(colours), 3))])
-    for batch in context.batches(Source(sampled(context.data.val, among))):
-        said = torch.stack([context.maps(name, batch.images).argmax(1) for name in batch.models], 1).cpu()
-        for image, mask, predicted in zip(batch.images.cpu(), batch.labels.cpu(), said, strict=True):
-            differ = float((predicted[:1] != predicted).any(0).double().mean())
-            maps = [palette[values.numpy()] for values in (mask, *predicted)]
-            rows.append((differ, [image.permute(1, 2, 0).numpy(), *maps]))
-    chosen = sorted(rows, key=lambda row: -row[0])[:count]
-    grid = np.concatenate([np.concatenate(panels, 1) for _, panels in chosen])
-    return Image.fromarray((grid * 255).round().astype(np.uint8))
 
 
 def mean_iou(means: np.ndarray) -> np.ndarray:

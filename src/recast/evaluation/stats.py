@@ -7,7 +7,7 @@ Every metric and model is resampled with the same draws: f(mᵃ) − f(mᵇ) giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +23,11 @@ RESAMPLES = 1000
 LEVEL = 0.95
 _CHUNK = 2**24
 """Counts that are held at a time."""
+POOLED = 50
+"""Draws that are pooled at a time."""
+
+Pool = Callable[[str, np.ndarray, np.ndarray], dict[str, np.ndarray]]
+"""(metric, scores (n, k), how often each image was drawn (draws, n)) → the values (draws,) of further metrics."""
 
 
 def percentage(means: np.ndarray) -> np.ndarray:
@@ -35,21 +40,23 @@ def plain_mean(means: np.ndarray) -> np.ndarray:
     return means[..., 0]
 
 
-def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
-    """(RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement.
+def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
+    """(draws, n) parts of the RESAMPLES draws: how often each of n images is drawn, with replacement.
 
-    The draws follow from (seed, n) alone.
+    They follow from (seed, n) alone.
     """
-    n = len(scores)
     random = np.random.default_rng((seed, n))
-    rows = max(1, _CHUNK // n)
-    means = []
+    rows = max(1, min(most, _CHUNK // n))
     for begin in range(0, RESAMPLES, rows):
         size = min(rows, RESAMPLES - begin)
         drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
-        means.append(counts.astype(np.float64) @ scores / n)
-    return np.concatenate(means)
+        yield counts.astype(np.float64)
+
+
+def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement."""
+    return np.concatenate([counts @ scores / len(scores) for counts in draws(len(scores), seed)])
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -61,24 +68,37 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 class Resampled:
     """The values of many metrics of many models on the same images, and their resamples.
 
-    scores: {key: (n, k)}, the same n; statistics: {metric: f}, of `iou/dog` that of `iou`. What is no number (the IoU
-    of a class that is nowhere) is left out. Raises ValueError for different n.
+    scores: {key: (n, k)}, the same n; statistics: {metric: f}, of `iou/dog` that of `iou`; pool: for metrics that are
+    no function of a mean (average precision). What is no number (the IoU of a class that is nowhere) is left out.
+    Raises ValueError for different n.
     """
 
-    def __init__(self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int):
+    def __init__(
+        self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int,
+        pool: Pool | None = None,
+    ) -> None:  # fmt: skip
         lengths = {len(values) for values in scores.values()}
         if len(lengths) != 1:
             raise ValueError(f"scores of one set of images are expected, got {sorted(lengths)} images")
         (self.n,) = lengths
-        columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
-        centre, draws = columns.mean(axis=0), resampled_means(columns, seed)
         self.values: dict[tuple[str, str], float] = {}
         self.resamples: dict[tuple[str, str], np.ndarray] = {}
+        if pool is not None:
+            for (model, metric), values in scores.items():
+                centre_of = pool(metric, values, np.ones((1, self.n)))
+                drawn = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
+                for name, (value,) in centre_of.items():
+                    if not np.isnan(value):
+                        self.values[model, name] = float(value)
+                        self.resamples[model, name] = np.concatenate([part[name] for part in drawn])
+            return
+        columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
+        centre, means = columns.mean(axis=0), resampled_means(columns, seed)
         begin = 0
         for key, values in scores.items():
             end, statistic = begin + values.shape[1], statistics.get(base(key[1]), percentage)
             self.values[key] = float(statistic(centre[begin:end]))
-            self.resamples[key] = statistic(draws[:, begin:end])
+            self.resamples[key] = statistic(means[:, begin:end])
             begin = end
             if np.isnan(self.values[key]):
                 del self.values[key], self.resamples[key]

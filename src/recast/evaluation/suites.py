@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from recast.analysis.agreement import tabulate_agreement
@@ -19,6 +20,7 @@ from recast.evaluation import accuracy, attacks
 from recast.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.evaluation.cost import measure_cost
+from recast.evaluation.detection import pool_detection, score_detection
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
@@ -54,6 +56,8 @@ class Evaluator:
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """More metrics from the scores of a model over all sources: {metric: array (n, k)} → the further ones."""
     statistics: dict[str, Statistic] = field(default_factory=dict)
+    pool: Callable[[Context, str, np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
+    """`recast.evaluation.stats.Pool` of a context, for metrics that are no function of a mean over images."""
     uses: tuple[str, ...] = ()
     """The fields of `Options` that change its scores."""
 
@@ -94,6 +98,7 @@ EVALUATORS = {
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
     "segmentation": Evaluator(score_segmentation, statistics=STATISTICS),
+    "detection": Evaluator(score_detection, pool=pool_detection),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),

@@ -2,6 +2,7 @@
 
 # registers their names: timm.create_model("cifar_resnet20") works from here on
 from recast.models import cmhsa_vit as cmhsa_vit
+from recast.models import detect as detect
 from recast.models import patchconvnet as patchconvnet
 from recast.models import segment as segment
 from recast.models import small as small

@@ -9,6 +9,9 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
+from torchvision.models.detection import FCOS, RetinaNet
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.ssd import SSD
 from torchvision.models.segmentation._utils import _SimpleSegmentationModel
 from torchvision.models.segmentation.lraspp import LRASPP
 
@@ -19,6 +22,9 @@ AUXILIARY = ("AuxLogits", "aux1", "aux2")
 """Classifiers beside the last one: torchvision's Inception v3 and GoogLeNet."""
 SEGMENTER = ("classifier", "aux_classifier")
 """Heads of torchvision's segmenters; in them only what gives one number per class has a bias."""
+DETECTOR = ("box_predictor.cls_score", "box_predictor.bbox_pred", "mask_fcn_logits", "classification_head.cls_logits")
+SSD_HEAD = "classification_head"
+"""Layers of torchvision's detectors with numbers for every class; SSD's are a list of convolutions."""
 
 
 def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:
@@ -29,9 +35,11 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     """
     names = {id(module): name for name, module in model.named_modules()}
     asked = getattr(model, "get_classifier", None)
-    if isinstance(model, _SimpleSegmentationModel | LRASPP):
-        heads = [head for name in SEGMENTER if (head := getattr(model, name, None)) is not None]
-        layers = [m for head in heads for m in head.modules() if isinstance(m, nn.Conv2d) and m.bias is not None]
+    if isinstance(model, GeneralizedRCNN | RetinaNet | FCOS | SSD):
+        found = [name for name in names.values() if name.endswith(DETECTOR) or f"{SSD_HEAD}.module_list." in name]
+    elif isinstance(model, _SimpleSegmentationModel | LRASPP):
+        parts = [head for name in SEGMENTER if (head := getattr(model, name, None)) is not None]
+        layers = [m for head in parts for m in head.modules() if isinstance(m, nn.Conv2d) and m.bias is not None]
         found = [names[id(layer)] for layer in layers]
     elif callable(asked):
         told = asked()

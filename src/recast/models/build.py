@@ -233,12 +233,20 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     from torchvision import models
 
     check_registered("torchvision", name)
-    if "img_size" in kwargs:
+    is_detector = ".detection." in models.get_model_builder(name).__module__
+    kwargs, options = dict(kwargs), dict[str, Any]()
+    if "img_size" in kwargs and not is_detector:
         raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
+    if size := kwargs.pop("img_size", None):
+        if name.startswith("ssd"):
+            raise RecastError(f"torchvision:{name} takes images of one size: leave model.input_size out")
+        options = {"min_size": size, "max_size": size}  # images come as large as they shall be
+    if is_detector and "num_classes" in kwargs:
+        kwargs["num_classes"] += 1  # the background is their class 0
     if not pretrained:
         # detectors and segmenters would fetch their backbone's weights
         takes = inspect.signature(models.get_model_builder(name)).parameters
-        options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in takes else {}
+        options |= {"weights_backbone": None} if "weights_backbone" in takes else {}
         if "aux_loss" in takes and "num_classes" in kwargs:  # for training: with the head that published weights have
             options["aux_loss"] = True
         return models.get_model(name, weights=None, **kwargs, **options)
@@ -246,10 +254,11 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     own = len(weights.meta["categories"])
     if kwargs.get("num_classes", own) != own:
         raise RecastError(
-            f"torchvision's weights of {name} have {own} classes, got num_classes={kwargs['num_classes']}: "
+            f"torchvision's weights of {name} have {own - is_detector} classes, got num_classes="
+            f"{kwargs['num_classes'] - is_detector}: "
             "set model.new_head"
         )
-    return _fetched(name, lambda: models.get_model(name, weights=weights))
+    return _fetched(name, lambda: models.get_model(name, weights=weights, **options))
 
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:

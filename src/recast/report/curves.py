@@ -14,7 +14,7 @@ from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.report.load import Run
 from recast.report.verdict import accuracy
 from recast.run.files import number
-from recast.run.suites import CATEGORIES, of_kind
+from recast.run.suites import CATEGORIES, METRICS, of_kind
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
@@ -41,8 +41,8 @@ def training(run: Run) -> list[Chart]:
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
-    top1 = training_series(run, "val_miou" if run.is_dense else "val_top1")
-    label = "mIoU" if run.is_dense else "Top-1 accuracy"
+    top1 = training_series(run, "main")
+    label = METRICS[run.main[1]].label if run.is_dense else "Top-1 accuracy"
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan

@@ -114,8 +114,8 @@ class Run:
 
     @property
     def is_dense(self) -> bool:
-        """Every pixel has a class."""
-        return self.recipe.data.task == "segment"
+        """It is judged by pixels or objects: one image is no fixed share of the number."""
+        return self.recipe.data.task != "classify"
 
     @property
     def epochs(self) -> int:

@@ -21,6 +21,7 @@ from recast.report.load import Run
 from recast.report.tables import switch_table
 from recast.run.files import number
 from recast.run.records import Probe, Switching
+from recast.run.suites import VALIDATED
 
 RULES = {
     "at_once": "All layers at one date (at once).",
@@ -31,7 +32,6 @@ RULES = {
     "learned": "When a layer’s gates promise a larger fall of the training loss than the last epoch delivered; of "
     "several such layers the one that promises most per added multiply-add (learned).",
 }
-QUANTITIES = {"Validation loss": "val_loss", "Top-1, %": "val_top1"}
 WIDTH, TOP, PANEL, GAP, AXIS = 4.0, 0.2, 1.05, 0.3, 0.42
 """Inches: the width; from the top down the room for a title, the height of a panel, the gap, the room for an axis."""
 ROW, CLOSE_ROW, MANY_ROWS = 0.2, 0.15, 16
@@ -95,7 +95,8 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     The epochs to come are drawn pale. An epoch is the stretch that ends at its number, as its row in metrics.jsonl is
     measured there; a layer of date d is attention from d − 1 on.
     """
-    curves = {title: found for title, quantity in QUANTITIES.items() if (found := arm_curves(run, quantity))}
+    quantities = {"Validation loss": "val_loss", f"{VALIDATED[run.recipe.data.task]}, %": "val_top1"}
+    curves = {title: found for title, quantity in quantities.items() if (found := arm_curves(run, quantity))}
     rows = bars(switching)
     heights = [*(PANEL for _ in curves), (ROW if len(rows) <= MANY_ROWS else CLOSE_ROW) * len(rows)]
     height = sum(heights) + GAP * len(curves) + TOP + AXIS

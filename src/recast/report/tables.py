@@ -19,7 +19,7 @@ from recast.report.verdict import accuracy, is_exact, why_no_mean
 from recast.run.files import number
 from recast.run.records import HeadLine
 from recast.run.statistics import mean_interval
-from recast.run.suites import PER_CORRUPTION, base
+from recast.run.suites import PER_CORRUPTION, VALIDATED, base
 
 COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
 NAMED = 3
@@ -133,7 +133,7 @@ def switch_table(run: Run) -> Table | None:
             row.append(Cell(text, (f"{at_switch}, then {in_epoch}",)))
         rows.append(row)
     steps = ("before → after → end",)
-    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell("Top-1, %", steps)]
+    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{VALIDATED[run.recipe.data.task]}, %", steps)]
     return Table("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 

@@ -14,8 +14,9 @@ from recast.report.labels import FROM_START, words
 from recast.report.load import Run
 from recast.run.files import number
 from recast.run.recipe import HOW_IT_RUNS, PATHS, flat
-from recast.run.records import Epoch, Wakefulness
+from recast.run.records import Wakefulness
 from recast.run.statistics import mean_interval
+from recast.run.suites import METRICS
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
@@ -26,20 +27,15 @@ LISTED = 4
 
 
 def accuracy(run: Run, model: str) -> float:
-    """Top-1 (segmentation: mIoU) of an arm in percent: from rows.csv, otherwise the last validation of its training."""
+    """Top-1 (mIoU, box AP) of an arm in percent: from rows.csv, otherwise the last validation of its training."""
     measured = run.value(model, *run.main)
     if math.isfinite(measured):
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
-        return validated(run.metrics[-1]) if run.metrics else math.nan
+        return run.metrics[-1].main if run.metrics else math.nan
     if model == "finetuned" and run.control and run.control[-1].epoch > 0:
-        return validated(run.control[-1])
-    return validated(run.control[0]) if model == "parent" and run.control else math.nan
-
-
-def validated(row: Epoch) -> float:
-    """What a validation in training found of what the run is judged by."""
-    return row.val_top1 if row.val_miou is None else row.val_miou
+        return run.control[-1].main
+    return run.control[0].main if model == "parent" and run.control else math.nan
 
 
 def test_images(run: Run) -> int:
@@ -128,7 +124,9 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    return f"reaches {'an mIoU of ' if run.is_dense else ''}{formats.percent(value)}"
+    label = METRICS[run.main[1]].label
+    what = f"a{'n' if label.startswith('m') else ''} {label[0].lower()}{label[1:]} of " if run.is_dense else ""
+    return f"reaches {what}{formats.percent(value)}"
 
 
 def _end(run: Run) -> Verdict:

@@ -22,6 +22,7 @@ OWN = (
     *(f"cifar_resnet{depth}{shortcut}" for depth in (20, 56) for shortcut in ("", "_a")),
     "digits_resnet",
     "scenes_fcn",
+    "scenes_rcnn",
     *(f"cmhsa_vit_{kind}" for kind in ("3", "3_cifar", "3_pixel", "3_tiny", "5", "5_tiny")),
     *(
         f"patchconvnet_{size}{kind}"

@@ -27,9 +27,11 @@ class Epoch:
     train_loss: float | None = None
     val_loss: float
     val_top1: float
-    """In percent; of segmentation, of the pixels (aAcc)."""
+    """In percent; of segmentation, of the pixels (aAcc); of detection, AP of the boxes at IoU 0.5."""
     val_miou: float | None = None
     """Of segmentation, in percent."""
+    val_ap: float | None = None
+    """Of detection, box AP in percent."""
     lr: float | None = None
     gate_lr: float | None = None
     seconds: float | None = None
@@ -47,8 +49,14 @@ class Epoch:
         check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its line: without an mIoU where there is none."""
-        return {name: value for name, value in asdict(self).items() if name != "val_miou" or value is not None}
+        """The content of its line: without mIoU and AP where there is none."""
+        kept = lambda name, value: name not in ("val_miou", "val_ap") or value is not None  # noqa: E731
+        return {name: value for name, value in asdict(self).items() if kept(name, value)}
+
+    @property
+    def main(self) -> float:
+        """What the run is judged by."""
+        return next((value for value in (self.val_miou, self.val_ap) if value is not None), self.val_top1)
 
 
 AWAKE = 0.01

@@ -69,6 +69,17 @@ METRICS = {
     "macc": Metric("mAcc", meaning="share of a class’s pixels that are predicted as it, mean over classes"),
     "aacc": Metric("aAcc", meaning="share of all pixels that are predicted right"),
     "iou": Metric("IoU", meaning="intersection over union of what is predicted as a class and what is of it"),
+    **{
+        f"{prefix}ap{part}": Metric(
+            f"{what}{size}{f' at IoU 0.{part}' if part.isdigit() else ''}", meaning=f"average precision of {meaning}"
+            + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + told
+        )
+        for prefix, what, meaning in (("", "Box AP", "boxes"), ("mask_", "Mask AP", "masks"))
+        for part, size, told in (
+            ("", "", ""), ("50", "", ""), ("75", "", ""), ("_small", ", small", ", below 32² pixels"),
+            ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
+        )
+    },
     "low": Metric("Top-1 on low frequencies", meaning="top-1 on images without their fine detail"),
     "high": Metric("Top-1 on high frequencies", meaning="top-1 on images without their large forms"),
 }  # fmt: skip
@@ -103,9 +114,13 @@ class Suite:
 
 
 TOP = ("top1", "top5")
-BOTH: tuple[Task, ...] = ("classify", "segment")
-MAIN: dict[Task, tuple[str, str]] = {"classify": ("clean", "top1"), "segment": ("segmentation", "miou")}
+ALL: tuple[Task, ...] = ("classify", "segment", "detect")
+MAIN: dict[Task, tuple[str, str]] = {
+    "classify": ("clean", "top1"), "segment": ("segmentation", "miou"), "detect": ("detection", "ap"),
+}  # fmt: skip
 """What a run is judged by: suite and metric."""
+VALIDATED: dict[Task, str] = {"classify": "Top-1", "segment": "aAcc", "detect": "Box AP at IoU 0.5"}
+"""What `val_top1` of a run's records is."""
 EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
@@ -114,7 +129,13 @@ SUITES = {
     ),
     "segmentation": Suite(
         "Pixels", "mIoU, mean and pixel accuracy, IoU of every class (data with masks)", "accuracy",
-        ("miou", "macc", "aacc", "iou"), missing="mIoU and accuracy of the pixels", default=True, tasks=("segment",),
+        ("miou", "macc", "aacc", "iou"), "{} classes", missing="mIoU and accuracy of the pixels", default=True,
+        tasks=("segment",),
+    ),
+    "detection": Suite(
+        "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
+        tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes", default=True,
+        missing="average precision of the objects", tasks=("detect",),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
@@ -188,19 +209,19 @@ SUITES = {
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
         ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
-        missing="images per second, memory, MACs and parameters", tasks=BOTH,
+        missing="images per second, memory, MACs and parameters", tasks=ALL,
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (), default=True,
-        missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=BOTH,
+        missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=ALL,
     ),
     "heads": Suite(
         "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=True, tasks=BOTH,
+        missing="attention distance, non-locality and entropy of the heads", default=True, tasks=ALL,
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        missing="similarity of the layers before and after (CKA)", tasks=BOTH,
+        missing="similarity of the layers before and after (CKA)", tasks=ALL,
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,

@@ -227,7 +227,7 @@ class _Loop:
             write_json(self.out / "schedule.json", switches.record.to_dict())
 
     def _measure(self, left_out: list[str]) -> tuple[float, ...]:
-        """Validation loss, top-1 and, of segmentation, mIoU, of the weights that count."""
+        """Validation loss, top-1 and, of segmentation, mIoU, of detection AP, of the weights that count."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
@@ -265,7 +265,7 @@ class _Loop:
         state, recipe, started = self.state, self.recipe, time.perf_counter()
         position, trained = state.position, state.position.epoch > 0
         left_out: list[str] = []
-        loss, top1, *miou = self._measure(left_out)
+        loss, top1, *main = self._measure(left_out)
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
@@ -275,7 +275,8 @@ class _Loop:
             train_loss=train_loss,
             val_loss=loss,
             val_top1=top1,
-            val_miou=miou[0] if miou else None,
+            val_miou=main[0] if self.data.task == "segment" else None,
+            val_ap=main[0] if self.data.task == "detect" else None,
             lr=lr if trained else None,
             gate_lr=gate_lr if trained else None,
             seconds=position.seconds + time.perf_counter() - started,

@@ -12,6 +12,7 @@ from statistics import fmean
 from threading import Event
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,18 +23,22 @@ from torchvision.transforms.v2.functional import normalize
 from recast.analysis.wakefulness import wakefulness
 from recast.data import Data, Loader
 from recast.data.pairs import IGNORE
+from recast.data.seeding import seeded
 from recast.device import peak_bytes
 from recast.errors import RecastError
+from recast.evaluation.detection import average_precisions, rows_of, summarised
 from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.build import check_logits
+from recast.models.detect import check_detections, losing, total_loss
 from recast.models.segment import class_maps
 from recast.report.formats import duration, memory
 from recast.run.config import Recipe
 from recast.run.files import read_lines, sealed, write_text
 from recast.run.recipe import recipe_to_dict
 from recast.run.records import Epoch, Wakefulness
+from recast.run.suites import MAIN, METRICS
 from recast.training.checkpoint import Position
 from recast.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 
@@ -46,8 +51,8 @@ TIMED_STEPS = 20
 LONG = 300.0
 """Seconds: of a shorter training they are not."""
 SCALARS = (
-    "train_loss", "val_loss", "val_top1", "val_miou", "lr", "gate_lr", "seconds", "images_per_second", "data_wait",
-    "bad_images",
+    "train_loss", "val_loss", "val_top1", "val_miou", "val_ap", "lr", "gate_lr", "seconds", "images_per_second",
+    "data_wait", "bad_images",
 )  # fmt: skip
 """What of a row trackers are sent."""
 
@@ -62,7 +67,8 @@ def measure(
 ) -> tuple[float, ...]:  # fmt: skip
     """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
 
-    Where every pixel has a class, it is the top-1 of the pixels (aAcc), and after it comes the mIoU in percent.
+    Where every pixel has a class, it is the top-1 of the pixels (aAcc), and after it comes the mIoU in percent; of a
+    detector the sum of its losses, AP at IoU 0.5 and AP.
 
     `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
     names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
@@ -73,6 +79,7 @@ def measure(
     config, classes = recipe.data, len(data.classes)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
     counts = torch.zeros(3, classes, dtype=torch.float64)
+    rows = list[np.ndarray]()
     source = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
         bad_image=config.bad_image,
@@ -80,8 +87,16 @@ def measure(
     for pixels, labels in source:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
-        logits = model(normalize(pixels.to(device), list(data.mean), list(data.std)))
-        if data.is_dense:
+        images = normalize(pixels.to(device), list(data.mean), list(data.std))
+        logits = model(images)
+        if data.task == "detect":
+            check_detections(logits, len(labels))
+            rows += rows_of(logits, labels, classes, "boxes")
+            with losing(model), seeded(0):
+                loss = total_loss(model(images, labels.to(device).taught())).item()
+            totals += torch.tensor([loss * len(labels), 0, len(labels)], dtype=torch.float64)
+            continue
+        if data.task == "segment":
             logits = class_maps(logits, classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
             counts += pixel_counts(logits.argmax(1), labels, classes).sum(0)
             totals[0] += F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels[0].numel()
@@ -97,7 +112,11 @@ def measure(
     loss, correct, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
-    if data.is_dense:
+    if data.task == "detect":
+        found = average_precisions(np.stack(rows), np.ones((1, len(rows))), classes)
+        aps = summarised(found, data.classes, {})
+        return loss / images, *(float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
+    if data.task == "segment":
         means = sum_over_processes_(counts, device).numpy()
         return loss / images, float(mean_accuracy(means[::2].sum(1))), float(mean_iou(means.ravel()))
     return loss / images, 100 * correct / images
@@ -203,7 +222,8 @@ class Journal:
             tracker(row.epoch, values)
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
-        reached = f"top-1 {row.val_top1:.2f} %" if row.val_miou is None else f"mIoU {row.val_miou:.2f} %"
+        label = METRICS[MAIN[self.recipe.data.task][1]].label
+        reached = f"{label[0].lower()}{label[1:]} {row.main:.2f} %"
         text += f"val loss {row.val_loss:.3f}  {reached}  {row.seconds:.1f} s"
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"

@@ -16,8 +16,9 @@ from recast.data import Data
 from recast.data.pairs import IGNORE
 from recast.errors import RecastError
 from recast.layers.gpsa import gpsa_layers
+from recast.models.detect import total_loss
 from recast.models.segment import class_maps
-from recast.run.config import Recipe, RegularizationConfig
+from recast.run.config import Recipe, RegularizationConfig, Task
 from recast.training.distill import Distillation, build_teacher, train_token_, widened
 from recast.training.embedding import EmbeddingLoss
 from recast.training.features import FeatureDistillation, keep_recast_gradients_
@@ -79,6 +80,17 @@ def pixel_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any,
     return loss
 
 
+def object_loss(_config: RegularizationConfig, _num_classes: int) -> Callable[[Any, Any], Tensor]:
+    """The sum of the losses that a detector gives in training."""
+    return lambda outputs, _objects: total_loss(outputs)
+
+
+LOSSES: dict[Task, Callable[[RegularizationConfig, int], Callable[[Any, Any], Tensor]]] = {
+    "classify": label_loss, "segment": pixel_loss, "detect": object_loss,
+}  # fmt: skip
+"""What is learnt, by what is asked of an image."""
+
+
 def _check_threshold(config: RegularizationConfig, threshold: float, num_classes: int) -> None:
     if config.loss == "ce":
         raise RecastError(
@@ -127,8 +139,8 @@ class Objective:
         device: torch.device,
     ) -> None:  # fmt: skip
         config, classes, amp = recipe.distill, len(data.classes), AMP_DTYPES.get(recipe.amp)
-        self.is_dense = data.is_dense
-        self.labels = (pixel_loss if data.is_dense else label_loss)(recipe.regularization, classes)
+        self.task = data.task
+        self.labels = LOSSES[data.task](recipe.regularization, classes)
         self.embedding: EmbeddingLoss | None = None
         if recipe.embedding.is_on:
             steps = recipe.epochs * batches
@@ -158,6 +170,10 @@ class Objective:
                 set_drop_path_(watched, recipe.regularization.drop_path, recipe.regularization.drop_path_mode)
             self.features = FeatureDistillation(student, watched)
 
+    def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
+        """What the network is given in training: a detector, what it is to find too."""
+        return (images, targets.taught()) if self.task == "detect" else (images,)
+
     def at(self, step: int) -> None:
         """Step number `step` of the whole run (from 0) comes next."""
         if self.embedding is not None:
@@ -176,7 +192,7 @@ class Objective:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
             return self.distillation(outputs, images, targets)
-        return self.labels(outputs if isinstance(outputs, Tensor) or self.is_dense else outputs[0], targets)
+        return self.labels(outputs if isinstance(outputs, Tensor) or self.task != "classify" else outputs[0], targets)
 
     def after_backward(self, model: nn.Module) -> None:
         """When all gradients of a batch are there: while features are learned, only the recast layers move."""

@@ -20,6 +20,7 @@ from recast.device import check_memory, choose_device
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
 from recast.models.build import build, check_logits, input_defaults
+from recast.models.detect import check_detections
 from recast.models.embedding import add_embedding_
 from recast.models.segment import class_maps
 from recast.run.config import Recipe
@@ -139,6 +140,11 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     Loader(  # a batch that the data cannot fill is found now, not after the recast
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
+    if data.task == "detect":
+        if process_count() > 1:
+            raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
+        if config.name.startswith("torchvision:") and not config.name.startswith("torchvision:ssd"):
+            config = replace(config, input_size=data.img_size)  # images come as large as they shall be
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
     with seeded(mix_seed("embedding", recipe.seed)):
@@ -165,8 +171,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             f"{config.name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
             f"model.input_size={size} for a network built for one size"
         ) from None
-    if data.is_dense:
+    if data.task == "segment":
         class_maps(logits, len(data.classes), (size, size), config.name)
+    elif data.task == "detect":
+        check_detections(logits, 1, config.name)
     else:
         check_logits(logits, 1, len(data.classes), data.name)
     if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):

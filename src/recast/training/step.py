@@ -82,7 +82,7 @@ class Update:
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
-            outputs = self.network(images)
+            outputs = self.network(*self.objective.inputs(images, targets))
         loss = self.objective(outputs, images, targets)
         self.state.scaler.scale(loss / self.recipe.accumulate).backward()
         return loss.detach()

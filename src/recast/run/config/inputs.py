@@ -22,7 +22,9 @@ from recast.run.fields import (
 )
 
 Crop = Literal["none", "pad", "random", "simple"]
-Task = Literal["classify", "segment"]
+Task = Literal["classify", "segment", "detect"]
+TASKS: dict[str, Task] = {"scenes": "segment", "masks": "segment", "scene_objects": "detect", "coco": "detect"}
+"""Of data sets by name; all others are for classification."""
 
 
 @dataclass
@@ -50,7 +52,7 @@ class DataConfig(Checked, prefix="data."):
     name: str = "digits"
     """digits, cifar10, cifar100, imagenet, folder, zip (an ImageFolder tree, or a zip of one), torch/NAME
     (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset). Segmentation: scenes, masks (folders
-    images and masks)."""
+    images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
@@ -88,7 +90,7 @@ class DataConfig(Checked, prefix="data."):
     @property
     def task(self) -> Task:
         """What is asked of an image."""
-        return "segment" if self.name in ("scenes", "masks") else "classify"
+        return TASKS.get(self.name, "classify")
 
 
 @dataclass
@@ -102,7 +104,8 @@ class AugmentConfig(Checked, prefix="augment."):
     scale: tuple[Share, Share] = (0.08, 1.0)
     """crop=random: share of the image's area that is cut out."""
     resize: tuple[Ratio, Ratio] = (0.5, 2.0)
-    """Segmentation, crop=random: factor that image and mask are resized by, 1: the short side to S, before the cut."""
+    """Segmentation and detection, crop=random: factor that the image is resized by before the cut; 1: the short side to
+    S, in detection the long one."""
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
     auto_augment: str | None = None

@@ -102,7 +102,7 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     )
     yield from _schedule_clashes(recipe)
     yield from _embedding_clashes(recipe)
-    yield from _segmentation_clashes(recipe)
+    yield from _dense_clashes(recipe)
     yield (
         freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
         f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
@@ -148,10 +148,11 @@ def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _segmentation_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What has no meaning where every pixel has a class."""
-    if recipe.data.task != "segment":
+def _dense_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """What has no meaning where every pixel has a class, or objects are to be found."""
+    if recipe.data.task == "classify":
         return
+    task = {"segment": "segmentation", "detect": "detection"}[recipe.data.task]
     for used, value in (
         ("augment.mixup", recipe.augment.mixup > 0),
         ("augment.cutmix", recipe.augment.cutmix > 0),
@@ -161,8 +162,10 @@ def _segmentation_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         ("distill.name", recipe.distill.name is not None),
         ("embedding", recipe.embedding.is_on),
         ("pool.kind", recipe.pool.is_on),
+        ("augment.erasing", recipe.data.task == "detect" and recipe.augment.erasing > 0),
+        ("regularization.label_smoothing", recipe.data.task == "detect" and recipe.regularization.label_smoothing > 0),
     ):
-        yield value, f"{used} has no meaning for segmentation (data.name={recipe.data.name}): leave it out"
+        yield value, f"{used} has no meaning for {task} (data.name={recipe.data.name}): leave it out"
 
 
 def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:

@@ -1,0 +1,284 @@
+"""Images with objects: boxes, classes and masks (`ObjectImages`), and folders with them in COCO's JSON.
+
+An image is brought to S x S pixels: its long side to S, the rest filled up to the right and below, so that nothing is
+cut off. Shapes of one image's objects: boxes (n, 4) as left, top, right, bottom; classes, crowd, area (n,).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import transforms
+
+from recast.data.augment import resolve
+from recast.data.datasets import Found, LabelledImages, drawn_seeds
+from recast.data.folders import VAL_NAMES, data_dir
+from recast.data.images import PHOTO, open_image, to_pixels
+from recast.data.pairs import BICUBIC, PADDING
+from recast.data.seeding import seed_cpu, seeded
+from recast.errors import RecastError, shown
+from recast.run.config import AugmentConfig, DataConfig
+from recast.run.files import read_json
+
+AS_IT_IS = (0.0,) * 3, (1.0,) * 3
+"""Detectors normalise by themselves."""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The objects of an image, in its own pixels."""
+
+    boxes: np.ndarray
+    """(n, 4) float64."""
+    classes: np.ndarray
+    """(n,) from 0."""
+    crowd: np.ndarray
+    """(n,) bool: many objects in one, which is neither taught nor counted."""
+    area: np.ndarray
+    """(n,) in pixels, of the mask where there is one: what makes an object small or large."""
+    masks: tuple[Any, ...] | None = None
+    """COCO's segmentation of each: run lengths or polygons."""
+
+    def __str__(self) -> str:
+        """A hash of them all."""
+        arrays = b"".join(one.tobytes() for one in (self.boxes, self.classes, self.crowd, self.area))
+        return hashlib.sha256(arrays + repr(self.masks).encode()).hexdigest()
+
+
+class Objects(list[dict[str, Tensor]]):
+    """What is on each image of a batch, as torchvision's detectors take it (labels from 1), with crowd and area; scale:
+    the image's pixels to its own."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Objects:
+        """Copies there."""
+        moved = ({k: v.to(device, non_blocking=non_blocking) for k, v in one.items()} for one in self)
+        return Objects(moved)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Objects(found) if isinstance(index, slice) else found
+
+    def taught(self) -> Objects:
+        """Those that training sees: no crowds, nothing that is thinner than a pixel."""
+        found = Objects()
+        for one in self:
+            sides = one["boxes"][:, 2:] - one["boxes"][:, :2]
+            kept = (sides >= 1).all(1) & ~one["crowd"]
+            found.append({name: one[name][kept] for name in ("boxes", "labels", "masks") if name in one})
+        return found
+
+
+@dataclass(eq=False)
+class ObjectImages(LabelledImages):
+    """Images, a tensor (N, 3, H, W) uint8 or paths that are read each time, and what is on them."""
+
+    items: Sequence[str] | Tensor
+    objects: Sequence[Annotations]
+    img_size: int
+    _: KW_ONLY
+    augment: AugmentConfig | None = None
+    crop_pct: float | None = None
+    labels: Tensor = field(init=False)
+    """Zeros: an image has no class, so every choice of images is a plain one."""
+    task = "detect"
+
+    def __post_init__(self) -> None:
+        self.labels = torch.zeros(len(self.items), dtype=torch.long)
+        if self.augment is not None:
+            self.augment = resolve(self.augment, self.img_size)
+            if self.augment.crop not in ("none", "random") or self.augment.auto_augment is not None:
+                raise RecastError(
+                    "images with objects take augment.crop none or random (scaled by augment.resize, then cut), flip "
+                    f"and color_jitter, got crop={self.augment.crop}, auto_augment="
+                    f"{self.augment.auto_augment or 'none'}"
+                )
+
+    def open(self, index: int) -> Image.Image:
+        """The RGB image, as large as it is."""
+        item = self.items[index]
+        return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
+
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
+        if seeds is None:
+            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
+        found = [self._placed(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+        if not found:
+            return torch.empty(0, 3, self.img_size, self.img_size), Objects()
+        return torch.stack([pixels for pixels, _ in found]), Objects(target for _, target in found)
+
+    def _placed(self, index: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The image and its objects on S x S pixels: scaled by a factor of `augment.resize` (1: the long side to S),
+        cut or filled up, mirrored, coloured."""
+        image, found, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
+        masks = _decoded(found.masks, image.height, image.width, self.image_name(index))
+        scale, left, top, flip = size / max(image.size), 0, 0, False
+        with seeded():
+            seed_cpu(seed)
+            if augment is not None and augment.crop == "random":
+                smallest, largest = augment.resize
+                scale *= smallest + (largest - smallest) * float(torch.rand(()))
+            scaled = [max(1, round(side * scale)) for side in image.size]
+            if augment is not None:
+                if augment.crop == "random":
+                    left, top = (int(torch.randint(max(side - size, 0) + 1, ())) for side in scaled)
+                flip = bool(augment.flip and torch.rand(()) < 0.5)
+                if jitter := augment.color_jitter:
+                    image = transforms.ColorJitter(jitter, jitter, jitter)(image)
+        ends = [min(side - start, size) for side, start in zip(scaled, (left, top), strict=True)]
+        boxes = (found.boxes * scale - (left, top, left, top)).clip(0, ends * 2)
+        if flip:
+            boxes = np.stack([size - boxes[:, 2], boxes[:, 1], size - boxes[:, 0], boxes[:, 3]], 1)
+
+        def canvas(one: Image.Image, fill: Any, how: Image.Resampling) -> Image.Image:
+            whole = Image.new(one.mode, (size, size), fill)
+            whole.paste(one if one.size == tuple(scaled) else one.resize(scaled, how), (-left, -top))
+            return whole.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else whole
+
+        target = {
+            "boxes": torch.from_numpy(boxes).float().reshape(-1, 4), "labels": torch.from_numpy(found.classes + 1),
+            "crowd": torch.from_numpy(found.crowd), "area": torch.from_numpy(found.area),
+            "scale": torch.tensor(scale, dtype=torch.float64),
+        }  # fmt: skip
+        if masks is not None:
+            drawn = [np.array(canvas(Image.fromarray(one), 0, Image.Resampling.NEAREST)) for one in masks]
+            target["masks"] = torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, size, size), np.uint8))
+        return to_pixels(canvas(image, PADDING, BICUBIC)), target
+
+    def image_name(self, index: int) -> str:
+        item = self.items[index]
+        return f"image {index}" if isinstance(item, Tensor) else item
+
+    def subset(self, indices: Tensor) -> Self:
+        chosen = indices.tolist()
+        items = self.items[indices] if isinstance(self.items, Tensor) else [self.items[index] for index in chosen]
+        return replace(self, items=items, objects=[self.objects[index] for index in chosen])
+
+    def relabelled(self, labels: Tensor) -> Self:
+        raise RecastError("images with objects have no labels to change")
+
+
+def _decoded(masks: tuple[Any, ...] | None, height: int, width: int, name: str) -> list[np.ndarray] | None:
+    """Each mask (height, width) uint8. Run lengths in a list are columns of zeros and ones in turn; what is compressed,
+    or polygons, is drawn by COCO's own code."""
+    if masks is None:
+        return None
+    found = []
+    for mask in masks:
+        if isinstance(mask, Mapping) and list(mask.get("size", ())) != [height, width]:
+            raise RecastError(
+                f"{name} has {height} x {width} pixels (height x width), a mask of it {shown(mask.get('size'))}: they "
+                "must be one"
+            )
+        if isinstance(mask, Mapping) and isinstance(mask["counts"], list):
+            flat = np.repeat(np.arange(len(mask["counts"])) % 2, mask["counts"])
+            if len(flat) != height * width:
+                raise RecastError(f"{name} has a mask of {len(flat)} pixels, expected {height * width}")
+            found.append(flat.reshape(width, height).T.astype(np.uint8))
+            continue
+        try:
+            coco = import_module("pycocotools.mask")
+        except ImportError:
+            raise RecastError(f"{name} has masks as polygons or text: pip install pycocotools") from None
+        try:
+            runs = mask if isinstance(mask, Mapping) else coco.merge(coco.frPyObjects(mask, height, width))
+            found.append(np.ascontiguousarray(coco.decode(runs)))
+        except Exception as error:  # COCO's code raises whatever its C finds
+            raise RecastError(f"{name} has a mask that cannot be drawn: {type(error).__name__}") from None
+    return found
+
+
+def find_coco(config: DataConfig) -> Found:
+    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), or one annotations.json of which
+    a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
+    (train2017). Its categories are the classes, in the order of their ids, gaps and all."""
+    root = data_dir(config)
+    files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
+    wanted = {"train": ("train",), "val": VAL_NAMES}
+    by_part = {part: [f for f in files if any(name in f.stem for name in names)] for part, names in wanted.items()}
+    if not any(by_part.values()):
+        by_part["train"] = files
+    for part, found in by_part.items():
+        instances = [file for file in found if file.stem.startswith("instances")] or found
+        if len(instances) > 1:
+            raise RecastError(f"{root} has {len(instances)} JSON files for {part} ({instances[0].name}, ...): keep one")
+        by_part[part] = instances
+    if not by_part["train"]:
+        raise RecastError(
+            f"{root} has no COCO JSON: expected annotations.json, or annotations/*train*.json and *val*.json"
+        )
+    read = {part: _read(found[0], root) for part, found in by_part.items() if found}
+    names = read["train"][1]
+    if "val" in read and read["val"][1] != names:
+        raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
+    val = read["val"][0] if "val" in read else None
+    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none")
+
+
+def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
+    """The images of a COCO JSON, and the names of its categories."""
+    found = read_json(path, "images", "annotations", "categories")
+    images, paths, own = parsed(found, str(path)), [], [str(one["file_name"]) for one in found["images"]]
+    folders = [root, root / "images", path.parent, *(f for f in sorted(root.iterdir()) if f.is_dir())]
+    folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
+    for name in own:
+        there = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if there is None:
+            raise RecastError(f"{path} names the image {shown(name)}, which is not in {root} or {root / 'images'}")
+        paths.append(str(there))
+    return ObjectImages(paths, images, PHOTO), [str(one["name"]) for one in _categories(found)]
+
+
+def _categories(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(found["categories"], key=lambda one: int(one["id"]))
+
+
+def parsed(found: Mapping[str, Any], where: str) -> list[Annotations]:
+    """The objects of every image of a COCO dictionary, in its order. Raises RecastError for ids that name nothing or
+    two things, boxes without a side and what is no box."""
+    try:
+        ids = [one["id"] for one in found["images"]]
+        classes = {one["id"]: index for index, one in enumerate(_categories(found))}
+        if not ids or not classes:
+            raise RecastError(f"{where} has {len(ids)} images and {len(classes)} categories: expected some of both")
+        for what, numbers in (("images", ids), ("categories", [one["id"] for one in found["categories"]])):
+            if twice := [number for number, count in Counter(numbers).items() if count > 1]:
+                raise RecastError(f"{where} has two {what} with the id {shown(twice[0])}")
+        of, known_images = defaultdict[Any, list[Mapping[str, Any]]](list), set(ids)
+        for one in found["annotations"]:
+            for key, known in (("image_id", known_images), ("category_id", set(classes))):
+                if one[key] not in known:
+                    which = f"annotation {shown(one.get('id'))} has {key} {shown(one[key])}"
+                    raise RecastError(f"{where}: {which}, which names nothing there: mend or remove it")
+            box = np.array(one["bbox"], dtype=np.float64)
+            if box.shape != (4,) or not np.isfinite(box).all() or (box[2:] <= 0).any():
+                raise RecastError(
+                    f"{where}: annotation {shown(one.get('id'))} has the box {shown(one['bbox'])}: expected [left, "
+                    "top, width, height] with sides above 0; mend or remove it"
+                )
+            of[one["image_id"]].append(one)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecastError(f"{where} is no COCO JSON of objects ({type(error).__name__}: {error})") from None
+    has_masks = all(one.get("segmentation") for one in found["annotations"]) and bool(found["annotations"])
+    return [_annotations(of[number], classes, has_masks) for number in ids]
+
+
+def _annotations(own: Sequence[Mapping[str, Any]], classes: Mapping[Any, int], has_masks: bool) -> Annotations:
+    boxes = np.array([one["bbox"] for one in own], dtype=np.float64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    sides = boxes[:, 2:] - boxes[:, :2]
+    area = [float(one.get("area", side)) for one, side in zip(own, sides.prod(1), strict=True)]
+    return Annotations(
+        boxes, np.array([classes[one["category_id"]] for one in own], dtype=np.int64),
+        np.array([bool(one.get("iscrowd", 0)) for one in own], dtype=bool), np.array(area, dtype=np.float64),
+        tuple(one["segmentation"] for one in own) if has_masks else None,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Images with objects: COCO's JSON, bad ones told in a line, and where boxes and masks are after resizing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recast.data import load_data
+from recast.data.objects import Annotations, ObjectImages
+from recast.errors import RecastError
+from recast.run.config import AugmentConfig, DataConfig
+
+COCO: dict[str, Any] = {
+    "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],
+    "categories": [{"id": 90, "name": "dog"}, {"id": 4, "name": "cat"}],
+    "annotations": [
+        {"id": 1, "image_id": 3, "category_id": 90, "bbox": [10, 4, 20, 10], "area": 150, "iscrowd": 0},
+        {"id": 2, "image_id": 3, "category_id": 4, "bbox": [0, 0, 40, 20], "area": 800, "iscrowd": 1},
+        {"id": 3, "image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "area": 12},
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, coco: dict[str, Any]) -> DataConfig:
+    (folder / "images").mkdir(exist_ok=True)
+    Image.new("L", (40, 20), 9).save(folder / "images" / "a.png")
+    Image.new("RGB", (40, 20), (9, 0, 0)).save(folder / "images" / "b.png")
+    Image.fromarray(np.full((20, 40), 60000, np.uint16)).save(folder / "images" / "c.png")
+    (folder / "annotations.json").write_text(json.dumps(coco))
+    return DataConfig("coco", data_dir=str(folder), img_size=80, val_fraction=0.4)
+
+
+def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
+    data = load_data(write(tmp_path, COCO))
+    assert (data.task, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
+    both = {**{data.train.image_name(i)[-5:]: data.train.plain()[i] for i in range(len(data.train))}}
+    both |= {data.val.image_name(i)[-5:]: data.val[i] for i in range(len(data.val))}
+    image, target = both["b.png"]
+    assert image.shape == (3, 80, 80)
+    assert target["boxes"].tolist() == [[20, 8, 60, 28], [0, 0, 80, 40]]
+    assert target["labels"].tolist() == [2, 1]
+    assert target["crowd"].tolist() == [False, True]
+    assert (target["area"].tolist(), target["scale"].item()) == ([150, 800], 2)
+    assert both["c.png"][1]["boxes"].shape == (0, 4)
+    assert both["c.png"][0][:, :40].min() > 0.9
+    assert data.train.batch([0])[1].taught()[0].keys() == {"boxes", "labels"}
+
+
+def test_crowds_and_slivers_are_not_taught(tmp_path: Path) -> None:
+    thin = copy.deepcopy(COCO)
+    thin["annotations"][2]["bbox"] = [1, 2, 0.1, 4]
+    data = load_data(write(tmp_path, thin))
+    taught = {data.train.image_name(i)[-5:]: len(data.train.batch([i])[1].taught()[0]["boxes"]) for i in range(2)}
+    taught |= {data.val.image_name(i)[-5:]: len(data.val.batch([i])[1].taught()[0]["boxes"]) for i in range(1)}
+    assert taught == {"a.png": 0, "b.png": 1, "c.png": 0}
+
+
+def test_boxes_and_masks_move_with_the_image() -> None:
+    pixels = torch.zeros(1, 3, 40, 60, dtype=torch.uint8)
+    pixels[:, :, 10:20, 15:45] = 255
+    flat = np.zeros((40, 60), dtype=bool)
+    flat[10:20, 15:45] = True
+    edges = np.flatnonzero(np.diff(flat.T.ravel(), prepend=False)).tolist()
+    runs = {"size": [40, 60], "counts": np.diff([0, *edges, flat.size]).tolist()}
+    box = np.array([[15.0, 10, 45, 20]])
+    found = Annotations(box, np.zeros(1, np.int64), np.zeros(1, bool), np.array([300.0]), (runs,))
+    images = ObjectImages(pixels, [found], 48, augment=AugmentConfig(crop="random", flip=True, resize=(0.8, 1.5)))
+    sizes = set()
+    for seed in range(12):
+        (image,), (target,) = images.batch([0], [seed])
+        mask, (box_now,) = target["masks"][0].bool(), target["boxes"].round().int().tolist()
+        left, top, right, bottom = box_now
+        inside = torch.zeros(48, 48, dtype=torch.bool)
+        inside[top:bottom, left:right] = True
+        union = (inside | mask).sum()
+        assert (inside & mask).sum() / union > 0.8 if union else not inside.any()
+        bright = image[0] > 0.75
+        assert (bright & mask).sum() >= 0.8 * bright.sum()
+        sizes.add((left, top, right, bottom))
+    assert len(sizes) > 6
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """The third annotation with other fields."""
+    coco = copy.deepcopy(COCO)
+    coco["annotations"][2] |= fields
+    return coco
+
+
+BAD = {
+    "annotation 3 has the box .1, 2, 0, 4.: expected .left, top, width, height. with sides": changed(bbox=[1, 2, 0, 4]),
+    "annotation 3 has image_id 99, which names nothing": changed(image_id=99),
+    "annotation 3 has category_id 1, which names nothing": changed(category_id=1),
+    "is no COCO JSON of objects .KeyError: 'bbox'": {**COCO, "annotations": [{"image_id": 3, "category_id": 4}]},
+    "has two categories with the id 4": {**COCO, "categories": [*COCO["categories"], {"id": 4, "name": "owl"}]},
+    "names the image .?d.png.?, which is not in": {**COCO, "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)]},
+    "has 0 images and 2 categories": {**COCO, "images": [], "annotations": []},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_json(tmp_path: Path, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        load_data(write(tmp_path, BAD[message]))
+
+
+def test_masks_of_another_size_and_one_image(tmp_path: Path) -> None:
+    one = {**COCO, "images": COCO["images"][1:2], "annotations": [copy.deepcopy(COCO["annotations"][0])]}
+    one["annotations"][0]["segmentation"] = {"size": [20, 41], "counts": [820]}
+    (tmp_path / "annotations").mkdir()
+    config = write(tmp_path, one)
+    for part in ("train", "val"):
+        (tmp_path / "annotations" / f"{part}.json").write_text((tmp_path / "annotations.json").read_text())
+    (tmp_path / "annotations.json").unlink()
+    data = load_data(config)
+    assert (len(data.train), len(data.val)) == (1, 1)
+    with pytest.raises(RecastError, match=r"has 20 x 40 pixels .height x width., a mask of it .20, 41.: they"):
+        data.val.batch([0])

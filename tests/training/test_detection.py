@@ -1,0 +1,106 @@
+"""Training of detectors: going on after a stop, three arms, torchvision's and their heads, what is refused."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from recast.data import Data, load_data
+from recast.errors import RecastError
+from recast.models.adapt import classifiers
+from recast.models.build import build, create
+from recast.models.detect import SceneRCNN, TimmPyramid, losing
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
+from recast.training.distributed import Interrupted
+from recast.training.loop import fit
+from recast.training.run import train
+
+SMALL = DataConfig("scene_objects", num_train=8, num_val=4, batch_size=4)
+
+
+def recipe(**fields: object) -> Recipe:
+    given = {"model": ModelConfig("scenes_rcnn"), "data": SMALL, "optim": OptimConfig(lr=1e-3, warmup_epochs=0)}
+    return Recipe(**{**given, "epochs": 2, "device": "cpu", **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return load_data(SMALL)
+
+
+def child() -> nn.Module:
+    torch.manual_seed(0)
+    model = SceneRCNN(8, width=16)
+    return recast_(model, plan(model, torch.zeros(1, 3, 96, 96)))
+
+
+def test_it_goes_on_bit_for_bit_after_a_stop(tmp_path: Path, data: Data) -> None:
+    straight, model = child(), child()
+    rows = fit(straight, data, recipe(), tmp_path / "straight", progress=False)
+
+    def stop(epoch: int, step: int, loss: float) -> None:
+        if (epoch, step) == (2, 1):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        fit(model, data, recipe(), tmp_path / "stopped", progress=False, on_step=stop)
+    again = child()
+    torch.rand(5)
+    resumed = fit(again, data, recipe(), tmp_path / "stopped", progress=False, resume=True)
+    for (name, one), other in zip(straight.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    for key in ("train_loss", "val_loss", "val_top1", "val_ap"):
+        assert [row[key] for row in rows] == [row[key] for row in resumed]
+    assert rows[-1]["val_loss"] < rows[0]["val_loss"], "it learns"
+
+
+def test_three_arms(tmp_path: Path) -> None:
+    told: list[str] = []
+    out = train(recipe(epochs=1, data=replace(SMALL, num_train=4, num_val=2)), tmp_path / "run", say=told.append)
+    assert "bitwise equal" in "".join(told)
+    assert (out / "finetuned" / "weights.safetensors").is_file()
+
+
+def test_losses_in_eval_mode_move_no_statistics(data: Data) -> None:
+    model, (images, objects) = SceneRCNN(8, width=16).eval(), data.val.batch([0, 1])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with losing(model):
+        assert model(images, objects.taught()).keys() >= {"loss_classifier", "loss_mask", "loss_objectness"}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module.training for module in model.modules())
+
+
+def test_what_is_refused(tmp_path: Path, data: Data) -> None:
+    with pytest.raises(RecastError, match=r"augment.mixup has no meaning for detection .data.name=scene_objects"):
+        fit(child(), data, recipe(augment=AugmentConfig(mixup=0.2)), tmp_path, progress=False)
+    with pytest.raises(RecastError, match="resnet20 must give losses in training"):
+        train(recipe(model=ModelConfig("cifar_resnet20")), tmp_path / "run", progress=False)
+
+
+def test_torchvisions_detectors() -> None:
+    """Their class 0 is the background; images come as large as they shall be; a new head is everything of a class."""
+    with torch.device("meta"):
+        mask = create("torchvision", "maskrcnn_resnet50_fpn", {"num_classes": 3, "img_size": 96}, pretrained=False)
+        retina = create("torchvision", "retinanet_resnet50_fpn", {"num_classes": 3}, pretrained=False)
+    heads = [f"roi_heads.{name}" for name in ("box_predictor.cls_score", "box_predictor.bbox_pred")]
+    assert classifiers(mask) == (*heads, "roi_heads.mask_predictor.mask_fcn_logits")
+    assert len(mask.get_submodule(heads[0]).weight) == 4
+    assert (mask.transform.min_size, mask.transform.max_size) == ((96,), 96)
+    assert classifiers(retina) == ("head.classification_head.cls_logits",)
+    assert build(ModelConfig("scenes_rcnn"), num_classes=5).num_classes == 5
+    with pytest.raises(RecastError, match=r"model.input_size is for timm's networks"):
+        create("torchvision", "resnet18", {"img_size": 96}, pretrained=False)
+
+
+def test_a_network_of_timm_with_a_pyramid() -> None:
+    pyramid = TimmPyramid("resnet18", 32).eval()
+    with torch.no_grad():
+        maps = pyramid(torch.randn(1, 3, 64, 64))
+    assert [tuple(one.shape[1:]) for one in maps.values()] == [(32, side, side) for side in (16, 8, 4, 2, 1)]
