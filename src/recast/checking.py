@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from recast.errors import RecastError
-from recast.exporting import BATCHES, TOLERANCE, compare, missing_packages, open_program
+from recast.exporting import BATCHES, TOLERANCE, ExportCheck, compare, missing_packages, open_program
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor
@@ -28,6 +28,8 @@ from recast.surgery.pooling.swap import noise
 from recast.surgery.proof import Proof, fingerprint
 from recast.surgery.verify import verify
 
+LARGEST = 4096
+"""Pixels of a side of the images that a recorded check may ask for."""
 SAID = {True: "holds", False: "FAILS", None: "not checked"}
 
 
@@ -180,8 +182,14 @@ def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
     """An exported file that lies beside: is it the one, and does it compute the same? Programs of torch are not opened:
     reading one may run code."""
     claim = f"export {path.name}"
-    worst = max((check.get("error", 0.0) for check in told.get("checks", ())), default=0.0)
-    recorded = f"recorded: relative error {worst:.1e}"
+    try:
+        cases = [read_fields(ExportCheck, case, "checks") for case in told.get("checks", ())]
+    except (RecastError, TypeError) as error:
+        return Finding(claim, False, f"its record is damaged ({error})")
+    sides = [side for case in cases for side in (case.height, case.width)]
+    if not all(0 < case.batch <= max(BATCHES) for case in cases) or not all(0 < side <= LARGEST for side in sides):
+        return Finding(claim, False, "its record is damaged (no sizes of images)")
+    recorded = f"recorded: relative error {max((case.error for case in cases), default=0.0):.1e}"
     if not path.is_file():
         return Finding(claim, None, f"it does not lie beside the file; {recorded}")
     if hashlib.sha256(path.read_bytes()).hexdigest() != told.get("sha256"):
@@ -191,10 +199,10 @@ def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
         return Finding(claim, None, f"it is the file that was checked, and was not run again ({why}); {recorded}")
     program = open_program(path, "onnx")
     try:
-        errors = []
-        for case in told["checks"]:
-            images = noise(model)[[0, 1, 0][: min(case["batch"], max(BATCHES))]]
-            images = torch.nn.functional.interpolate(images, size=(case["height"], case["width"]))
+        errors = [0.0]
+        for case in cases:
+            images = noise(model)[[0, 1, 0][: case.batch]]
+            images = torch.nn.functional.interpolate(images, size=(case.height, case.width))
             with torch.no_grad():
                 errors.append(compare(model, program, images, TOLERANCE).error)
     except RecastError as error:

@@ -54,7 +54,7 @@ class Exactness:
     @property
     def differing(self) -> int:
         """Images or pixels with another argmax."""
-        return 0 if math.isnan(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
+        return 0 if not math.isfinite(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""
