@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -52,6 +53,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "heat": heat_tables(run),
         "corruptions": curves.corruptions(run),
         "sweeps": curves.sweeps(run),
+        "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
         "head_layers": head_layers,
@@ -76,6 +78,13 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "missing_command": command,
     }
     return part | {"figures": lambda: run_figures(part)}
+
+
+def _picture(path: Path) -> str:
+    """A PNG of the run folder as a data: URI; empty where it is not there, or is none."""
+    content = path.read_bytes() if path.is_file() else b""
+    is_png = content.startswith(b"\x89PNG")
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii") if is_png else ""
 
 
 def run_figures(part: Part) -> list[Chart]:

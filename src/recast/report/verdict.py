@@ -45,9 +45,11 @@ def test_images(run: Run) -> int:
 
 
 def agreement(run: Run) -> tuple[int, int]:
-    """(predictions that agree with the parent's, images) of verify.json."""
+    """(predictions that agree with the parent's, images) of verify.json; of a detector, whose boxes have no likeliest
+    class, all where the outputs are the same to the bit."""
     assert run.verify is not None
     images, share = int(number(run.verify["images"])), number(run.verify["argmax_agreement"])
+    share = 1.0 if math.isnan(share) and run.verify["bitwise"] is True else share
     return round(share * images) if math.isfinite(share) else 0, images
 
 
