@@ -108,6 +108,16 @@ def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
     assert done.stderr == "recast plan: error: the current folder was deleted: go to another one (cd)\n"
 
 
+def test_a_rank_without_a_world_size_is_another_program_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for size, who in (("1", "recast report: "), ("2", "recast report [process 1]: ")):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        assert main(["report", "nowhere"]) == 2
+        assert capsys.readouterr().err.startswith(who)
+
+
 def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
     code = (
         "import sys; from recast.cli import main; codes = [main(words) for words in (['plan', 'resnet5'], "

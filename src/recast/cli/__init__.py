@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from recast import __version__
-from recast.cli.guard import HelpShown, asks_for_json, complain, describe, guarded_streams
+from recast.cli.guard import HelpShown, asks_for_json, complain, describe, guarded_streams, later_process
 from recast.errors import RecastError, one_line, shown, suggest
 from recast.run.signals import calm_ctrl_c
 
@@ -78,7 +78,7 @@ def _run(arguments: list[str]) -> int:
     except RecastError as error:
         return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
-        if os.environ.get("RANK", "0") != "0":  # the first process says it
+        if later_process():  # the first one says it
             return 130
         return complain(f"recast {name}", str(error) or "interrupted", 130)
     except HelpShown:

@@ -140,9 +140,16 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {said} (unexpected: RECAST_TRACEBACK=1 shows where)"
 
 
+def later_process() -> str:
+    """The number of one of torchrun's processes that is not the first, which alone speaks; empty for any other. A RANK
+    without a WORLD_SIZE is another program's."""
+    number = os.environ.get("RANK", "0")
+    return number if os.environ.get("WORLD_SIZE", "1") not in ("", "1") and number != "0" else ""
+
+
 def complain(who: str, message: str, code: int = 2) -> int:
     """One line on standard error; returns the exit code."""
-    if (number := os.environ.get("RANK", "0")) != "0":  # one of several processes that torchrun started
+    if number := later_process():
         who = f"{who} [process {number}]"
     print(f"{who}: {one_line(message)}", file=sys.stderr)
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from recast.cli.guard import later_process
 from recast.cli.help import Command
 from recast.cli.options import TrustOption, Words, as_typed, parse, print_json
 from recast.cli.plan import read_edited
@@ -105,7 +105,7 @@ def _train(argv: Sequence[str]) -> int:
     with trusting(named.run.model.name, named.run.distill.name, trust=options.trust):
         check_trusted(*functions)
         train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
-    if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks
+    if later_process():
         return 0
     if options.json:
         print_json(_summary(out))
