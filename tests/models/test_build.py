@@ -133,7 +133,7 @@ def test_timm_knows_our_names_without_importing_them() -> None:
     import recast.models  # noqa: F401
 
     ours = {name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("recast.")}
-    assert ours == set(OWN)
+    assert ours == {*OWN, "recast_hub"}
     code = (
         "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm; "
         "assert 'recast.models' not in sys.modules; print(type(timm.create_model('digits_resnet')).__module__)"
