@@ -72,6 +72,7 @@ def _options(scale: int, number: int) -> Iterator[Case]:
     asked = _asked()
     chance = random.Random(number)
     pairs = [(name, option) for name, options in asked.items() for option in options if option != "--json"]
+    pairs.remove(("quickstart", "--out"))  # with the name of a new folder it is right
     # not the same few each time: hypothesis draws what stands first again and again
     values = st.one_of(
         st.sampled_from(TEXTS), st.sampled_from(NUMBERS).map(str), st.sampled_from(SUITES),
@@ -311,6 +312,7 @@ def _modules(scale: int, number: int) -> Iterator[Case]:
             _only_json if "--json" in words else lambda _: "",
             codes=codes,
             may_change=("__pycache__*",),
+            unheard=name.startswith("prints"),  # beside the line of the command
         )
 
 

@@ -295,3 +295,9 @@ except Interrupted:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 7, done.stderr[-2000:]
     assert position(tmp_path) in ((1, 2), (1, 3))
+
+
+def test_something_else_in_the_place_of_the_states_is_told(tmp_path: Path) -> None:
+    (tmp_path / "resume").symlink_to("/dev/null")
+    with pytest.raises(RecastError, match="is no folder: move it away"):
+        states(tmp_path)

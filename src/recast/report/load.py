@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,7 @@ from recast.run.tables import read_records, read_table
 
 T = TypeVar("T")
 SIZES, COUNTS = ("input", "output", "kernel", "stride", "dilation"), ("heads", "queries", "keys", "groups")
+COSTS = ("parameters", "macs", "activation_bytes")
 """Lists of numbers, and numbers, of a plan's step."""
 ARMS = ("parent", "finetuned", "recast")
 
@@ -234,13 +235,19 @@ def _plan(path: Path) -> dict[str, Any]:
             numbers = step[key] if key in SIZES else [step[key]]
             if not isinstance(numbers, list) or any(type(found) is not int for found in numbers):
                 raise RecastError(f"{key} of a step of {path} must be whole numbers, got {shown(step[key])}")
-        for when in ("before", "after"):
-            where = f"the cost {when} {shown(step['name'])} in {path}"
-            if wrong := [v for v in require(where, step[when]).values() if math.isnan(number(v))]:
-                raise RecastError(f"{where} must be numbers, got {shown(wrong[0])}")
+        _check_costs(step, f"{shown(step['name'])} in {path}")
+    _check_costs(require(f"totals of {path}", plan["totals"], ("before", "after")), f"the model in {path}")
     for left in plan["left"]:
         require(f"a layer left in {path}", left, ("name", "reason"))
     return plan
+
+
+def _check_costs(found: Mapping[str, Any], whose: str) -> None:
+    """RecastError unless the costs before and after are numbers, and none is missing."""
+    for when in ("before", "after"):
+        where = f"the cost {when} of {whose}"
+        if wrong := [v for v in require(where, found[when], COSTS).values() if math.isnan(number(v))]:
+            raise RecastError(f"{where} must be numbers, got {shown(wrong[0])}")
 
 
 def _metrics(path: Path) -> list[Epoch]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, shown, suggest
 from recast.layers.cmhsa import RecastLayer
 from recast.run.config import RecastConfig
 from recast.surgery.rules import convert, find_rule, held_elsewhere, refusal
@@ -105,11 +105,11 @@ def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, seen: Observation
 ) -> tuple[set[str], dict[str, str]]:
     """The names of convolutions that are asked for by their full name, and why each that is not asked for is left."""
-    if callable(where):
+    if callable(where) and not isinstance(where, nn.Module):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {where!r}")
+        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     sizes = _map_sizes(convolutions, seen)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
     explicit = wanted & set(patterns)

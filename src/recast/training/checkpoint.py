@@ -76,8 +76,11 @@ class State:
 
 
 def states(folder: Path) -> list[Path]:
-    """The states of the run in `folder`, oldest first."""
-    return sorted((folder / "resume").glob("state-*.pt"))
+    """The states of the run in `folder`, oldest first. RecastError where something else has their folder's name."""
+    kept = folder / "resume"
+    if (kept.exists() or kept.is_symlink()) and not kept.is_dir():
+        raise RecastError(f"{kept} is where states are saved, and it is no folder: move it away")
+    return sorted(kept.glob("state-*.pt"))
 
 
 def newest_state(folder: Path) -> str:
