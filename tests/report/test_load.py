@@ -88,7 +88,7 @@ def test_a_needed_file_that_is_truncated_is_named(make_run: MakeRun) -> None:
         ("metrics.jsonl", "\n", "is empty"),
         ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss, val_top1 is missing"),
         ("plan.json", '{"steps": []}', "lacks left"),
-        ("plan.json", '{"steps": [], "left": [], "edits": [], "totals": {"before": {}, "after": {}}}', "lacks parameters"),
+        ("plan.json", '{"steps": [], "left": [], "edits": [], "totals": {"before": {}, "after": {}}}', "lacks para"),
         ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', "lacks before, after"),
         ("verify.json", "[]", "must be a JSON object, got list"),
         ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),

@@ -31,10 +31,10 @@ FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trun
 
 
 def pooled(kind: Any = "single") -> nn.Module:
-    """`small_parent` with attention pooling that starts as the average."""
+    """`small_parent` with attention pooling that starts as the average, or its own."""
     model = small_parent()
     model.pretrained_cfg = {"input_size": (3, 8, 8)}  # type: ignore[assignment]
-    return attention_pool_(model, config=PoolConfig(kind))
+    return model if kind == "none" else attention_pool_(model, config=PoolConfig(kind))
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:

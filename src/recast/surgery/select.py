@@ -105,7 +105,9 @@ def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, seen: Observation
 ) -> tuple[set[str], dict[str, str]]:
     """The names of convolutions that are asked for by their full name, and why each that is not asked for is left."""
-    if callable(where) and not isinstance(where, nn.Module):
+    if isinstance(where, nn.Module):  # it is callable, and no predicate
+        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
+    if callable(where):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
