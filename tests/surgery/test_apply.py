@@ -241,6 +241,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),  # type: ignore[arg-type]
     "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
+    "meta images": ("hold no values", opened, lambda m: verify(small(), m, X.to("meta"))),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),

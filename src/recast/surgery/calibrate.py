@@ -25,7 +25,7 @@ from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import Example, batch_of, run_example
+from recast.tracing.observe import Example, check_values, run_example
 
 
 class _Reached(BaseException):
@@ -57,7 +57,7 @@ def calibrate_(
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
     for batch in held:
-        batch_of(batch)
+        check_values(batch)
         if not all(bool(t.isfinite().all()) for t in tree_leaves(batch) if isinstance(t, Tensor)):
             raise RecastError("calibrate_ got a batch with NaN or infinite values: look at the images")
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}

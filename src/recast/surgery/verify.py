@@ -24,7 +24,7 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
 from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
-from recast.tracing.observe import Example, batch_of, on_meta, run_example
+from recast.tracing.observe import Example, batch_of, check_values, on_meta, run_example
 
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
@@ -78,7 +78,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
 
     Raises `RecastError` for a model without the plan's layers, and a batch without images.
     """
-    batch_of(batch)
+    check_values(batch)
     scales: dict[str, list[float]] = {}
     signal: dict[str, float] = {}
     varied = _varies(batch)

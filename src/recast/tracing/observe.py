@@ -87,6 +87,13 @@ def batch_of(example: Example) -> int:
     raise RecastError(f"the example holds no tensor: expected a batch of images, got {shown(example)}")
 
 
+def check_values(example: Example) -> None:
+    """Raise `RecastError` for an example without images, or whose images hold no values (a plan takes those)."""
+    batch_of(example)
+    if any(isinstance(value, Tensor) and value.is_meta for value in tree_leaves(example)):
+        raise RecastError("the images are on the meta device, where they hold no values: give real ones")
+
+
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
     """A copy of `model` whose tensors are converted (to fake ones, to the meta device) before they are copied."""
     memo: dict[int, Any] = {}
