@@ -197,6 +197,12 @@ def hung(hang: Callable[[Any], Any]) -> nn.Module:
     return model
 
 
+def headed(num_classes: int) -> nn.Module:
+    model = small()
+    model.reset_classifier(num_classes)
+    return model
+
+
 def sigmoid() -> nn.Module:
     model = small()
     return recast_(model, plan(model, X, RecastConfig(gate="sigmoid")))
@@ -242,6 +248,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
     "meta images": ("hold no values", opened, lambda m: verify(small(), m, X.to("meta"))),
+    "calibrate head": ("its fc.weight has another", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
