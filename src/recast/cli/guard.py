@@ -131,6 +131,8 @@ def describe(error: BaseException) -> str:
         return f"{error.filename or 'input/output'}: {error.strerror or error}"
     if isinstance(error, SystemExit):
         return f"code that was run left the program (exit code {error.code})"
+    if said.startswith("Symlink loop"):  # Python 3.11's own RuntimeError; later ones give an OSError
+        return said
     if isinstance(error, RecursionError):
         return "something is nested too deep"
     if isinstance(error, UnicodeError):
