@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(
     monkeypatch.setattr(exporting, "_write", wrong)
     with pytest.raises(RecastError, match=r"output 0 parts by .* on 1 images of 10×12, allowed is 0.0001"):
         recast.export(child, x, tmp_path / "child.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_dtype_may_part_by_its_rounding(tmp_path: Path) -> None:
+    _, child, x = recast_small()
+    with torch.no_grad():
+        for dtype, error, allowed in ((torch.float32, 3e-4, 0), (torch.float16, 3e-4, 1), (torch.float16, 3e-2, 0)):
+            model, x = copy.deepcopy(child).to(dtype), x.to(dtype)
+            file = [(1 + error) * model(x)]
+            with nullcontext() if allowed else pytest.raises(RecastError, match="parts by"):
+                exporting.compare(model, lambda _, file=file: file, x)
+    for name in exporting.PACKAGES:
+        pytest.importorskip(name, reason="the extra export is not installed")
+    with pytest.raises(RecastError, match="ONNX Runtime does not run it"):
+        recast.export(child.double(), x.double(), tmp_path / "child.onnx")
     assert not list(tmp_path.iterdir())
 
 

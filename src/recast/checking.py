@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from recast.errors import RecastError
-from recast.exporting import BATCHES, TOLERANCE, ExportCheck, compare, missing_packages, open_program
+from recast.exporting import BATCHES, ExportCheck, compare, missing_packages, open_program
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor
@@ -197,14 +197,14 @@ def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
     if path.suffix != ".onnx" or missing_packages():
         why = "a program of torch is not opened here" if path.suffix != ".onnx" else "ONNX Runtime is not installed"
         return Finding(claim, None, f"it is the file that was checked, and was not run again ({why}); {recorded}")
-    program = open_program(path, "onnx")
     try:
+        program = open_program(path, "onnx")
         errors = [0.0]
         for case in cases:
             images = noise(model)[[0, 1, 0][: case.batch]]
             images = torch.nn.functional.interpolate(images, size=(case.height, case.width))
             with torch.no_grad():
-                errors.append(compare(model, program, images, TOLERANCE).error)
+                errors.append(compare(model, program, images).error)
     except RecastError as error:
         return Finding(claim, False, str(error))
     return Finding(claim, True, f"run again, relative error {max(errors):.1e}; {recorded}")

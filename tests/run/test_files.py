@@ -54,6 +54,13 @@ def test_what_lies_in_the_place_of_the_lock_is_neither_written_nor_waited_for(tm
     assert os.path.lexists(folder / LOCK)
 
 
+def test_a_link_to_nowhere_is_no_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(RecastError, match="unmounted, which is not there"), locked(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "unmounted").exists()
+
+
 def test_a_thread_may_ask_again_another_may_not_and_nothing_stays(tmp_path: Path) -> None:
     folder, refused = tmp_path / "runs" / "mine", []
 

@@ -16,6 +16,7 @@ from recast.cli.help import Command
 from recast.cli.options import parse, print_json
 from recast.errors import RecastError
 from recast.run.config import OptimConfig
+from recast.run.files import locked
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
 EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2"}
@@ -55,7 +56,8 @@ def run(argv: Sequence[str]) -> int:
     again = shlex.join(["recast", "quickstart", "--resume", *named])
     _check_folder(out, options.resume, again)
     try:
-        return _run(out, options)
+        with locked(out):
+            return _run(out, options)
     except KeyboardInterrupt:
         kept = (out / "parent" / "recipe.yaml").is_file()
         raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
@@ -63,8 +65,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _check_folder(out: Path, resume: bool, again: str) -> None:
     started = (out / "parent" / "recipe.yaml").is_file()
-    if out.is_file():
-        raise RecastError(f"{out} is a file: choose another folder with --out")
     if resume and not started:
         raise RecastError(
             f"{out} holds no quickstart to go on with: leave --resume away, or name the folder with --out"

@@ -107,8 +107,8 @@ def head_table(run: Run) -> Table | None:
     rows = []
     for layer, heads in last_heads(run).items():
         stayed = [one for one in heads if one.is_convolution]
-        labels = head_labels(len(heads), kernels.get(layer, ()))
-        names = ", ".join(labels[one.head] for one in stayed)
+        labels = dict(enumerate(head_labels(len(heads), kernels.get(layer, ()))))
+        names = ", ".join(labels.get(one.head, str(one.head)) for one in stayed)  # a row may be missing
         which = f" ({names})" if 0 < len(stayed) < len(heads) and len(stayed) <= 9 else ""
         measured = ("distance", "nonlocality", "entropy", "span")
         ranges = [formats.mean_range([number(getattr(one, name)) for one in heads]) for name in measured]

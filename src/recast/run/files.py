@@ -50,6 +50,8 @@ def locked(folder: str | Path) -> Iterator[None]:
     folder = Path(folder)
     if folder.is_file():
         raise RecastError(f"{folder} is a file: choose another folder with --out")
+    if folder.is_symlink() and not folder.exists():  # a disk that is not mounted?
+        raise RecastError(f"{folder} is a link to {os.readlink(folder)}, which is not there: make that folder first")
     key, me = folder.resolve(), threading.get_ident()
     if _HELD.get(key) == me:
         yield
