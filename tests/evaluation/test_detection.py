@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data, load_data
-from recast.data.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.data.coco import AS_IT_IS
+from recast.data.objects import Annotations, ObjectImages
 from recast.errors import RecastError
-from recast.evaluation.detection import average_precisions, rows_of, summarised
+from recast.evaluation.detection import average_precisions, rows_of, stacked, summarised
 from recast.evaluation.predictions import ENLARGED, draw_predictions
 from recast.evaluation.runner import evaluate, measure, open_context
 from recast.run.config import DataConfig
@@ -29,8 +30,8 @@ def filled(boxes: Tensor) -> Tensor:
     return masks
 
 
-def random_case(seed: int, images: int = 10) -> Case:
-    """Detections near objects and elsewhere, with equal scores among them; crowds; images without any."""
+def random_case(seed: int, images: int = 10, stray: int = 4) -> Case:
+    """Detections near objects and, `stray` of them, elsewhere, with equal scores; crowds; images without any."""
     random = np.random.default_rng(seed)
     found, objects = [], []
     for _ in range(images):
@@ -40,14 +41,14 @@ def random_case(seed: int, images: int = 10) -> Case:
         near = boxes.repeat(random.integers(0, 4, count), 0)
         near = near + random.normal(0, 3, near.shape) * (random.random((len(near), 1)) < 0.8)
         own = labels.repeat(1)[random.integers(0, count, len(near))] if count else labels
-        away = np.concatenate([random.uniform(0, 60, (4, 2)), random.uniform(5, 60, (4, 2))], 1)
+        away = np.concatenate([random.uniform(0, 60, (stray, 2)), random.uniform(5, 60, (stray, 2))], 1)
         guesses = np.concatenate([near, away])
         guesses[:, :2], guesses[:, 2:] = guesses[:, :2].clip(0), guesses[:, 2:].clip(2)
         for one in (boxes, guesses):
             one[:, 2:] += one[:, :2]
         tensors = [torch.from_numpy(one) for one in (boxes, guesses)]
         masks = [filled(one) for one in tensors]
-        guessed = torch.from_numpy(np.concatenate([own, random.integers(1, 4, 4)]))
+        guessed = torch.from_numpy(np.concatenate([own, random.integers(1, 4, stray)]))
         scores = torch.from_numpy(random.random(len(guesses)).round(1))
         found.append({"boxes": tensors[1], "labels": guessed, "scores": scores, "masks": masks[1][:, None]})
         crowd = torch.from_numpy(random.random(count) < 0.2)
@@ -96,20 +97,21 @@ def of_coco(found: list[dict[str, Tensor]], objects: list[dict[str, Tensor]], wh
 
 def ours(found: list[dict[str, Tensor]], objects: list[dict[str, Tensor]], what: str) -> dict[str, float]:
     objects = [one | {"area": one[f"area_{what}"]} for one in objects]
-    rows = np.stack(rows_of(found, objects, 3, what)).astype(np.float32).astype(np.float64)
+    rows = stacked(rows_of(found, objects, 3, what)).astype(np.float32).astype(np.float64)
     precisions = average_precisions(rows, np.ones((1, len(rows))), 3)
     return {name: float(value[0]) for name, value in summarised(precisions, CLASSES, {}).items()}
 
 
 @pytest.mark.parametrize("what", ["boxes", "masks"])
 def test_random_detections_against_cocos_code(what: str) -> None:
-    for seed in range(6):
-        case = random_case(seed)
+    # 500 strays: more than 100 of a class, and of all classes far more
+    for seed, stray in ((0, 4), (1, 4), (2, 4), (3, 4), (4, 0), (5, 500)):
+        case = random_case(seed, 10 if stray < 500 else 3, stray)
         wanted = of_coco(*case, what)
         found = ours(*case, what)
         got = [found[f"ap{part}"] for part in ("", "50", "75", "_small", "_medium", "_large")]
         assert np.nan_to_num(got, nan=-1) == pytest.approx(wanted, abs=1e-9)
-        assert 1 < wanted[0] < 60
+        assert 0.5 < wanted[0] < 60
 
 
 def test_known_values() -> None:
@@ -122,6 +124,8 @@ def test_known_values() -> None:
         moved = boxes + (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2) * torch.tensor([shift, 0, shift, 0])
         said = {"boxes": moved, "labels": torch.tensor([1, 2]), "scores": torch.tensor([0.9, 0.8])}
         assert ours([said], [target], "boxes")["ap"] == pytest.approx(wanted)
+    nothing = {name: one[:0] for name, one in said.items()}
+    assert ours([nothing], [target], "boxes")["ap"] == 0
 
 
 class Finds(nn.Module):

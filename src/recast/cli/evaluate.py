@@ -110,7 +110,7 @@ def _suites(asked: list[str], folder: Path) -> list[str]:
         return asked
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
-    fits = {name: recipe.data.task in SUITES[name].tasks for name in DEFAULTS}
+    fits = {name: recipe.data.task in SUITES[name].default for name in DEFAULTS}
     return [name for name in DEFAULTS if fits[name] and {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 

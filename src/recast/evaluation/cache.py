@@ -123,12 +123,15 @@ class Scores:
         return checksum(str(done), {name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def put(self, first: int, score: Score) -> None:
-        """Keep the scores of images `first`, `first` + 1, ..."""
+        """Keep the scores of images `first`, `first` + 1, ...; a batch with more numbers an image (more detections)
+        widens all by zeros."""
         values = score.values.detach().float().cpu().numpy()
         values = values.reshape(len(values), -1)
-        if score.metric not in self.arrays:
-            self.arrays[score.metric] = np.zeros((self.n, values.shape[1]), dtype=np.float32)
-        self.arrays[score.metric][first : first + len(values)] = values
+        known = self.arrays.get(score.metric, np.zeros((self.n, 0), dtype=np.float32))
+        if more := max(values.shape[1] - known.shape[1], 0):
+            known = np.pad(known, ((0, 0), (0, more)))
+        self.arrays[score.metric] = known
+        known[first : first + len(values), : values.shape[1]] = values
 
     def save(self) -> None:
         if self.path is None or not self.done:

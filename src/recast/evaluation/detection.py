@@ -1,9 +1,9 @@
 """How well objects are found: average precision as COCO computes it (suite `detection`), of boxes and of masks.
 
-Detections of an image, the surest first, at most `MOST` over all classes, are matched to its objects class by class for
-every IoU of 0.50, 0.55, ..., 0.95 and every range of areas; what matches a crowd, or lies outside the range, does not
-count (Lin et al. 2014, and the code of its benchmark, whose numbers these are). Precision at 101 values of recall, made
-falling, is averaged. Of every image the matches are kept; the bootstrap draws images and accumulates again.
+Detections of an image, of every class the `MOST` surest, are matched to its objects class by class for every IoU of
+0.50, 0.55, ..., 0.95 and every range of areas; what matches a crowd, or lies outside the range, does not count (Lin et
+al. 2014, and the code of its benchmark, whose numbers these are). Precision at 101 values of recall, made falling, is
+averaged. Of every image the matches are kept; the bootstrap draws images and accumulates again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ AREAS = {"": (0.0, 1e10), "_small": (0.0, 32.0**2), "_medium": (32.0**2, 96.0**2
 RECALLS = np.linspace(0, 1, 101)
 PREFIXES = {"boxes": "", "masks": "mask_"}
 _BITS = 2 ** np.arange(len(IOUS))
+WIDTH = 2 + 2 * len(AREAS)
+"""Numbers that are kept of a detection."""
 
 
 def image_scores(found: Mapping[str, Tensor], objects: Mapping[str, Tensor], classes: int, what: str) -> np.ndarray:
-    """What is kept of an image, (MOST · 10 + 4 · classes,): of every detection its score, class (-1: none) and, for
-    each range of areas, at which IoUs it matched and at which it does not count, a bit an IoU; then how many objects of
-    each class there are in each range."""
-    order = found["scores"].argsort(descending=True, stable=True)[:MOST].cpu()
+    """What is kept of an image, (4 · classes + 10 · detections,): how many objects of each class there are in each
+    range of areas; then of every detection its score, class (from 1; 0: none, as in a row filled up with zeros) and,
+    for each range, at which IoUs it matched and at which it does not count, a bit an IoU."""
+    order = found["scores"].argsort(descending=True, stable=True).cpu()
+    labels = found["labels"].cpu()[order]
+    order = order[(labels[:, None] == labels).tril().sum(1) <= MOST]
     score, label = (found[name].cpu()[order].double().numpy() for name in ("scores", "labels"))
     truth, crowd = objects["labels"].cpu().numpy(), objects["crowd"].cpu().numpy()
     area, scale = objects["area"].cpu().numpy(), float(objects["scale"])
     overlap, own_area = overlaps(found[what].cpu()[order], objects[what].cpu(), crowd, what)
     own_area = own_area / scale**2
-    kept = np.zeros((MOST, 2 + 2 * len(AREAS)))
-    kept[:, 1] = -1
-    kept[: len(order), 0], kept[: len(order), 1] = score, label - 1
+    kept = np.zeros((len(order), WIDTH))
+    kept[:, 0], kept[:, 1] = score, label
     counts = np.zeros((len(AREAS), classes))
     for number, (low, high) in enumerate(AREAS.values()):
         ignored = crowd | (area < low) | (area > high)
@@ -52,7 +55,7 @@ def image_scores(found: Mapping[str, Tensor], objects: Mapping[str, Tensor], cla
             kept[ours, 2 + 2 * number], kept[ours, 3 + 2 * number] = matched @ _BITS, free @ _BITS
             if 1 <= one <= classes:
                 counts[number, int(one) - 1] = (~ignored[theirs]).sum()
-    return np.concatenate([kept.ravel(), counts.ravel()])
+    return np.concatenate([counts.ravel(), kept.ravel()])
 
 
 def overlaps(found: Tensor, objects: Tensor, crowd: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +100,12 @@ def _match(overlap: np.ndarray, ignored: np.ndarray, crowd: np.ndarray) -> tuple
 def average_precisions(scores: np.ndarray, images: np.ndarray, classes: int) -> np.ndarray:
     """(draws, areas, IoUs, classes) in percent, of the images' scores (n, k), where image i was drawn images[draw, i]
     times; NaN for a class without objects."""
-    wide = 2 + 2 * len(AREAS)
-    found = scores[:, : MOST * wide].reshape(len(scores), MOST, wide)
-    objects = images @ scores[:, MOST * wide :]
-    objects = objects.reshape(len(images), len(AREAS), classes)
+    counts = len(AREAS) * classes
+    found = scores[:, counts:].reshape(len(scores), -1, WIDTH)
+    objects = (images @ scores[:, :counts]).reshape(len(images), len(AREAS), classes)
     result = np.full((len(images), len(AREAS), len(IOUS), classes), np.nan)
     for one in range(classes):
-        which, slot = np.nonzero(found[:, :, 1] == one)
+        which, slot = np.nonzero(found[:, :, 1] == one + 1)
         kept = found[which, slot]
         order = np.argsort(-kept[:, 0], kind="stable")
         kept, times = kept[order], images[:, which[order]]
@@ -154,7 +156,7 @@ def score_detection(batch: Batch) -> Iterator[Score]:
         found = context.objects(name, batch.images)
         for what in PREFIXES:
             if rows := rows_of(found, batch.labels, len(context.data.classes), what):
-                yield Score(name, what, torch.from_numpy(np.stack(rows)))
+                yield Score(name, what, torch.from_numpy(stacked(rows)))
 
 
 def rows_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, what: str) -> list[np.ndarray]:
@@ -162,6 +164,14 @@ def rows_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, w
     if not all(what in one for one in (*found, *objects)):
         return []
     return [image_scores(one, target, classes, what) for one, target in zip(found, objects, strict=True)]
+
+
+def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """(images, k): rows as long as the longest, zeros behind."""
+    found = np.zeros((len(rows), max(map(len, rows))))
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = row
+    return found
 
 
 def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np.ndarray) -> dict[str, np.ndarray]:

@@ -194,7 +194,7 @@ def missing(run: Run) -> tuple[list[str], str]:
         have |= {"cka", "agreement"}  # there is nothing to compare
     if not run.recipe.has_layers:
         have.add("heads")
-    have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in suite.tasks}
+    have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in (suite.default or suite.tasks)}
     absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
     command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])
     return [SUITES[name].missing for name in absent], command if absent else ""

@@ -102,8 +102,8 @@ class Suite:
     """What a report lacks without the suite; empty: a report does not ask for it."""
     needs: str = ""
     """The data set it looks at and where that is from; empty: the run's own images."""
-    default: bool = False
-    """Measured where no suites are asked for."""
+    default: tuple[Task, ...] = ()
+    """For which data it is measured where no suites are asked for."""
     tasks: tuple[Task, ...] = ("classify",)
     """What data must be for."""
 
@@ -125,32 +125,32 @@ EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
-        missing="accuracy, loss and calibration on clean images", default=True,
+        missing="accuracy, loss and calibration on clean images", default=("classify",),
     ),
     "segmentation": Suite(
         "Pixels", "mIoU, mean and pixel accuracy, IoU of every class (data with masks)", "accuracy",
-        ("miou", "macc", "aacc", "iou"), "{} classes", missing="mIoU and accuracy of the pixels", default=True,
+        ("miou", "macc", "aacc", "iou"), "{} classes", missing="mIoU and accuracy of the pixels", default=("segment",),
         tasks=("segment",),
     ),
     "detection": Suite(
         "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
-        tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes", default=True,
-        missing="average precision of the objects", tasks=("detect",),
+        tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes",
+        missing="average precision of the objects", default=("detect",), tasks=("detect",),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
-        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=True,
+        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=("classify",),
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "the same in several steps, from several starts", "attack", setting=EPS,
-        short="PGD", missing="accuracy under PGD", default=True,
+        short="PGD", missing="accuracy under PGD", default=("classify",),
     ),
     "autoattack": Suite(
         "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-samples", "attack", setting=EPS,
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
-        short="Five corruptions", missing="accuracy on corrupted images", default=True,
+        short="Five corruptions", missing="accuracy on corrupted images", default=("classify",),
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
@@ -208,23 +208,23 @@ SUITES = {
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
-        ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=ALL,
         missing="images per second, memory, MACs and parameters", tasks=ALL,
     ),
     "fourier": Suite(
-        "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (), default=True,
-        missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=ALL,
+        "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
+        default=("classify", "segment"), missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=ALL,
     ),
     "heads": Suite(
         "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=True, tasks=ALL,
+        missing="attention distance, non-locality and entropy of the heads", default=ALL, tasks=ALL,
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
         missing="similarity of the layers before and after (CKA)", tasks=ALL,
     ),
     "agreement": Suite(
-        "Agreement", "table: every model's prediction for every image", "table", (), default=True,
+        "Agreement", "table: every model's prediction for every image", "table", (), default=("classify",),
         missing="images won and lost against the parent",
     ),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from recast.data.pairs import IGNORE
 from recast.data.seeding import seeded
 from recast.device import peak_bytes
 from recast.errors import RecastError
-from recast.evaluation.detection import average_precisions, rows_of, summarised
+from recast.evaluation.detection import average_precisions, rows_of, stacked, summarised
 from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
@@ -113,7 +113,7 @@ def measure(
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
     if data.task == "detect":
-        found = average_precisions(np.stack(rows), np.ones((1, len(rows))), classes)
+        found = average_precisions(stacked(rows), np.ones((1, len(rows))), classes)
         aps = summarised(found, data.classes, {})
         return loss / images, *(float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
     if data.task == "segment":
