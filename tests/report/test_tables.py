@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
+from recast.cli.evaluate import _suites
 from recast.report import formats
-from recast.report.arms_table import arms_table, heat_tables
+from recast.report.arms_table import LABELS, arms_table, heat_tables
 from recast.report.load import Run, read_run
-from recast.report.page import group_parts
+from recast.report.page import group_parts, render, run_part
 from recast.report.summary import missing, notes, provenance, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, seeds_table
 from recast.report.verdict import why_no_mean
-from recast.run.records import Difference
+from recast.run.records import Difference, Row
+from recast.run.suites import DEFAULTS
 from recast.run.tables import write_records
 
 MakeRun = Callable[..., Path]
@@ -29,7 +31,7 @@ def lines(run: Run) -> dict[str, list[Cell]]:
     """`suite, metric` → label, parent, finetuned, recast, to parent, to finetuned, images."""
     return {
         f"{group.title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
-        for table in (arms_table(run), arms_table(run, swept=True))
+        for table in (arms_table(run, which) for which in LABELS)
         for group in table.groups
         for row in group.rows
     }
@@ -232,3 +234,23 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
 )
 def test_numbers(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
+    path = make_run(recipe={"data.name": "scene_objects"})
+    (path / "rows.csv").unlink()
+    metrics = ("ap", "ap@local", "ap/disc", "ap/red/blue ring", "mask_ap/disc")
+    write_records(path / "rows.csv", Row, [Row("r", "recast", "detection", "s", name, 5.0, 9) for name in metrics])
+    run = read_run(path)
+    (first,) = arms_table(run).groups
+    assert [row[0].text for row in first.rows] == ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes"]
+    boxes, masks = arms_table(run, "classes").groups
+    assert (boxes.title, masks.title) == ("Objects: box AP,\u00a0%", "Objects: mask AP,\u00a0%")
+    assert [row[0].text for row in (*boxes.rows, *masks.rows)] == ["disc", "red/blue ring", "disc"]
+    page = render([part := run_part(run, "run1", 1)], [])
+    assert 'id="run1-classes"' in page
+    assert 'href="#run1-classes"' in page
+    assert not any("Fourier" in what for what in part["missing"]), "of a detector only where it is asked for"
+    assert "fourier" not in _suites(list(DEFAULTS), path)
+    assert _suites(list(DEFAULTS), path)[0] == "detection"
+    assert _suites(["fourier"], path) == ["fourier"]

@@ -11,9 +11,15 @@ from recast.report.labels import TEST_SETS, is_accuracy, measured, metric_label,
 from recast.report.load import ARMS, Run
 from recast.report.table import Bar, Cell, Group, Table
 from recast.run.records import Row
-from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
+from recast.run.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
 
 SWEPT = of_kind("sweep")
+LABELS = {
+    "arms": "The networks compared, every measurement", "swept": "What is varied at test time",
+    "classes": "Class by class",
+}  # fmt: skip
+"""The tables of a run: suites that vary one thing at test time, whose charts say most, have one of their own, and so
+have classes, of which there may be many."""
 
 
 def arm_heads(*runs: Run) -> list[Cell]:
@@ -24,27 +30,28 @@ def arm_heads(*runs: Run) -> list[Cell]:
     return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # a word to a line
 
 
-def arms_table(run: Run, swept: bool = False) -> Table:
-    """Every suite, corruption by corruption left to `heat_tables`.
-
-    The suites that vary one thing at test time, whose charts say most, have a table of their own: `swept`.
-    """
-    rows = [row for row in run.rows if (row.suite in SWEPT) == swept]
+def arms_table(run: Run, which: str = "arms") -> Table:
+    """One of `LABELS`; corruption by corruption is left to `heat_tables`."""
+    rows = [row for row in run.rows if _table_of(row) == which]
     against = _against(run, any(row.model == "finetuned" for row in rows))
     groups, bars = [], list[Bar]()
-    for title, found in _grouped(rows).items():
+    for (title, _), found in _grouped(rows).items():
         metrics = [metric for _, metric in found]
         bases = {base(metric) for metric in metrics}
         shared = bases.pop() if len(bases) == 1 and not set(metrics) & set(METRICS) else ""
         if shared in METRICS:
-            title = f"{title}: {metric_label(shared).lower()}"
+            word, space, rest = metric_label(shared).partition(" ")
+            title = f"{title}: {word.lower() if word == word.capitalize() else word}{space}{rest}"  # IoU stays IoU
         groups.append(Group(title, [_cells(run, suite, metric, shared, against) for suite, metric in found]))
         bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
     ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
     scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
-    label = "What is varied at test time" if swept else "The networks compared, every measurement"
     kind = "arms both" if len(words(run).others) > 1 else "arms"
-    return Table(label, [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
+    return Table(LABELS[which], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
+
+
+def _table_of(row: Row) -> str:
+    return "swept" if row.suite in SWEPT else "classes" if PER_CLASS.match(row.metric) else "arms"
 
 
 def _against(run: Run, has_control: bool) -> str:
@@ -52,17 +59,19 @@ def _against(run: Run, has_control: bool) -> str:
     return "finetuned" if has_control or "parent" not in words(run).others else "parent"
 
 
-def _grouped(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], None]]:
-    """Title → (suite, metric) of its lines: a group for every suite, the other test sets in one.
+def _grouped(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], None]]:
+    """(title, metric of classes) → (suite, metric) of its lines: a group for every suite and of classes for every
+    metric, the other test sets in one.
 
     Suites that are not known come before the costs; metrics stand as they were measured.
     """
-    groups: dict[str, dict[tuple[str, str], None]] = {}
+    groups: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
     place = {suite: place for place, suite in enumerate(SUITES)}
     for row in sorted(worth_a_line(rows), key=lambda row: place.get(row.suite, place["cost"] - 0.5)):
         if not PER_CORRUPTION.match(row.metric):
             title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
-            groups.setdefault(title, {})[row.suite, row.metric] = None
+            of_classes = base(row.metric) if PER_CLASS.match(row.metric) else ""
+            groups.setdefault((title, of_classes), {})[row.suite, row.metric] = None
     return groups
 
 

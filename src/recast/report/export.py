@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from recast.errors import RecastError
-from recast.report.arms_table import arms_table
+from recast.report.arms_table import LABELS, arms_table
 from recast.report.charts import PAPER, Cells, Chart, styled
 from recast.report.draw import MARKERS
 from recast.report.labels import words
@@ -143,7 +143,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
     _write_csv(folder / "tables.csv", COLUMNS, tidy(runs))
     found = []
     for run in runs:
-        tables = [arms_table(run), arms_table(run, swept=True)]
+        tables = [arms_table(run, which) for which in LABELS]
         heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
         groups = [group for table in tables for group in table.groups]
         found.append((f"{run.name}: {run.recipe.model.name} on {run.recipe.data.name}", groups, heads))

@@ -13,7 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from recast.report import curves, layers, summary
-from recast.report.arms_table import arms_table, heat_tables
+from recast.report.arms_table import LABELS, arms_table, heat_tables
 from recast.report.charts import Chart, joined
 from recast.report.labels import glossary, words
 from recast.report.load import Run
@@ -22,6 +22,7 @@ from recast.report.neighbours import draw_neighbours
 from recast.report.switches import switch_part
 from recast.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.report.verdict import joint_verdict, verdict, why_no_mean
+from recast.run.suites import METRICS
 
 MAP_BYTES = 1_600_000
 """Attention maps of one page; images beyond that are left out and counted."""
@@ -43,8 +44,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "words": words(run),
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
-        "arms": arms_table(run),
-        "swept": arms_table(run, swept=True),
+        **{which: arms_table(run, which) for which in LABELS},
         "notes": summary.notes(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": curves.cost_charts([run]) if count == 1 else {},
@@ -123,6 +123,7 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
                 "data": data,
                 "runs": together,
                 "words": words(*together),
+                "judged": METRICS[together[0].main[1]].label if together[0].is_dense else "Top-1 on clean test images",
                 "table": runs_table(together, list(own), data, any(run.is_scheduled for run in runs)),
                 "why_no_mean": why_no_mean(together) if len(together) > 1 else "",
                 "seeds": seeds_table(together),

@@ -239,6 +239,7 @@ CATEGORIES = {
 """The 15 corruptions of ImageNet-C."""
 SEVERITIES = (1, 2, 3, 4, 5)
 PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
+PER_CLASS = re.compile("^(?:iou|(?:mask_)?ap)/")
 
 
 def of_kind(*kinds: Kind) -> list[str]:
