@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from recast.data import load_data
-from recast.data.objects import Annotations, ObjectImages
+from recast.data.coco import Annotations, drawn_masks
+from recast.data.objects import ObjectImages
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
 
@@ -98,6 +99,13 @@ BAD = {
     "annotation 3 has the box .1, 2, 0, 4.: expected .left, top, width, height. with sides": changed(bbox=[1, 2, 0, 4]),
     "annotation 3 has image_id 99, which names nothing": changed(image_id=99),
     "annotation 3 has category_id 1, which names nothing": changed(category_id=1),
+    "annotation 3 has the area .*nan.*: expected a number of pixels": changed(area=float("nan")),
+    "annotation 3 has a mask whose runs are not": changed(segmentation={"size": [20, 40], "counts": [-8, 800, 8]}),
+    "annotation 3 has the polygon .1, 2, 3, 4.: expected": changed(segmentation=[[1, 2, 3, 4]]),
+    "annotation 3 has the box .50, 2, 4, 4., outside of its image of 40x20": {
+        **changed(bbox=[50, 2, 4, 4]),
+        "images": [one | {"width": 40, "height": 20} for one in COCO["images"]],
+    },
     "is no COCO JSON of objects .KeyError: 'bbox'": {**COCO, "annotations": [{"image_id": 3, "category_id": 4}]},
     "has two categories with the id 4": {**COCO, "categories": [*COCO["categories"], {"id": 4, "name": "owl"}]},
     "names the image .?d.png.?, which is not in": {**COCO, "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)]},
@@ -109,6 +117,16 @@ BAD = {
 def test_bad_json(tmp_path: Path, message: str) -> None:
     with pytest.raises(RecastError, match=message):
         load_data(write(tmp_path, BAD[message]))
+
+
+def test_a_mask_as_text() -> None:
+    """Written by COCO's own code from random pixels."""
+    expected = np.array([
+        [1, 0, 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 1, 0, 1], [0, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1],
+        [1, 0, 0, 1, 0],
+    ])  # fmt: skip
+    (found,) = drawn_masks(({"size": [7, 5], "counts": "033NN0000011O044LL0"},), 7, 5, "") or ()
+    assert (found == expected).all()
 
 
 def test_masks_of_another_size_and_one_image(tmp_path: Path) -> None:

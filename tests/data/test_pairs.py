@@ -91,7 +91,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no images": (lambda f: [(f / name).mkdir() for name in ("images", "masks")], "has no images"),
     "missing": (lambda f: (write(f) / "masks" / "2.png").unlink(), "1 of 4 images in .* have no mask: the first is 2"),
     "size": (lambda f: write(f, mask=np.zeros((40, 55), np.uint8)), "different sizes, 40x56 and 40x55"),
-    "colour": (lambda f: write(f, mask=np.zeros((40, 56, 3), np.uint8)), "in colour .mode RGB.: expected one channel"),
+    "below": (
+        lambda f: Image.fromarray(np.full((40, 56), -3, np.int32)).save(write(f) / "masks" / "0.png", "TIFF"),
+        "cannot read image .*: it has the class -3",
+    ),
+    "two": (lambda f: write(f) and (f / "masks/0.tif").touch(), "two files 0, 0.tif is one"),
+    "colour": (lambda f: write(f, mask=np.zeros((40, 56, 3), np.uint8)), "it has pixels of mode RGB, a mask"),
     "unknown": (
         lambda f: ((f / "classes.txt").write_text("a\nb"), write(f)),
         "has class [0-9]+, expected 0 to 1, or 255 where nobody knows",

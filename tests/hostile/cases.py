@@ -7,6 +7,7 @@ from pathlib import Path
 
 from judging import Case, Result, attempt, faults
 from of_commands import command_cases
+from of_dense import dense_cases
 from of_files import EVALUATE, EXPECTED, EXPLAIN, EXPLAIN_RUN, REPORT, RESUME, file_cases, outcome
 from of_images import image_cases
 from of_library import library_cases
@@ -19,7 +20,7 @@ SEED = 1
 
 def all_cases(scale: int, number: int, world: Path) -> list[Case]:
     """The cases of all kinds, in the order of the kinds."""
-    makers = file_cases, command_cases, image_cases, library_cases, promise_cases
+    makers = file_cases, command_cases, image_cases, library_cases, promise_cases, dense_cases
     return [case for make in makers for case in make(scale, number, world)]
 
 

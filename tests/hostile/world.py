@@ -83,6 +83,7 @@ def make_world(folder: Path) -> Path:
     (folder / "canary.py").write_text(CANARY, encoding="utf-8")
     (folder / "empty").mkdir()
     _images(folder)
+    _dense(folder)
     _runs(folder)
     return folder
 
@@ -124,6 +125,26 @@ def _images(folder: Path) -> None:
     info["splits"]["validation"]["filenames"] = ["val-0.tar"]
     (folder / "shards" / "_info.json").write_text(json.dumps(info | {"num_classes": 2}))
     (folder / "index.csv").write_text("\n".join(lines) + "\n")
+
+
+def _dense(folder: Path) -> None:
+    """Images with COCO's JSON in `boxes`, with masks in `pairs`."""
+    draws, images, objects = np.random.default_rng(1), [], []
+    for number in range(3):
+        for place in ("boxes", *(f"pairs/{part}/images" for part in ("train", "val"))):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            picture = draws.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(folder / place / f"{number}.png")
+        for part in ("train", "val"):
+            (folder / f"pairs/{part}/masks").mkdir(exist_ok=True)
+            Image.fromarray(picture[..., 0] % 3).save(folder / f"pairs/{part}/masks/{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 32, "height": 24})
+        box = {"bbox": [2, 3, 10, 12], "area": 120, "segmentation": {"size": [24, 32], "counts": [51, 120, 597]}}
+        objects.append({"id": number, "image_id": number, "category_id": 1 + 2 * (number % 2), "iscrowd": 0} | box)
+    kinds = [{"id": 1, "name": "a"}, {"id": 3, "name": "b"}]
+    for part in ("train", "val"):
+        found = {"images": images, "annotations": objects, "categories": kinds}
+        (folder / "boxes" / f"{part}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def _runs(folder: Path) -> None:

@@ -181,6 +181,7 @@ OTHER_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]
     "None for a tensor": (lambda y: {"out": y, "aux": None}, lambda y: {"out": y, "aux": y}),
     "double for single precision": (lambda y: y.double(), lambda y: y),
     "a tuple for a list": (lambda y: [y, y], lambda y: (y, y)),
+    "other classes": (lambda y: y.mean((2, 3)), lambda y: y.mean((2, 3))[:, :2]),
     "another number": (lambda y: (y, 3), lambda y: (y, 4)),
 }
 

@@ -1,65 +1,60 @@
-"""Folders with objects in COCO's JSON, and what such a dictionary says of every image."""
+"""COCO's JSON of images, categories and annotations, read and checked; its masks drawn; folders with it.
+
+{"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
+ "annotations": [{"image_id", "category_id", "bbox": [left, top, width, height], "area", "iscrowd",
+                  "segmentation"}]}
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recast.data.datasets import Found
-from recast.data.folders import VAL_NAMES, data_dir
-from recast.data.images import PHOTO
-from recast.data.objects import Annotations, ObjectImages
-from recast.errors import RecastError, shown
-from recast.run.config import DataConfig
-from recast.run.files import read_json
+from recast.errors import RecastError, first_line, shown
+from recast.run.files import require
+from recast.run.reading import decode, parse_json, read_bytes
 
-AS_IT_IS = (0.0,) * 3, (1.0,) * 3
-"""Detectors normalise by themselves."""
+LARGEST = 2**30
+"""Bytes of a JSON: COCO's largest has 450 MB."""
+FARTHEST = 1e6
+"""Pixels: nothing in an image is farther from its corner."""
 
 
-def find_coco(config: DataConfig) -> Found:
-    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), or one annotations.json of which
-    a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
-    (train2017). Its categories are the classes, in the order of their ids, gaps and all."""
-    root = data_dir(config)
-    files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
-    wanted = {"train": ("train",), "val": VAL_NAMES}
-    by_part = {part: [f for f in files if any(name in f.stem for name in names)] for part, names in wanted.items()}
-    if not any(by_part.values()):
-        by_part["train"] = files
-    for part, found in by_part.items():
-        instances = [file for file in found if file.stem.startswith("instances")] or found
-        if len(instances) > 1:
-            raise RecastError(f"{root} has {len(instances)} JSON files for {part} ({instances[0].name}, ...): keep one")
-        by_part[part] = instances
-    if not by_part["train"]:
-        raise RecastError(
-            f"{root} has no COCO JSON: expected annotations.json, or annotations/*train*.json and *val*.json"
-        )
-    read = {part: _read(found[0], root) for part, found in by_part.items() if found}
-    names = read["train"][1]
-    if "val" in read and read["val"][1] != names:
-        raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
-    val = read["val"][0] if "val" in read else None
-    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none")
+@dataclass(frozen=True)
+class Annotations:
+    """The objects of an image, in its own pixels."""
+
+    boxes: np.ndarray
+    """(n, 4) float64."""
+    classes: np.ndarray
+    """(n,) from 0."""
+    crowd: np.ndarray
+    """(n,) bool: many objects in one, which is neither taught nor counted."""
+    area: np.ndarray
+    """(n,) in pixels, of the mask where there is one: what makes an object small or large."""
+    masks: tuple[Any, ...] | None = None
+    """COCO's segmentation of each: run lengths or polygons."""
+
+    def __str__(self) -> str:
+        """A hash of them all."""
+        arrays = b"".join(one.tobytes() for one in (self.boxes, self.classes, self.crowd, self.area))
+        return hashlib.sha256(arrays + repr(self.masks).encode()).hexdigest()
 
 
-def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
-    """The images of a COCO JSON, and the names of its categories."""
-    found = read_json(path, "images", "annotations", "categories")
-    images, paths, own = parsed(found, str(path)), [], [str(one["file_name"]) for one in found["images"]]
-    folders = [root, root / "images", path.parent, *(f for f in sorted(root.iterdir()) if f.is_dir())]
-    folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
-    for name in own:
-        there = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if there is None:
-            raise RecastError(f"{path} names the image {shown(name)}, which is not in {root} or {root / 'images'}")
-        paths.append(str(there))
-    return ObjectImages(paths, images, PHOTO), [str(one["name"]) for one in _categories(found)]
+def read_coco(path: Path) -> tuple[list[str], list[Annotations], list[str]]:
+    """The names of the images, what is on them, and the names of the categories in the order of their ids."""
+    text = decode(read_bytes(path, LARGEST), path)
+    found = require(str(path), parse_json(text, path), ("images", "annotations", "categories"))
+    objects = parsed(found, str(path))
+    return [str(one["file_name"]) for one in found["images"]], objects, [str(one["name"]) for one in _categories(found)]
 
 
 def _categories(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -68,32 +63,106 @@ def _categories(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def parsed(found: Mapping[str, Any], where: str) -> list[Annotations]:
     """The objects of every image of a COCO dictionary, in its order. Raises RecastError for ids that name nothing or
-    two things, boxes without a side and what is no box."""
+    two things, and for annotations whose box, area or mask is none: `where` names the file."""
     try:
-        ids = [one["id"] for one in found["images"]]
-        classes = {one["id"]: index for index, one in enumerate(_categories(found))}
-        if not ids or not classes:
-            raise RecastError(f"{where} has {len(ids)} images and {len(classes)} categories: expected some of both")
-        for what, numbers in (("images", ids), ("categories", [one["id"] for one in found["categories"]])):
-            if twice := [number for number, count in Counter(numbers).items() if count > 1]:
+        images = {one["id"]: (one.get("height"), one.get("width")) for one in found["images"] if one["file_name"]}
+        classes = {one["id"]: index for index, one in enumerate(_categories(found)) if str(one["name"])}
+        if not images or not classes:
+            raise RecastError(f"{where} has {len(images)} images and {len(classes)} categories: expected some of both")
+        for what in ("images", "categories"):
+            if twice := [number for number, count in Counter(one["id"] for one in found[what]).items() if count > 1]:
                 raise RecastError(f"{where} has two {what} with the id {shown(twice[0])}")
-        of, known_images = defaultdict[Any, list[Mapping[str, Any]]](list), set(ids)
+        of = defaultdict[Any, list[Mapping[str, Any]]](list)
         for one in found["annotations"]:
-            for key, known in (("image_id", known_images), ("category_id", set(classes))):
-                if one[key] not in known:
-                    which = f"annotation {shown(one.get('id'))} has {key} {shown(one[key])}"
-                    raise RecastError(f"{where}: {which}, which names nothing there: mend or remove it")
-            box = np.array(one["bbox"], dtype=np.float64)
-            if box.shape != (4,) or not np.isfinite(box).all() or (box[2:] <= 0).any():
-                raise RecastError(
-                    f"{where}: annotation {shown(one.get('id'))} has the box {shown(one['bbox'])}: expected [left, "
-                    "top, width, height] with sides above 0; mend or remove it"
-                )
+            wrong = _wrong(one, images, classes)
+            if wrong is not None:
+                raise RecastError(f"{where}: annotation {shown(one.get('id'))} {wrong}; mend or remove it")
             of[one["image_id"]].append(one)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecastError(f"{where} is no COCO JSON of objects ({type(error).__name__}: {error})") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, RecastError):
+            raise
+        raise RecastError(f"{where} is no COCO JSON of objects ({type(error).__name__}: {first_line(error)})") from None
     has_masks = all(one.get("segmentation") for one in found["annotations"]) and bool(found["annotations"])
-    return [_annotations(of[number], classes, has_masks) for number in ids]
+    return [_annotations(of[number], classes, has_masks) for number in images]
+
+
+def _wrong(one: Mapping[str, Any], images: Mapping[Any, tuple[Any, Any]], classes: Mapping[Any, int]) -> str | None:
+    """What is wrong with an annotation; None: nothing."""
+    for key, known in (("image_id", images), ("category_id", classes)):
+        if one[key] not in known:
+            return f"has {key} {shown(one[key])}, which names nothing there"
+    height, width = images[one["image_id"]]
+    box = np.array(one["bbox"], dtype=np.float64)
+    if box.shape != (4,) or not (np.abs(box) < FARTHEST).all() or (box[2:] <= 0).any():
+        expected = "expected [left, top, width, height] with sides above 0"
+        return f"has the box {shown(one['bbox'])}: {expected}"
+    if width is not None and height is not None:
+        if box[0] >= width or box[1] >= height or (box[:2] + box[2:] <= 0).any():
+            return f"has the box {shown(one['bbox'])}, outside of its image of {width}x{height}"
+    if not 0 <= float(one.get("area", 0)) < math.inf:
+        return f"has the area {shown(one['area'])}: expected a number of pixels"
+    if one.get("iscrowd", 0) not in (0, 1):
+        return f"has iscrowd {shown(one['iscrowd'])}: expected 0 or 1"
+    return _wrong_mask(one["segmentation"], height, width) if one.get("segmentation") else None
+
+
+def _wrong_mask(mask: Any, height: Any, width: Any) -> str | None:
+    """What is wrong with a mask: polygons [[x, y, x, y, ...], ...], or runs {"size": [height, width], "counts": ...}"""
+    if isinstance(mask, Mapping):
+        tall, wide = mask["size"]
+        if height is not None and width is not None and [tall, wide] != [height, width]:
+            return f"has a mask of {shown([tall, wide])} (height, width), its image has {[height, width]}"
+        runs = run_lengths(mask["counts"])
+        if any(not isinstance(run, int) or run < 0 for run in runs) or sum(runs) != tall * wide:
+            return f"has a mask whose runs are not those of {tall} x {wide} pixels"
+        return None
+    for polygon in mask:
+        numbers = np.array(polygon, dtype=np.float64)
+        if numbers.ndim != 1 or len(numbers) < 6 or len(numbers) % 2 or not (np.abs(numbers) < FARTHEST).all():
+            return f"has the polygon {shown(polygon)}: expected [x, y, x, y, x, y, ...] in pixels"
+    return None
+
+
+def run_lengths(counts: Any) -> list[int]:
+    """The lengths of the columns' runs of zeros and ones in turn. COCO's text has them in characters of 6 bits from
+    "0": five of a number, the lowest first, and whether more follow; from the fourth on less the one two before."""
+    if not isinstance(counts, str):
+        return list(counts)
+    found: list[int] = []
+    value = shift = 0
+    for character in counts:
+        bits = ord(character) - ord("0")
+        if not 0 <= bits < 64 or shift > 60:
+            raise ValueError("a mask's text is no run lengths")
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (bits & 16) << shift - 4  # the sign
+            found.append(value + (found[-2] if len(found) > 2 else 0))
+            value = shift = 0
+    return found
+
+
+def drawn_masks(masks: tuple[Any, ...] | None, height: int, width: int, name: str) -> list[np.ndarray] | None:
+    """Each mask of an image, (height, width) uint8; polygons are drawn by COCO's own code."""
+    if masks is None:
+        return None
+    found = []
+    for mask in masks:
+        if isinstance(mask, Mapping):
+            if list(mask["size"]) != [height, width]:
+                size = f"{name} has {height} x {width} pixels (height x width)"
+                raise RecastError(f"{size}, a mask of it {shown(mask['size'])}: they must be one")
+            runs = run_lengths(mask["counts"])
+            flat = np.repeat(np.arange(len(runs)) % 2, runs)
+            found.append(flat.reshape(width, height).T.astype(np.uint8))
+            continue
+        try:
+            coco = import_module("pycocotools.mask")
+        except ImportError:
+            raise RecastError(f"{name} has masks as polygons: pip install pycocotools") from None
+        found.append(np.ascontiguousarray(coco.decode(coco.merge(coco.frPyObjects(mask, height, width)))))
+    return found
 
 
 def _annotations(own: Sequence[Mapping[str, Any]], classes: Mapping[Any, int], has_masks: bool) -> Annotations:

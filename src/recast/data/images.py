@@ -53,14 +53,20 @@ def is_image_name(name: str) -> bool:
 
 def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image.Image:
     """Decode the whole image to RGB. Raises RecastError naming the file (`name`, or the path) if it cannot be read."""
-    name = name or str(source)
+    with opened(source, name or str(source)) as image:
+        return to_rgb(image)
+
+
+@contextmanager
+def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
+    """An image file as Pillow has it; what cannot be read of it in the block is a RecastError that names it."""
     with decode_errors(name):
         if isinstance(source, str | Path) and not stat.S_ISREG(mode := os.stat(source).st_mode):
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError
             raise OSError("it is no regular file")  # a pipe or a device may never end
         with Image.open(source) as image:
-            return to_rgb(image)
+            yield image
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Images with objects: boxes, classes and masks (`ObjectImages`).
+"""Images with objects: boxes, classes and masks (`ObjectImages`), and folders of them.
 
 An image is brought to S x S pixels: its long side to S, the rest filled up to the right and below, so that nothing is
 cut off. Shapes of one image's objects: boxes (n, 4) as left, top, right, bottom; classes, crowd, area (n,).
@@ -6,10 +6,9 @@ cut off. Shapes of one image's objects: boxes (n, 4) as left, top, right, bottom
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,33 +18,17 @@ from torch import Tensor
 from torchvision import transforms
 
 from recast.data.augment import resolve
-from recast.data.datasets import LabelledImages, drawn_seeds
-from recast.data.images import open_image, to_pixels
+from recast.data.coco import Annotations, drawn_masks, read_coco
+from recast.data.datasets import Found, LabelledImages, drawn_seeds
+from recast.data.folders import VAL_NAMES, data_dir
+from recast.data.images import PHOTO, open_image, to_pixels
 from recast.data.pairs import BICUBIC, PADDING
 from recast.data.seeding import seed_cpu, seeded
 from recast.errors import RecastError, shown
-from recast.run.config import AugmentConfig
+from recast.run.config import AugmentConfig, DataConfig
 
-
-@dataclass(frozen=True)
-class Annotations:
-    """The objects of an image, in its own pixels."""
-
-    boxes: np.ndarray
-    """(n, 4) float64."""
-    classes: np.ndarray
-    """(n,) from 0."""
-    crowd: np.ndarray
-    """(n,) bool: many objects in one, which is neither taught nor counted."""
-    area: np.ndarray
-    """(n,) in pixels, of the mask where there is one: what makes an object small or large."""
-    masks: tuple[Any, ...] | None = None
-    """COCO's segmentation of each: run lengths or polygons."""
-
-    def __str__(self) -> str:
-        """A hash of them all."""
-        arrays = b"".join(one.tobytes() for one in (self.boxes, self.classes, self.crowd, self.area))
-        return hashlib.sha256(arrays + repr(self.masks).encode()).hexdigest()
+AS_IT_IS = (0.0,) * 3, (1.0,) * 3
+"""Detectors normalise by themselves."""
 
 
 class Objects(list[dict[str, Tensor]]):
@@ -113,7 +96,7 @@ class ObjectImages(LabelledImages):
         """The image and its objects on S x S pixels: scaled by a factor of `augment.resize` (1: the long side to S),
         cut or filled up, mirrored, coloured."""
         image, found, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
-        masks = _decoded(found.masks, image.height, image.width, self.image_name(index))
+        masks = drawn_masks(found.masks, image.height, image.width, self.image_name(index))
         scale, left, top, flip = size / max(image.size), 0, 0, False
         with seeded():
             seed_cpu(seed)
@@ -160,31 +143,42 @@ class ObjectImages(LabelledImages):
         raise RecastError("images with objects have no labels to change")
 
 
-def _decoded(masks: tuple[Any, ...] | None, height: int, width: int, name: str) -> list[np.ndarray] | None:
-    """Each mask (height, width) uint8. Run lengths in a list are columns of zeros and ones in turn; what is compressed,
-    or polygons, is drawn by COCO's own code."""
-    if masks is None:
-        return None
-    found = []
-    for mask in masks:
-        if isinstance(mask, Mapping) and list(mask.get("size", ())) != [height, width]:
-            raise RecastError(
-                f"{name} has {height} x {width} pixels (height x width), a mask of it {shown(mask.get('size'))}: they "
-                "must be one"
-            )
-        if isinstance(mask, Mapping) and isinstance(mask["counts"], list):
-            flat = np.repeat(np.arange(len(mask["counts"])) % 2, mask["counts"])
-            if len(flat) != height * width:
-                raise RecastError(f"{name} has a mask of {len(flat)} pixels, expected {height * width}")
-            found.append(flat.reshape(width, height).T.astype(np.uint8))
-            continue
-        try:
-            coco = import_module("pycocotools.mask")
-        except ImportError:
-            raise RecastError(f"{name} has masks as polygons or text: pip install pycocotools") from None
-        try:
-            runs = mask if isinstance(mask, Mapping) else coco.merge(coco.frPyObjects(mask, height, width))
-            found.append(np.ascontiguousarray(coco.decode(runs)))
-        except Exception as error:  # COCO's code raises whatever its C finds
-            raise RecastError(f"{name} has a mask that cannot be drawn: {type(error).__name__}") from None
-    return found
+def find_coco(config: DataConfig) -> Found:
+    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), or one annotations.json of which
+    a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
+    (train2017). Its categories are the classes, in the order of their ids, gaps and all."""
+    root = data_dir(config)
+    files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
+    wanted = {"train": ("train",), "val": VAL_NAMES}
+    by_part = {part: [f for f in files if any(name in f.stem for name in names)] for part, names in wanted.items()}
+    if not any(by_part.values()):
+        by_part["train"] = files
+    for part, found in by_part.items():
+        instances = [file for file in found if file.stem.startswith("instances")] or found
+        if len(instances) > 1:
+            raise RecastError(f"{root} has {len(instances)} JSON files for {part} ({instances[0].name}, ...): keep one")
+        by_part[part] = instances
+    if not by_part["train"]:
+        raise RecastError(
+            f"{root} has no COCO JSON: expected annotations.json, or annotations/*train*.json and *val*.json"
+        )
+    read = {part: _read(found[0], root) for part, found in by_part.items() if found}
+    names = read["train"][1]
+    if "val" in read and read["val"][1] != names:
+        raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
+    val = read["val"][0] if "val" in read else None
+    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none")
+
+
+def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
+    """The images of a COCO JSON, and the names of its categories."""
+    own, objects, classes = read_coco(path)
+    paths = []
+    folders = [root, root / "images", path.parent, *(f for f in sorted(root.iterdir()) if f.is_dir())]
+    folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
+    for name in own:
+        there = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if there is None:
+            raise RecastError(f"{path} names the image {shown(name)}, which is not in {root} or {root / 'images'}")
+        paths.append(str(there))
+    return ObjectImages(paths, objects, PHOTO), classes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from torchvision import transforms
 from recast.data.augment import resolve
 from recast.data.datasets import Found, LabelledImages, drawn_seeds
 from recast.data.folders import VAL_NAMES, data_dir
-from recast.data.images import PHOTO, decode_errors, is_image_name, open_image, resize_to, to_pixels
+from recast.data.images import PHOTO, is_image_name, open_image, opened, resize_to, to_pixels
 from recast.data.seeding import seed_cpu, seeded
 from recast.errors import RecastError, shown
 from recast.run.config import AugmentConfig, DataConfig
@@ -145,13 +146,12 @@ class ImagePairs(LabelledImages):
 
 def read_mask(path: str) -> np.ndarray:
     """The numbers in a mask of one channel: grey of 8 or 16 bits, or a palette's places."""
-    with decode_errors(path), Image.open(path) as mask:
+    with opened(path, path) as mask:
         values = np.array(mask)
-        if values.ndim != 2:
-            raise RecastError(
-                f"mask {path} is in colour (mode {mask.mode}): expected one channel with the number of a class in "
-                "every pixel, grey or with a palette"
-            )
+        if values.ndim != 2 or values.dtype.kind == "f":
+            raise RecastError(f"it has pixels of mode {mask.mode}, a mask the number of a class: grey, or a palette")
+        if values.size and values.min() < 0:
+            raise RecastError(f"it has the class {values.min()}, expected 0 or more")
     return values.astype(np.int64)
 
 
@@ -189,7 +189,11 @@ def _pairs(part: Path) -> ImagePairs:
     for name in ("images", "masks"):
         if not (part / name).is_dir():
             raise RecastError(f"{part} has no folder {name}: expected images/ and masks/, files with the same names")
-        files.append({path.stem: str(path) for path in sorted((part / name).iterdir()) if is_image_name(path.name)})
+        paths = [path for path in sorted((part / name).iterdir()) if is_image_name(path.name)]
+        files.append({path.stem: str(path) for path in paths})
+        if len(files[-1]) < len(paths):
+            twice = next(b for a, b in pairwise(sorted(paths, key=lambda path: path.stem)) if a.stem == b.stem)
+            raise RecastError(f"{part / name} has two files {twice.stem}, {twice.name} is one: keep one")
     images, masks = files
     if not images:
         raise RecastError(f"{part / 'images'} has no images")

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from recast.data.coco import AS_IT_IS, parsed
+from recast.data.coco import parsed
 from recast.data.datasets import Found
 from recast.data.digits import read_digits
-from recast.data.objects import ObjectImages
+from recast.data.objects import AS_IT_IS, ObjectImages
 from recast.data.pairs import ImagePairs
 from recast.run.config import DataConfig
 

@@ -10,12 +10,11 @@ import torch
 from recast.data import digits
 from recast.data.augment import resolve
 from recast.data.coarse import Coarse, coarse_classes
-from recast.data.coco import find_coco
 from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
-from recast.data.objects import ObjectImages
+from recast.data.objects import ObjectImages, find_coco
 from recast.data.pairs import ImagePairs, find_masks
 from recast.data.scenes import find_scene_objects, find_scenes
 from recast.data.seeding import choose_balanced, choose_fraction, hold_out

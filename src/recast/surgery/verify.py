@@ -212,7 +212,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
 
 def _comparable(output: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
     """The tensors of two outputs in pairs. Raises `RecastError` unless both are nests of one kind, with as many tensors
-    of the same types and the same other values in the same places."""
+    of the same types (of maps the size may differ, of logits not) and the same other values in the same places."""
     (found, nest), (wanted, other) = tree_flatten(output), tree_flatten(expected)
     every = list(zip(found, wanted, strict=False))
     pairs = [(a, b) for a, b in every if isinstance(a, Tensor) and isinstance(b, Tensor)]
@@ -220,13 +220,18 @@ def _comparable(output: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a.dtype == b.dtype
+            return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
         return type(a) is type(b) and (not isinstance(a, plain) or bool(a == b))
 
     if not pairs or nest != other or not all(alike(a, b) for a, b in every):
-        told = (tree_map_only(Tensor, lambda t: str(t.dtype).removeprefix("torch."), o) for o in (expected, output))
+        told = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
         raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*told))
     return pairs
+
+
+def _kind(x: Tensor) -> str:
+    """float32 (2, 10)"""
+    return f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.")
 
 
 def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], scales: Sequence[float]) -> float:
