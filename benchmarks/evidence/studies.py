@@ -106,8 +106,8 @@ def transfers() -> list[Study]:
 
 
 def recipe() -> Study:
-    """h. Our own recipe `cifar10` with its gates' rate, a lower and a higher one: is attention awake, and what does that
-    cost or give? Crop and flip stand for its augmentation."""
+    """h. Our own recipe `cifar10` with its gates' rate, a lower and a higher one: is attention awake, and what does
+    that cost or give? Crop and flip stand for its augmentation."""
     base = Job(
         "h-recipe", "", 0, "cifar10", 4000, 310, "cifar_resnet20.cifar100", C100, "cifar100", lr=1e-4, batch_size=128,
         bf16=True,
