@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
@@ -13,7 +17,9 @@ from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
 from recast.evaluation.predictions import draw_predictions
 from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
+from recast.evaluation.segmentation import mean_accuracy, mean_iou, over_views, pixel_counts, slide
+from recast.models.segment import SceneFCN
+from recast.run.config.evaluation import Options
 
 CLASSES = ["a", "b", "c", "nowhere"]
 
@@ -78,6 +84,65 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     (gap,) = [line for line in found.differences if line.metric == "miou"]
     assert gap.low < gap.value < gap.high
     assert gap.low > 0
+
+
+@pytest.mark.parametrize("window", [16, 40, 25, 9, 1])
+def test_sliding_windows(window: int) -> None:
+    """Against every window written out; one that holds the image is the whole test, bit for bit."""
+    torch.manual_seed(0)
+    network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 37)
+    forward = torch.no_grad()(network if window >= 16 else lambda x: torch.cat([x, x.mean((2, 3), True) + 0 * x], 1))
+    found = slide(forward, images, window)
+    if window == 40:
+        assert torch.equal(found, forward(images))
+        return
+    sums, seen, stride = torch.zeros_like(found), torch.zeros(24, 37), max(1, 2 * window // 3)
+    places = [sorted({min(i * stride, max(side - window, 0)) for i in range(side)}) for side in (24, 37)]
+    for top in places[0]:
+        for left in places[1]:
+            sums[:, :, top : top + window, left : left + window] += forward(
+                images[:, :, top : top + window, left : left + window]
+            )
+            seen[top : top + window, left : left + window] += 1
+    assert seen.min() == 1
+    torch.testing.assert_close(found, sums / seen)
+
+
+def test_scales_and_mirrored_images() -> None:
+    torch.manual_seed(0)
+    network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 36)
+    forward = torch.no_grad()(network)
+    assert torch.equal(over_views(forward, images, (1.0,), flip=False), forward(images))
+    large = nn.functional.interpolate(images, (36, 54), mode="bicubic", antialias=True).clamp(0, 1)
+    wanted = [forward(images), forward(images.flip(3)).flip(3)]
+    wanted += [nn.functional.interpolate(logits, (24, 36), mode="bilinear") for logits in (
+        forward(large), forward(large.flip(3)).flip(3))]  # fmt: skip
+    mean = torch.stack([logits.softmax(1) for logits in wanted]).mean(0)
+    torch.testing.assert_close(over_views(forward, images, (1.0, 1.5), flip=True), mean)
+
+
+@pytest.mark.parametrize("mode", ["square", "whole", "slide"])
+def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_path: Path) -> None:
+    """Every pixel of wide and tall images counts once, and what fills a batch up does not."""
+    random, sizes = np.random.default_rng(0), [(8, 8), (8, 20), (13, 8), (16, 16), (24, 16)]
+    labels, said, files = list[np.ndarray](), list[np.ndarray](), tuple[list[str], list[str]]([] for _ in range(2))
+    for number, (height, width) in enumerate(sizes):
+        factor = min(height, width) // 8
+        pixels, mask = (random.integers(0, 3, (height // factor, width // factor), np.uint8) for _ in range(2))
+        labels.append(mask.ravel())
+        said.append(pixels.ravel())
+        for name, values, paths in (("i", pixels, files[0]), ("m", mask, files[1])):
+            paths.append(str(tmp_path / f"{name}{number}.png"))
+            Image.fromarray(values.repeat(factor, 0).repeat(factor, 1)).save(paths[-1])
+    pairs = ImagePairs(files[0], files[1], 8, num_classes=4)
+    data = Data("files", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
+    context = open_context({"recast": Reads()}, data, 3, options=Options(test_mode=mode))
+    rows = {row.metric: row.value for row in measure(context, ["segmentation"], progress=False).rows}
+    everything = of_matrix(np.concatenate(labels), np.concatenate(said))
+    if mode == "square":
+        assert rows["miou"] != pytest.approx(everything["miou"], rel=1e-3)
+    else:
+        assert rows == pytest.approx(everything, rel=1e-5)
 
 
 def test_predictions_are_drawn() -> None:

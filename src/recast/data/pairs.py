@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn.functional import pad
 from torchvision import transforms
 
 from recast.data.augment import resolve
 from recast.data.datasets import Found, LabelledImages, drawn_seeds
 from recast.data.folders import VAL_NAMES, data_dir
-from recast.data.images import PHOTO, is_image_name, open_image, opened, resize_to, to_pixels
+from recast.data.images import PHOTO, is_image_name, middle, open_image, opened, resize_to, to_pixels
 from recast.data.seeding import seed_cpu, seeded
 from recast.errors import RecastError, shown
 from recast.run.config import AugmentConfig, DataConfig
@@ -28,6 +29,8 @@ from recast.run.reading import decode, read_bytes
 
 IGNORE = 255
 """In a mask: nobody knows the class of this pixel; it counts neither in the loss nor in a metric."""
+OUTSIDE = 256
+"""In the masks of a batch: what fills an image up to the size of the largest."""
 PADDING = (124, 116, 104)
 """What surrounds an image that is smaller than its crop: ImageNet's mean."""
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
@@ -46,6 +49,8 @@ class ImagePairs(LabelledImages):
     num_classes: int = IGNORE
     augment: AugmentConfig | None = None
     crop_pct: float | None = None
+    is_whole: bool = False
+    """Where nothing is augmented: all of an image, its short side S, instead of the middle square."""
     labels: Tensor = field(init=False)
     """Zeros: an image has no class, so every choice of images is a plain one."""
     task = "segment"
@@ -87,8 +92,13 @@ class ImagePairs(LabelledImages):
         found = [self._pair(index, seed) for index, seed in zip(indices, seeds, strict=True)]
         if not found:
             return torch.empty(0, 3, self.img_size, self.img_size), torch.empty(0, *[self.img_size] * 2).long()
-        images, masks = (torch.stack(one) for one in zip(*found, strict=True))
-        return images, masks.long()
+        most = [max(mask.shape[axis] for _, mask in found) for axis in (0, 1)]
+        images, masks = [], []
+        for image, mask in found:
+            edge = (0, most[1] - mask.shape[1], 0, most[0] - mask.shape[0])
+            images.append(pad(image, edge))
+            masks.append(pad(mask.long(), edge, value=OUTSIDE))
+        return torch.stack(images), torch.stack(masks)
 
     def _pair(self, index: int, seed: int) -> tuple[Tensor, Tensor]:
         image, mask = self.open(index), self.open_mask(index)
@@ -106,6 +116,10 @@ class ImagePairs(LabelledImages):
     def _whole(self, *pair: Image.Image) -> list[Image.Image]:
         """As validation sees them."""
         size, share = (self.img_size, self.img_size), self.crop_pct or 1.0
+        if self.is_whole:
+            width, height = middle(pair[0]).size
+            short, share = min(width, height), 1.0
+            size = round(height * self.img_size / short), round(width * self.img_size / short)
         return [resize_to(one, size, share, how) for one, how in zip(pair, (BICUBIC, NEAREST), strict=True)]
 
     def _augmented(self, image: Image.Image, mask: Image.Image, augment: AugmentConfig) -> tuple[Image.Image, ...]:

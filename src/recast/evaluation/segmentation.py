@@ -2,19 +2,28 @@
 
 Of every image three counts a class are kept, of pixels that are labelled with it, predicted as it, and both; the
 metrics are functions of their sums over all images, as in the benchmarks, and the bootstrap draws images.
+
+Shapes: images (B, 3, H, W), logits (B, classes, H, W).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from recast.data.pairs import IGNORE
-from recast.evaluation.context import Batch, Score
+from recast.data.pairs import IGNORE, OUTSIDE, ImagePairs
+from recast.evaluation.context import Batch, Context, Score, Source
 from recast.evaluation.stats import Statistic
+
+Forward = Callable[[Tensor], Tensor]
+"""Images → logits for every pixel."""
 
 
 def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -29,12 +38,67 @@ def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.stack(found, 1)
 
 
+def slide(forward: Forward, images: Tensor, window: int) -> Tensor:
+    """Mean of the logits of windows of `window` x `window` pixels, two thirds of it apart; the last end at the edge."""
+    stride, total, seen = max(1, 2 * window // 3), None, torch.zeros(images.shape[2:], device=images.device)
+    starts = (range(0, max(side - window, 0) + stride, stride) for side in images.shape[2:])
+    for place in product(*starts):
+        ends = [min(start + window, side) for start, side in zip(place, images.shape[2:], strict=True)]
+        rows, columns = (slice(max(end - window, 0), end) for end in ends)
+        logits = forward(images[..., rows, columns])
+        if total is None:
+            total = logits.new_zeros(*logits.shape[:2], *images.shape[2:])
+        total[..., rows, columns] += logits
+        seen[rows, columns] += 1
+    assert total is not None
+    return total / seen
+
+
+def over_views(forward: Forward, images: Tensor, scales: Sequence[float], flip: bool) -> Tensor:
+    """Mean of the class probabilities of the images at some scales and mirrored; of one view its logits."""
+    views = list(product(scales, (False, True) if flip else (False,)))
+    found = []
+    for scale, is_mirrored in views:
+        sides = [max(1, round(side * scale)) for side in images.shape[2:]]
+        seen = images if scale == 1 else F.interpolate(images, sides, mode="bicubic", antialias=True).clamp(0, 1)
+        logits = forward(seen.flip(3)).flip(3) if is_mirrored else forward(seen)
+        if scale != 1:
+            logits = F.interpolate(logits, images.shape[2:], mode="bilinear")
+        found.append(logits if len(views) == 1 else logits.softmax(1))
+    return sum(found[1:], found[0]) / len(found)
+
+
+def sources_segmentation(context: Context) -> list[Source]:
+    """The validation images: their middle squares, or all of them."""
+    images = context.data.val
+    if context.options.test_mode == "square" or not isinstance(images, ImagePairs):
+        return [context.validation]
+    return [Source(replace(images, is_whole=True))]
+
+
+def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and masks of one size: the whole batch, or one after the other without what fills it up."""
+    if batch.options.test_mode == "square":
+        yield batch.images, batch.labels
+        return
+    for image, mask in zip(batch.images, batch.labels, strict=True):
+        height, width = (int((mask != OUTSIDE).any(axis).sum()) for axis in (1, 0))
+        yield image[None, :, :height, :width], mask[None, :height, :width]
+
+
 def score_segmentation(batch: Batch) -> Iterator[Score]:
     """miou, macc, aacc, and iou/CLASS."""
-    classes = batch.context.data.classes
+    context, options = batch.context, batch.options
+    classes, side = context.data.classes, context.data.val.img_size
     for name in batch.models:
-        predicted = batch.context.maps(name, batch.images).argmax(1)
-        counts = pixel_counts(predicted, batch.labels, len(classes)) / batch.labels[0].numel()
+        forward: Forward = partial(context.maps, name)
+        if options.test_mode == "slide":
+            forward = partial(slide, forward, window=side)
+        parts = []
+        for images, masks in _parts(batch):
+            predicted = over_views(forward, images, options.test_scales, options.test_flip).argmax(1)
+            parts.append(pixel_counts(predicted, masks, len(classes)))
+        counts = torch.cat(parts) / side**2
         yield Score(name, "miou", counts.flatten(1))
         yield Score(name, "macc", counts[:, ::2].flatten(1))
         yield Score(name, "aacc", counts[:, ::2].sum(2))

@@ -25,7 +25,7 @@ from recast.evaluation.imagenet_corruptions import means_over_corruptions, sourc
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
 from recast.evaluation.retrieval import score_retrieval
-from recast.evaluation.segmentation import STATISTICS, score_segmentation
+from recast.evaluation.segmentation import STATISTICS, score_segmentation, sources_segmentation
 from recast.evaluation.separability import measure_separability
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
@@ -97,7 +97,12 @@ EVALUATORS = {
     "clean": Evaluator(
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
-    "segmentation": Evaluator(score_segmentation, statistics=STATISTICS),
+    "segmentation": Evaluator(
+        score_segmentation,
+        sources=sources_segmentation,
+        statistics=STATISTICS,
+        uses=("test_mode", "test_scales", "test_flip"),
+    ),
     "detection": Evaluator(score_detection, pool=pool_detection),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),

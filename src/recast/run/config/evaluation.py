@@ -32,6 +32,13 @@ class Options(Checked):
     """of knn, retrieval, linear and separability: labels of images, whatever a run was trained with; None: its own"""
     sets: str | None = None
     """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
+    test_mode: Literal["square", "whole", "slide"] = "square"
+    """of segmentation: the middle square of an image; all of it, its short side the square's; or all of it by windows
+    as large as the square, two thirds of it apart, and their mean"""
+    test_scales: tuple[Positive, ...] = (1.0,)
+    """of segmentation: mean of the predictions of the image at these scales"""
+    test_flip: bool = False
+    """of segmentation: and of its mirror image"""
     num_samples: Count | None = None
     """measure on this many images of every data set, class-balanced"""
     seed: CountOrZero = 0
@@ -39,7 +46,7 @@ class Options(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("eps", "neighbours"):
+        for name in ("eps", "neighbours", "test_scales"):
             if not (values := getattr(self, name)):
                 raise RecastError(f"{name} must be numbers, got none")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
