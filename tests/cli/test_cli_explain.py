@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from on_pages import data_of
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -40,13 +40,6 @@ def photos(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30), dtype=np.uint8)).save(folder / name)
     return tmp_path / "photos"
-
-
-def data_of(path: Path) -> dict[str, Any]:
-    found = re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
 
 def test_slots_wait_for_their_layers() -> None:
     schedule = Schedule.progressive(blocks(3), 4, "learned")
-    assert (schedule.dates, schedule.slots, schedule.is_learned) == ({}, (2, 3, 4), True)
+    assert (schedule.dates, schedule.slots) == ({}, (2, 3, 4))
     assert "(the gates decide)" in str(schedule)
     schedule = schedule.decided("blocks.0.mixer", 2)
     assert (schedule.due(2), schedule.slots) == (("blocks.0.mixer",), (3, 4))

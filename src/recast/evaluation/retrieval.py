@@ -1,4 +1,6 @@
-"""Suite `retrieval`: images of the same class among all training images, by cosine similarity (Grafit, section 2.6).
+"""What the features of the training images hold (Grafit, sections 2.3 and 2.6): suites `retrieval` and `separability`.
+
+`retrieval`: images of the same class among all training images, by cosine similarity.
 
 mAP: a query ranks the whole database; its average precision is the mean, over all images of its class, of the share of
 that class down to each. Where the coarse class c of every class is known, two further rankings:
@@ -7,6 +9,13 @@ that class down to each. Where the coarse class c of every class is known, two f
     oracle        the images of the query's own coarse class first, by cosine within
 
 top1: nearest neighbours vote with exp(cos/σ), σ = 0.05, k of them; k is chosen on held-out images of the database.
+
+`separability`: what they hold beside their classes.
+
+halves    every class is split into two random halves, and a linear classifier has to tell all halves apart: its
+          accuracy on the very images it was fitted to, a mean over ten draws; `given` its class, it chooses between
+          two halves: 50 % and a little more where images of a class have collapsed to a point
+energy    share of the variance of the features in their first K principal components
 """
 
 from __future__ import annotations
@@ -19,9 +28,20 @@ from torch import Tensor
 
 from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
-from recast.evaluation.context import Batch, Score
-from recast.evaluation.knn import banks, nearest, outputs_of, posterior, to_choose_on, unit_features, vote
+from recast.evaluation.context import Batch, Context, Score
+from recast.evaluation.knn import (
+    banks,
+    fit_probe,
+    nearest,
+    outputs_of,
+    posterior,
+    sources_knn,
+    to_choose_on,
+    unit_features,
+    vote,
+)
 from recast.models.embedding import embedding_head
+from recast.tracing.hooks import in_eval
 
 SIGMA = 0.05
 NEIGHBOURS = (10, 15, 20, 25, 30)
@@ -32,6 +52,10 @@ LEAST = 1e-6
 """Probabilities lie between this and 1 minus this."""
 PAIRS = 2**22
 """Similarities that are ranked at a time."""
+DRAWS = 10
+"""Of halves."""
+DECAY = 1e-4
+"""Of the linear classifier of halves, on features of length √D."""
 
 
 def average_precision(relevant: Tensor) -> Tensor:
@@ -127,3 +151,43 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
     with torch.no_grad():
         logits = model(batch.images)
     return logits.float() if logits.shape == (len(batch), classes) else None
+
+
+def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
+    """halves, halves/given and energy@K, in percent, K a power of two."""
+    (source,) = sources_knn(context)
+    with in_eval(*context.models.values()):
+        found = banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
+    for name, (bank, labels) in found.items():
+        draws = [halves_told(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
+        for metric, values in zip(("halves", "halves/given"), zip(*draws, strict=True), strict=True):
+            yield name, metric, 100 * sum(values) / DRAWS, len(bank)
+        energies = energy(bank)
+        for power in range(len(energies).bit_length()):
+            yield name, f"energy@{2**power}", 100 * float(energies[2**power - 1]), len(bank)
+
+
+def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
+    """Shares of the rows (N, D) of a bank whose half is told among all halves, and among the two of its class."""
+    classes = int(labels.max()) + 1
+    halves = 2 * labels + random_halves(labels.cpu(), seed).to(labels.device)
+    x = bank * bank.shape[1] ** 0.5
+    logits = fit_probe(x, halves, 2 * classes, DECAY)(x)
+    within = logits.view(len(x), classes, 2)[torch.arange(len(x), device=labels.device), labels].argmax(1)
+    return float((logits.argmax(1) == halves).float().mean()), float((within == halves % 2).float().mean())
+
+
+def random_halves(labels: Tensor, seed: int) -> Tensor:
+    """(N,) 0 or 1: of every class a random half, the larger one 0 where the number is odd."""
+    found = torch.zeros_like(labels)
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    for label in labels.unique():
+        own = shuffled[labels[shuffled] == label]
+        found[own[(len(own) + 1) // 2 :]] = 1
+    return found
+
+
+def energy(x: Tensor) -> Tensor:
+    """(D,) cumulative shares of the variance of x (N, D) in its principal components, largest first."""
+    variances = torch.linalg.eigvalsh(x.double().T.cov()).flip(0).clamp(min=0)
+    return variances.cumsum(0) / variances.sum()

@@ -24,9 +24,8 @@ from recast.evaluation.detection import pool_detection, score_detection
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
-from recast.evaluation.retrieval import score_retrieval
+from recast.evaluation.retrieval import measure_separability, score_retrieval
 from recast.evaluation.segmentation import STATISTICS, score_segmentation, sources_segmentation
-from recast.evaluation.separability import measure_separability
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
 from recast.run.config import Task

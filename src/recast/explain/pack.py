@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import io
 import math
 import zlib
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from recast.errors import RecastError, suggest
 from recast.explain.scene import Maps, Scene
+from recast.report.neighbours import png
 
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""
@@ -139,16 +137,6 @@ def _coarseness(name: str, maps: Maps) -> str:
     if maps.pool > 1:
         said.append(f"over blocks of {maps.pool}×{maps.pool} pixels")
     return f"{name}: stored maps are kept {' and '.join(said)}" if said else ""
-
-
-def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
-    """(height, width, 3) as a data: URI; shrunk to sides of `most` pixels where they are longer."""
-    buffer = io.BytesIO()
-    picture = Image.fromarray(pixels)
-    if most is not None:
-        picture.thumbnail((most, most))
-    picture.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _plain(value: Any) -> Any:

@@ -17,8 +17,9 @@ from string import Template
 from typing import Any
 
 from recast.errors import RecastError
-from recast.explain.pack import LIMIT, pack, png
+from recast.explain.pack import LIMIT, pack
 from recast.explain.scene import Picture, Scene, percent
+from recast.report.neighbours import png
 from recast.run.files import check_ours, write_text
 
 THUMBNAIL = 240

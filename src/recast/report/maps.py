@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import zipfile
 import zlib
@@ -18,11 +16,11 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
 
 from recast.errors import RecastError
 from recast.report import formats
 from recast.report.charts import Chart, Palette
+from recast.report.neighbours import png
 
 ADDS, SUBTRACTS = "#d95f02", "#5e3c99"
 """Orange and purple, safe for colour-blind readers: the larger a weight, the less can be seen through it."""
@@ -171,13 +169,6 @@ def read_attention(path: Path) -> Attention:
     return Attention(images, labels, predictions, layers)
 
 
-def png(picture: Image.Image) -> str:
-    """A picture as a data: URI."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
 def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str, Any]]:
     """The panels of as many images as fit in `budget` bytes of HTML (at least one).
 
@@ -186,11 +177,9 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
     panels: list[dict[str, Any]] = []
     spent = 0
     for index, pixels in enumerate(attention.images):
-        shown = Image.fromarray(pixels)
-        shown.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
         label, prediction = attention.labels[index], attention.predictions[index]
         image: dict[str, Any] = {
-            "picture": png(shown),
+            "picture": png(pixels, IMAGE_SIDE),
             "alt": f"Input image {index + 1}, labelled {label}, predicted {prediction}; the query pixel is outlined",
             "label": label,
             "prediction": prediction,
@@ -234,7 +223,7 @@ def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
     scaled = np.nan_to_num(np.clip(values / layer.limit, -1, 1))[..., None]
     hues = np.where(scaled < 0, *(np.array(mpl.colors.to_rgb(hue)) * 255 for hue in (SUBTRACTS, ADDS)))
     alpha = np.round(np.abs(scaled) * LEVELS) * (255 / LEVELS)
-    return png(Image.fromarray(np.concatenate([hues, alpha], axis=-1).round().astype(np.uint8)))
+    return png(np.concatenate([hues, alpha], axis=-1).round().astype(np.uint8))
 
 
 def map_charts(attention: Attention, symbol: str) -> list[Chart]:

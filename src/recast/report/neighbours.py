@@ -3,10 +3,16 @@ the two as HTML, for the page of that command and for the report."""
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from recast.errors import RecastError
 from recast.run.fields import read_fields
@@ -16,6 +22,16 @@ FILE = "neighbours.json"
 PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 COLOURS = {"right": "#1a7f37", "coarse class right": "#b26a00", "wrong": "#b3261e", "": "#8a9099"}
 MARKS = {"right": "✓", "coarse class right": "~", "wrong": "✗", "": ""}
+
+
+def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
+    """(height, width, 3 or 4) as a data: URI; shrunk to sides of `most` pixels where they are longer."""
+    buffer = io.BytesIO()
+    picture = Image.fromarray(pixels)
+    if most is not None:
+        picture.thumbnail((most, most))
+    picture.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 @dataclass(frozen=True)

@@ -119,11 +119,6 @@ class Schedule(Checked):
             slots.remove(epoch)
         return replace(self, dates={**self.dates, layer: epoch}, slots=tuple(slots))
 
-    @property
-    def is_learned(self) -> bool:
-        """Whether training has something to decide."""
-        return self.name == "learned" or bool(self.slots)
-
     def waiting(self) -> tuple[str, ...]:
         """Layers without a date."""
         return tuple(layer for layer in self.layers if layer not in self.dates)
