@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.data import Data, load_data
-from recast.data.coco import AS_IT_IS
-from recast.data.objects import Annotations, ObjectImages
+from recast.data.objects import AS_IT_IS, Annotations, ObjectImages
 from recast.errors import RecastError
 from recast.evaluation.detection import average_precisions, rows_of, stacked, summarised
 from recast.evaluation.predictions import ENLARGED, draw_predictions
