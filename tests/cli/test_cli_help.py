@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +68,27 @@ def test_help_is_fast_and_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout.splitlines()[-1] == "[]"
     assert time.perf_counter() - started < 5, "six helps and Python's start"
+
+
+COMPLETED = {
+    "e": "evaluate explain export",
+    "train attention_pool_": "attention_pool_quick",
+    "train finetune --gate-": "--gate-l1 --gate-lr --gate-range",
+    "plan resnet18 --query-key ": "zero random similar images",
+    "train finetune --data-dir sr": "",
+}
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize("line", COMPLETED)
+def test_tab_completes(line: str, tmp_path: Path) -> None:
+    """In a shell, with what the command prints for it."""
+    command = tmp_path / "recast"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recast "$@"\n')
+    command.chmod(0o755)
+    *words, begun = line.split(" ")
+    ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
+    script = f'eval "$(recast --completion)"; {ask}; echo ${{COMPREPLY[*]}}'
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.stdout.strip() == COMPLETED[line]

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from recast import __version__
-from recast.cli.guard import HelpShown, asks_for_json, complain, describe, guarded_streams, later_process
+from recast.cli.guard import COMPLETE, HelpShown, asks_for_json, complain, describe, guarded_streams, later_process
 from recast.errors import RecastError, one_line, shown, suggest
 from recast.run.signals import calm_ctrl_c
 
@@ -39,8 +39,18 @@ USAGE = (
     "without changing what it computes; then train on.\n\ncommands:\n"
     + "".join(f"  {name:<12}{text}\n" for name, text in COMMANDS.items())
     + "\n  recast COMMAND --help   options and examples of a command\n"
-    "  recast --version        version\n\nstart here:  recast quickstart\n"
+    "  recast --version        version\n"
+    '  eval "$(recast --completion)"   TAB completes commands, options and their words: bash, zsh\n'
+    "\nstart here:  recast quickstart\n"
 )
+COMPLETION = f"""_recast() {{
+  local IFS=$'\\n'
+  COMPREPLY=($({COMPLETE}="${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[@]:0:COMP_CWORD}}" 2>/dev/null))
+}}
+[ -n "${{ZSH_VERSION-}}" ] && autoload -U +X compinit bashcompinit && compinit && bashcompinit
+complete -o default -F _recast recast
+"""
+"""The shell asks the command itself, with the words so far; it takes a file's name where nothing fits."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if not arguments and (begun := os.environ.get(COMPLETE)) is not None:
+        print("\n".join(name for name in COMMANDS if name.startswith(begun)))
+        return 0
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -67,6 +80,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     if arguments[0] == "--version":
         print(f"recast {__version__}")
+        return 0
+    if arguments[0] == "--completion":
+        print(COMPLETION, end="")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:

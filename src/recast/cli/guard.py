@@ -12,6 +12,9 @@ from typing import Any, TextIO
 
 from recast.errors import first_line, one_line, printable
 
+COMPLETE = "RECAST_COMPLETE"
+"""A shell sets it to the begun word that it asks the ends of; nothing is run then."""
+
 
 class HelpShown(Exception):
     """The help was asked for and printed: nothing is left to do."""

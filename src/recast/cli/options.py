@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
-from recast.cli.guard import HelpShown
+from recast.cli.guard import COMPLETE, HelpShown
 from recast.cli.help import Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
-from recast.run.fields import Classes, check_value, field_types, read_value
+from recast.run.fields import Classes, check_value, field_types, read_value, words_of
 from recast.run.reading import parse_yaml
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
@@ -44,6 +45,9 @@ def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
         show_help(command, options)
         raise HelpShown
     named = {name: option for option in options if not option.words for name in (option.dotted, option.short)}
+    if (begun := os.environ.get(COMPLETE)) is not None:
+        print("\n".join(word for word in _completions(options, named, argv, begun) if word.startswith(begun)))
+        raise HelpShown
     values: dict[tuple[str, ...], Any] = {}
     words: list[str] = []
     rest = list(argv)
@@ -60,6 +64,21 @@ def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
     except _Unknown as error:
         raise RecastError(f"{error} See recast {command.name} --help") from None
     return _changed(asked, values)
+
+
+def _completions(options: Sequence[Option], named: Mapping[str, Option], argv: Sequence[str], begun: str) -> list[str]:
+    """What may follow the words so far: the words of the option before, options, recipes; for the rest, files."""
+    before = named.get(argv[-1].removeprefix("--").replace("-", "_")) if argv and argv[-1].startswith("--") else None
+    if before is not None and not before.is_switch:
+        return list(words_of(before.hint))
+    if begun.startswith("-"):
+        switches = [f"--no-{one.shown[2:]}" for one in named.values() if one.is_switch and one.last != "json"]
+        return sorted({one.shown for one in named.values()} | set(switches) | {"--help"})
+    if argv or all(option.last != "recipe" for option in options):
+        return []
+    from recast.recipes import RECIPES  # only here: it reads them all
+
+    return list(RECIPES)
 
 
 class _Unknown(RecastError):
