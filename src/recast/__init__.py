@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from recast.surgery.plan import Plan as Plan
     from recast.surgery.planning import plan as plan
     from recast.surgery.pooling.swap import attention_pool_ as attention_pool_
+    from recast.surgery.ranking import rank as rank
     from recast.surgery.verify import trace as trace
     from recast.surgery.verify import verify as verify
     from recast.surgery.wake import wake_ as wake_
@@ -64,6 +65,7 @@ _HOME = {
     "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
     "push_to_hub": "hub",
+    "rank": "surgery.ranking",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",

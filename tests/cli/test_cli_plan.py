@@ -36,6 +36,20 @@ def test_plan_prints_a_table_and_writes_the_plan(cli: Cli, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: Refused, shared: Path) -> None:
+    trained = (*MODEL, "--checkpoint", shared / "weights.safetensors", "--data", "digits", "--num-images", "64")
+    found = json.loads(cli("plan", *trained, "--rank", "data", "--where", "layer3.*", "--json").out)
+    assert (found["images"], found["parent_ms"] > 0, len(found["layers"])) == (32, True, 4)
+    done = cli("plan", *trained, "--where", "auto")
+    assert "layers by the fall of the loss that their gates promise" in done.out
+    assert " of 11 convolutions recast" in done.out
+    assert "give --data NAME" in refused("plan", *MODEL, "--rank", "data")
+    assert "add --rank data or --where auto" in refused("plan", *MODEL, "--data", "digits")
+    assert "where='auto' takes what a ranking on images finds best" in refused("verify", *MODEL, "--where", "auto")
+    assert "32 images or more" in refused("plan", *trained, "--rank", "data", "--num-images", "16")
+    assert "the budget's ms is a number, ms=12.5 or ms=1.5x" in refused("plan", *MODEL, "--budget", "ms=fast")
+
+
 def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Path) -> None:
     for name, content in (("notes.txt", b"mine"), ("weights.pth", b"\x80\x02\xff")):
         (tmp_path / name).write_bytes(content)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
-from recast.evaluation.cost import count_macs, peak_memory, time_models
+from recast.evaluation.cost import count_macs, peak_memory
+from recast.tracing.timing import time_models
 
 
 class Attention(nn.Module):

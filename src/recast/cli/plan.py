@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from recast.cli.help import Command
 from recast.cli.options import ModelOptions, parse, parse_size, print_json
 from recast.errors import RecastError
 from recast.run.budget import Budget
-from recast.run.config import ModelConfig, Recipe
+from recast.run.config import DataConfig, ModelConfig, Recipe
+from recast.run.fields import Count
 from recast.run.files import write_text
 from recast.run.names import check_name
 from recast.run.reading import decode, read_bytes
@@ -20,7 +22,9 @@ from recast.run.trust import trusting
 if TYPE_CHECKING:
     from torch import nn
 
+    from recast.data import Data
     from recast.surgery.plan import Edited, Plan
+    from recast.surgery.ranking import Ranking
     from recast.tracing.observe import Example
 
 EXAMPLES = """  recast plan resnet50
@@ -29,10 +33,16 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
   recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
   recast plan resnet50 --where none --pool single              (attention pooling alone)
+  recast plan cifar_resnet20 --checkpoint weights.safetensors --rank data --data cifar100 --data-dir DIR
+  recast plan resnet50 --pretrained --where auto --budget ms=1.5x --data folder --data-dir DIR --out plan.json
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer;
+auto: those that promise most for what they add, within the limits.
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
-amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
+amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x); ms=, measured here in batches of 16. Layers are taken from
+the end of the network.
+Ranking (--rank data): layers by the fall of the loss that their gates promise, from gradients on training images, for
+each millisecond, multiply-add and MiB that they add. Queries and keys start from half of the images.
 """
 ABOUT = "What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed."
 
@@ -41,8 +51,18 @@ ABOUT = "What of a model becomes attention, at what cost, and why the rest stays
 class PlanOptions(ModelOptions):
     """What `recast plan` is asked for."""
 
+    where: list[str] = field(default_factory=lambda: ["last_stage"])
+    """last_stage, all, auto, stage:N, names, globs or re:REGEX; none: the pooling alone"""
     out: str | None = None
     """also write the plan to this .json file"""
+    rank: Literal["data"] | None = None
+    """rank the planned layers by what attention promises there, on the images of --data; --where auto: all layers"""
+    data: str | None = None
+    """a data set's name, for the ranking"""
+    data_dir: str | None = None
+    """where it lies"""
+    num_images: Count = 256
+    """training images that layers are ranked on"""
 
 
 def model_config(options: ModelOptions) -> ModelConfig:
@@ -59,6 +79,20 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     convolutions = [module for module in model.modules() if is_convolution(module)]
     channels = int(getattr(convolutions[0], "in_channels", 3)) if convolutions else 3
     return channels, *(defaults.size if defaults and img_size is None else parse_size(img_size, 224))
+
+
+def load_named(name: str | None, data_dir: str | None, img_size: str | None) -> Data | None:
+    """The data set that options name, with images of their size."""
+    if name is None:
+        if data_dir is not None:
+            raise RecastError("--data-dir needs the data set's name: --data folder, cifar100, …")
+        return None
+    from recast.data import load_data
+
+    side, width = parse_size(img_size, 0)
+    if side != width:
+        raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
+    return load_data(DataConfig(name, data_dir, img_size=side or None))
 
 
 def make_plan(model: nn.Module, example: Example, options: ModelOptions) -> Plan:
@@ -92,21 +126,49 @@ def run(argv: Sequence[str]) -> int:
     if out is not None:
         _check_target(out)
 
+    if ranked := options.rank is not None or options.where == ["auto"]:
+        if options.data is None:
+            raise RecastError("a ranking is made on images: give --data NAME, and --data-dir where they lie")
+    elif options.data or options.data_dir:
+        raise RecastError("--data is what layers are ranked on: add --rank data or --where auto, or leave it out")
+
     import torch
 
     from recast.models.build import build
 
+    data = load_named(options.data, options.data_dir, options.img_size)
     with trusting(options.model):
-        model = build(model_config(options))
-    example = torch.zeros(1, *example_shape(model, options.img_size))
-    planned = make_plan(model, example, options)
+        model = build(model_config(options), num_classes=len(data.classes) if data else None)
+    if data is not None and ranked:
+        planned, ranking = _rank(model, data, options)
+    else:
+        planned, ranking = make_plan(model, torch.zeros(1, *example_shape(model, options.img_size)), options), None
     if out is not None:
         write_text(out, planned.to_json() + "\n")
     if options.json:
-        print_json(planned.to_json())
+        print_json((ranking or planned).to_json())
     else:
-        print(planned)
+        print(planned if ranking is None else f"{ranking}\n{planned}")
     return 0
+
+
+def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ranking]:
+    """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
+    from recast.models.build import input_defaults
+    from recast.surgery.planning import plan_best
+    from recast.surgery.ranking import rank
+    from recast.training.prepare import labelled_images
+
+    if data.task != "classify":
+        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
+    if not (options.pretrained or options.checkpoint):
+        print("note: random weights promise what trained ones would not: --checkpoint or --pretrained", file=sys.stderr)
+    data = replace(data, mean=(known := input_defaults(model) or data).mean, std=known.std)
+    images, labels = labelled_images(data, options.num_images, 0, "stop", next(model.parameters()).device)
+    if options.where == ["auto"] and options.plan is None:
+        return plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)
+    planned = make_plan(model, images[:1], options)
+    return planned, rank(model, planned, images, labels)
 
 
 def _check_target(out: Path) -> None:

@@ -12,11 +12,10 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from recast.cli.help import Command
-from recast.cli.options import ModelOptions, parse, parse_size, print_json
-from recast.cli.plan import example_shape, make_plan, model_config
-from recast.errors import RecastError
+from recast.cli.options import ModelOptions, parse, print_json
+from recast.cli.plan import example_shape, load_named, make_plan, model_config
 from recast.run.budget import Budget
-from recast.run.config import Backend, DataConfig
+from recast.run.config import Backend
 from recast.run.fields import Count, Seed
 from recast.run.names import check_name
 from recast.run.trust import trusting
@@ -76,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)
-    data = _data(options.data, options.data_dir, options.img_size)
+    data = load_named(options.data, options.data_dir, options.img_size)
     with trusting(options.model):
         model = build(model_config(options), num_classes=len(data.classes) if data else None)
     defaults = input_defaults(model)
@@ -139,19 +138,6 @@ def run(argv: Sequence[str]) -> int:
         if applies:
             print(f"note: {note}", file=sys.stderr)
     return 0 if same and telling else 1
-
-
-def _data(name: str | None, data_dir: str | None, img_size: str | None) -> Data | None:
-    if name is None:
-        if data_dir is not None:
-            raise RecastError("--data-dir needs the data set's name: --data folder, cifar100, …")
-        return None
-    from recast.data import load_data
-
-    side, width = parse_size(img_size, 0)
-    if side != width:
-        raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
-    return load_data(DataConfig(name, data_dir, img_size=side or None))
 
 
 def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:

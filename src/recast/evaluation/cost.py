@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.evaluation.context import Context
 from recast.tracing.cost import count_parameters
+from recast.tracing.timing import time_models
 
 BATCH_SIZE = 32
-SECONDS = 2.0
-"""Time a model may take, unless its first batches take longer."""
 
 
 def count_macs(model: nn.Module, image: Tensor) -> int:
@@ -32,27 +30,6 @@ def count_macs(model: nn.Module, image: Tensor) -> int:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops() // 2
-
-
-def time_models(models: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[float]]:
-    """Seconds a batch takes, several times for each model.
-
-    The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
-    """
-    first = [_time(model, images) for model in models.values()]
-    repeats = min(20, max(3, int(SECONDS / max(first))))
-    rounds = [[_time(model, images) for model in models.values()] for _ in range(repeats)]
-    return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
-
-
-@torch.no_grad()
-def _time(model: nn.Module, images: Tensor) -> float:
-    wait = torch.accelerator.synchronize if images.device.type != "cpu" else lambda device: None
-    wait(images.device)
-    begin = time.perf_counter()
-    model(images)
-    wait(images.device)
-    return time.perf_counter() - begin
 
 
 def measure_cost(context: Context) -> Iterator[tuple[str, str, float, int]]:

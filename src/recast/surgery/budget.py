@@ -6,6 +6,7 @@ import math
 
 from recast.errors import RecastError
 from recast.run.budget import Budget
+from recast.surgery.milliseconds import UNTIMED, Times
 from recast.surgery.records import Step
 from recast.surgery.table import quantity
 from recast.tracing.cost import Cost
@@ -15,20 +16,22 @@ _COSTS = {"params": "parameters", "macs": "macs", "memory": "memory"}
 
 def keep_within(
     steps: list[Step], added: dict[str, Cost], order: list[str], explicit: set[str], limits: Budget, start: Cost,
-    parent: Cost,
+    parent: Cost, times: Times = UNTIMED,
 ) -> tuple[list[Step], dict[str, str], Cost]:  # fmt: skip
     """The steps within the budget, why each other is not, and the cost of the model with them.
 
     Layers named one by one come first, and must fit. The others are taken from the end of the network (`order`, of the
     calls) while they fit: the papers recast the last layers, and late layers have the fewest tokens. `added` is what a
-    layer adds to the model's cost, `start` the model's cost without any. Raises `RecastError` if nothing fits.
+    layer adds to the model's cost, `start` the model's cost without any, `times` what a limit in milliseconds needs.
+    Raises `RecastError` if nothing fits.
     """
     left: dict[str, str] = {}
-    total = start
+    total, ms = start, times.model
     for step in sorted(steps, key=lambda s: (s.name not in explicit, -order.index(s.name))):
-        reason = _exceeds(step, total + added[step.name], limits, parent)
+        longer = ms + times.added.get(step.name, 0)
+        reason = _exceeds(step, total + added[step.name], longer, limits, parent, times.model)
         if reason is None:
-            total += added[step.name]
+            total, ms = total + added[step.name], longer
         elif step.name in explicit:
             raise RecastError(f"{step.name or 'the model'} {reason}")
         else:
@@ -39,17 +42,18 @@ def keep_within(
     return [step for step in steps if step.name not in left], left, total
 
 
-def _exceeds(step: Step, total: Cost, limits: Budget, parent: Cost) -> str | None:
-    """Why a step does not fit, if `total` is the model's cost with it."""
+def _exceeds(step: Step, total: Cost, ms: float, limits: Budget, parent: Cost, parent_ms: float) -> str | None:
+    """Why a step does not fit, if `total` is the model's cost with it and `ms` its milliseconds."""
     if limits.tokens is not None and step.keys > limits.tokens:
         return (
             f"has too many tokens: {step.keys} ({step.keys / limits.tokens:.1f}× the budget of {limits.tokens}); "
             f"lower the resolution or set the budget to tokens={step.keys}"
         )
-    for name, field in _COSTS.items():
-        limit, own = getattr(limits, name), getattr(parent, field)
+    costs = {name: (getattr(parent, field), getattr(total, field)) for name, field in _COSTS.items()}
+    for name, (own, cost) in {**costs, "ms": (parent_ms, ms)}.items():
+        limit = getattr(limits, name)
         allowed = math.inf if limit is None else limit.value * own if limit.relative else limit.value
-        if getattr(total, field) > allowed:
+        if cost > allowed:
             unit = ("B", 1024) if name == "memory" else ("", 1000)
             return (
                 f"does not fit the budget of {quantity(allowed, *unit)} {name} for the whole model "

@@ -26,6 +26,10 @@ NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
 
+NO_NAMES = ("all", "auto", "last_stage", "none")
+"""Words for layers that name none."""
+
+
 @dataclass(frozen=True)
 class Edited:
     """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
@@ -91,7 +95,7 @@ class Plan:
                 raise RecastError(
                     f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {shown(step)}'
                 )
-            if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in ("all", "last_stage", "none"):
+            if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in NO_NAMES:
                 raise RecastError(
                     f"{source}: a step names one layer in full, got {shown(step['name'])}: globs are for --where"
                 )

@@ -16,19 +16,21 @@ from recast.run.budget import Budget
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import typed
 from recast.surgery.budget import keep_within
+from recast.surgery.milliseconds import UNTIMED, measure_times
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import noise, put_pool_
+from recast.surgery.ranking import Ranking, rank
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
-from recast.surgery.select import Where, is_none, is_spatial, select
+from recast.surgery.select import Where, is_auto, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
 from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Example, Observation, observe, on_meta
 
 
-@typed("model", "config", "budget", "pool")
+@typed("model", "config", "budget", "pool", "ranking")
 def plan(
     model: nn.Module,
     example: Example,
@@ -37,6 +39,7 @@ def plan(
     where: Where | None = None,
     budget: Budget | str | int | None = None,
     pool: PoolConfig | None = None,
+    ranking: Ranking | None = None,
 ) -> Plan:
     """Say which convolutions of `model` become GPSA, at what cost, and why the others stay. Reads only.
 
@@ -44,14 +47,15 @@ def plan(
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
     has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
     predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
-    activation memory of the recast model (`run.budget.Budget`); layers are taken from the end. With `pool` the
-    network's own pooling becomes attention too; `where="none"` then leaves every convolution as it is. Raises
-    `RecastError` for a selection that matches nothing, a budget that leaves nothing, an example that does not fit, a
-    stride that cannot go, or pooling that cannot be replaced.
+    activation memory of the recast model, and its milliseconds on this machine (`run.budget.Budget`); layers are taken
+    from the end, or with a `ranking` (`recast.rank`) those that promise most for their cost first; `where="auto"` is
+    "all" with a ranking. With `pool` the network's own pooling becomes attention too; `where="none"` then leaves every
+    convolution as it is. Raises `RecastError` for a selection that matches nothing, a budget that leaves nothing, an
+    example that does not fit, a stride that cannot go, or pooling that cannot be replaced.
     """
     pool = pool if pool is not None and pool.is_on else None
     with torch.inference_mode(False), undisturbed(model):
-        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)
+        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool, ranking)
 
 
 def _plan(
@@ -61,7 +65,13 @@ def _plan(
     where: Where | None,
     limits: Budget,
     pool: PoolConfig | None,
+    ranking: Ranking | None,
 ) -> Plan:
+    if ranking is None and is_auto(where):
+        raise RecastError(
+            "where='auto' takes what a ranking on images finds best: plan(ranking=rank(…)) in Python; "
+            "recast plan --where auto --data NAME --out plan.json writes such a plan, which --plan takes"
+        )
     if is_none(where) and pool is None:
         raise RecastError(
             "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
@@ -104,7 +114,16 @@ def _plan(
     if pool is not None:
         place, pool_cost = _pool(model, example, pool, seen, layers, edits)
         after += pool_cost
-    steps, over, after = keep_within(steps, added, list(seen.calls), explicit, limits, after, before)
+    order, times = list(seen.calls), UNTIMED
+    if ranking is not None:
+        order = [*reversed(ranking.order(by="macs" if limits.ms is None else "ms"))]
+        idle = {step.name: ranking.why_not(step.name) for step in steps if step.name not in order}
+        reasons |= idle
+        if not (steps := [step for step in steps if step.name not in idle]):
+            raise RecastError("no layer's gates promise anything: rank on more images (num_images), or name layers")
+    if limits.ms is not None:
+        times = (ranking and ranking.times) or measure_times(model, example, steps, config)
+    steps, over, after = keep_within(steps, added, order, explicit, limits, after, before, times)
     reasons |= over
     kept = {step.name for step in steps}
     # a layer that the budget left is a convolution still, and must fit to the denser map
@@ -136,6 +155,16 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
                     "by name, and the config can be changed; the rest follows from the model"
                 )
     return planned
+
+
+def plan_best(
+    model: nn.Module, images: Tensor, labels: Tensor, config: RecastConfig, limits: Budget, pool: PoolConfig | None,
+    timed: bool = True,
+) -> tuple[Plan, Ranking]:  # fmt: skip
+    """The plan of `where="auto"`, and the ranking of every layer that it is from (`rank`)."""
+    every = plan(model, images[:1], config, where="all", budget=Budget(tokens=limits.tokens))
+    ranking = rank(model, every, images, labels, timed=timed)
+    return plan(model, images[:1], config, where="auto", budget=limits, pool=pool, ranking=ranking), ranking
 
 
 def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:

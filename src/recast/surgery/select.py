@@ -43,6 +43,11 @@ def is_none(where: Where | None) -> bool:
     return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
 
 
+def is_auto(where: Where | None) -> bool:
+    """Whether a selection is "auto": what a ranking finds best."""
+    return where == "auto" or (isinstance(where, list | tuple) and "auto" in where)
+
+
 def select(
     where: Where | None, model: nn.Module, convolutions: Modules, seen: Observation, config: RecastConfig
 ) -> tuple[dict[str, RecastLayer], set[str], dict[str, str]]:
@@ -109,6 +114,8 @@ def _wanted(
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     if callable(where):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
+    if is_auto(where) and where not in ("auto", ["auto"], ("auto",)):
+        raise RecastError(f"where='auto' chooses among all layers: give it alone, got {shown(where)}")
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
@@ -136,7 +143,7 @@ def _wanted(
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
     """Names of the convolutions that a pattern means, 1×1 ones among them. Raises `RecastError` for none."""
     spatial = [name for name, module in convolutions.items() if is_spatial(module)]
-    if pattern == "all":
+    if pattern in ("all", "auto"):
         return spatial
     if pattern == "last_stage":
         if not sizes:
@@ -156,8 +163,8 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, a glob such as "
-            f"layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
+            f"no convolution matches {pattern!r}: expected last_stage, all, auto, stage:N, a layer's name, a glob such "
+            f"as layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names
 

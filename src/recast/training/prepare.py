@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.surgery.ranking import Batch
 from recast.surgery.scales import batch_norms
 from recast.tracing.hooks import in_eval
 from recast.tracing.observe import observe
@@ -217,6 +219,15 @@ def _check_memory(parent: nn.Module, example: torch.Tensor, recipe: Recipe) -> N
         return
     what = f"batches of {count:,} images of {recipe.data.img_size or example.shape[-1]:,} pixels a side"
     check_memory(count * (example.nbytes + kept), what, choose_device(recipe.device))
+
+
+def labelled_images(
+    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
+) -> Batch:
+    """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
+    source = Loader(data.train.plain(), min(count, len(data.train)), shuffle_seed=seed, bad_image=bad_image)
+    images, labels = next(iter(source))
+    return normalize(images.to(device), list(data.mean), list(data.std)), labels.to(device)
 
 
 def some_images(

@@ -22,37 +22,27 @@ future (Lee et al. 2022, Sec. 7).
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, Loader
-from recast.data.seeding import mix_seed, seeded, seeded_on
+from recast.data import Data
+from recast.data.seeding import mix_seed, seeded_on
 from recast.errors import RecastError
-from recast.layers.gpsa import gpsa_layers
-from recast.run.config import RecastConfig, Recipe
+from recast.run.config import Recipe
 from recast.run.records import Measured, Probe, Switch, Switching
 from recast.run.schedule import Schedule
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
-from recast.surgery.plan import Plan, plan_of, set_plan_
+from recast.surgery.plan import Plan
+from recast.surgery.ranking import PART, Batch, Loss, gate_slopes
 from recast.surgery.wake import wake_
-from recast.tracing.hooks import in_eval
-from recast.training.prepare import WAKING_IMAGES, some_images
-
-PART = 64
-"""Images of one pass: content maps of every head are held for the gradient."""
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-Batch = tuple[Tensor, Tensor]
+from recast.training.prepare import WAKING_IMAGES, labelled_images, some_images
 
 
 @dataclass
@@ -129,7 +119,7 @@ class Switches:
             return self
         halves = probe_halves(data, recipe, next(network.parameters()).device)
         seen = [images for images, _ in halves[0]]
-        slopes = [gate_slopes(network, self.plan, waiting, half, loss, seen) for half in halves]
+        slopes = [_mean_slopes(network, self.plan, waiting, half, loss, seen) for half in halves]
         promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
         before = next((probe.train_loss for probe in probes if probe.epoch == epoch - 1), None)
         delivered = None if before is None or train_loss is None else before - train_loss
@@ -145,15 +135,24 @@ class Switches:
         return replace(self, record=replace(self.record, schedule=schedule, probes=[*probes, probe]))
 
 
+def _mean_slopes(
+    network: nn.Module, plan: Plan, layers: Sequence[str], half: Sequence[Batch], loss: Loss, seen: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """`gate_slopes` in the mean over the images of a half."""
+    slopes = gate_slopes(network, plan, layers, half, loss, seen)
+    shares = torch.tensor([len(labels) for _, labels in half], dtype=torch.float)
+    shares = shares / shares.sum()
+    return {layer: (shares[:, None].to(found) * found).sum(0) for layer, found in slopes.items()}
+
+
 def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[Batch]]:
     """`recipe.schedule.probe_images` training images without augmentation, in two halves."""
     size = min(recipe.schedule.probe_images, len(data.train)) // 2
     if size < 1:
         raise RecastError(f"a learned schedule needs at least 2 training images, {data.name} has {len(data.train)}")
-    source = Loader(data.train.plain(), size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image, drop_last=True)
-    mean, std = list(data.mean), list(data.std)
-    halves = [(normalize(images.to(device), mean, std), labels.to(device)) for images, labels in islice(source, 2)]
-    return [list(zip(images.split(PART), labels.split(PART), strict=True)) for images, labels in halves]
+    images, labels = labelled_images(data, 2 * size, recipe.seed, recipe.data.bad_image, device)
+    halves = zip(images.split(size), labels.split(size), strict=True)
+    return [list(zip(part.split(PART), theirs.split(PART), strict=True)) for part, theirs in halves]
 
 
 def ranked(promised: dict[str, float], cost: dict[str, int]) -> list[str]:
@@ -165,38 +164,3 @@ def agreement(one: Tensor, other: Tensor) -> float:
     """Σ min(|a|, |b|) over the entries whose signs agree."""
     same = one * other > 0
     return float((torch.minimum(one.abs(), other.abs()) * same).sum())
-
-
-def gate_slopes(
-    network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
-    seen: Sequence[Tensor] = (),
-) -> dict[str, Tensor]:  # fmt: skip
-    """∂L/∂(γ, s) of `layers`, (2·heads,) each, where the network computes what it does; L is the mean over the batches.
-
-    seen: images that queries and keys are taken from where the plan has query_key=images.
-
-    Raises RecastError for a plan whose stride goes: the network would not be the same function there.
-    """
-    if plan.config.stride != "keep":
-        raise RecastError("a learned schedule needs stride='keep': its gates are measured where the function is exact")
-    probe = copy.deepcopy(network)
-    own = plan.config
-    start = own.query_key if own.gate == "linear" else "zero"
-    exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std)
-    if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
-        set_plan_(probe, replace(done, config=exact))
-    with seeded(0):  # both halves of the images see the same queries and keys
-        recast_(probe, replace(plan, config=exact), steps=layers)
-    if start == "images":
-        wake_(probe, seen, own.logit_std, layers=layers)
-    found = gpsa_layers(probe)
-    gates = [gate for name in layers for gate in (found[name].gamma, found[name].spread)]
-    probe.requires_grad_(False)
-    for gate in gates:
-        gate.requires_grad_(True)
-    images = sum(len(labels) for _, labels in batches)
-    with in_eval(probe), torch.enable_grad():
-        for pixels, labels in batches:
-            (loss(probe(pixels), labels) * (len(labels) / images)).backward()
-    slopes = [torch.zeros_like(gate) if gate.grad is None else gate.grad.detach() for gate in gates]
-    return {name: torch.cat(slopes[2 * i : 2 * i + 2]) for i, name in enumerate(layers)}

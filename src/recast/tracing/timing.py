@@ -1,0 +1,33 @@
+"""How long modules take on this machine, one beside the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+SECONDS = 2.0
+"""Time a model may take, unless its first batches take longer."""
+
+
+def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
+    """Seconds a batch takes, several times for each model.
+
+    The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
+    """
+    first = [_time(model, images) for model in models.values()]
+    repeats = min(20, max(3, int(seconds / max(first))))
+    rounds = [[_time(model, images) for model in models.values()] for _ in range(repeats)]
+    return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
+
+
+@torch.no_grad()
+def _time(model: nn.Module, images: Tensor) -> float:
+    wait = torch.accelerator.synchronize if images.device.type != "cpu" else lambda device: None
+    wait(images.device)
+    begin = time.perf_counter()
+    model(images)
+    wait(images.device)
+    return time.perf_counter() - begin

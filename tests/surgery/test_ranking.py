@@ -1,0 +1,160 @@
+"""`rank`: which layers' gates promise a lower loss, and plans that take those."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recast import RecastConfig, RecastError, plan, rank, recast_, wake_
+from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.run.budget import Budget, Limit
+from recast.surgery.milliseconds import Times
+from recast.surgery.ranking import Ranking
+
+TWO = ["early", "late"]
+
+
+class Corner(nn.Module):
+    """Reads the corner of two maps, of half of the channels each: what is elsewhere only attention brings there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = (nn.Conv2d(4, 4, 3, padding=1) for _ in TWO)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: Tensor = self.head(torch.cat([self.early(x[:, :4]), self.late(x[:, 4:])], 1)[..., 0, 0])
+        return seen
+
+
+def corner(telling: str, count: int = 128) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and images whose class is in the far corner of what the layer `telling` sees, and nowhere else."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(count, 8, 8, 8, generator=generator)
+    labels = torch.randint(2, (count,), generator=generator)
+    first = 4 * TWO.index(telling)
+    images[:, first : first + 4, 4:, 4:] += 2 * labels[:, None, None, None] - 1
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Corner(), images, labels
+
+
+@pytest.mark.parametrize("telling", TWO)
+def test_the_layer_that_can_bring_the_answer_ranks_first(telling: str) -> None:
+    model, images, labels = corner(telling)
+    found = rank(model, plan(model, images, where="all"), images, labels, timed=False)
+    promised = {layer.name: layer.promised for layer in found.layers}
+    (other,) = set(TWO) - {telling}
+    assert found.order("macs")[0] == found.layers[0].name == telling
+    assert promised[telling] > 10 * promised[other], promised
+    assert found.images == 64
+    chosen = plan(model, images, where="auto", ranking=found, budget=Budget(params=Limit(1e9)))
+    assert chosen.steps[0].name == telling
+
+
+def test_a_ranking_is_repeatable_and_leaves_everything_as_it_was() -> None:
+    model, images, labels = corner("early")
+    model.get_submodule("early").eval()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    todo, state = plan(model, images, where="all"), torch.get_rng_state()
+    first = rank(model, todo, images, labels, timed=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    timed = rank(model, todo, images, labels)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert rank(model, todo, images, labels, timed=False) == first
+    assert [replace(layer, ms=None) for layer in sorted(timed.layers, key=lambda layer: layer.name)] == sorted(
+        first.layers, key=lambda layer: layer.name
+    )
+    assert timed.times is not None
+    assert all(layer.ms == timed.times.added[layer.name] for layer in timed.layers)
+    assert timed.times.added["early"] == timed.times.added["late"], "layers of one shape are measured once"
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(isinstance(module, GPSA) for module in model.modules())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    told = json.loads(timed.to_json())
+    assert [len(layer["slopes"]) for layer in told["layers"]] == [9, 9]
+    assert "per ms" in str(timed)
+    assert "per ms" not in str(first)
+
+
+def test_what_a_gate_promises_is_what_a_small_opening_gives() -> None:
+    model, images, labels = corner("late")
+    model, images = model.double(), images.double()
+    todo = plan(model, images, where="late")
+    found = rank(model, todo, images, labels, timed=False).layers[0]
+    child = recast_(copy.deepcopy(model), todo)
+    wake_(child, images[::2])
+    losses = []
+    for step in (0.0, 1e-6):
+        with torch.no_grad():
+            gpsa_layers(child)["late"].gamma[4] = step
+            losses.append(float(nn.functional.cross_entropy(child.eval()(images[1::2]), labels[1::2])))
+    assert (losses[1] - losses[0]) / 1e-6 == pytest.approx(found.slopes[4], rel=1e-3)
+    beyond = [max(0.0, abs(slope) - 2 * error) for slope, error in zip(found.slopes, found.errors, strict=True)]
+    assert found.promised == pytest.approx(sum(beyond))
+
+
+def ranking(promised: tuple[float, float], ms: tuple[float, float], parent_ms: float = 1.0) -> Ranking:
+    """One that somebody measured."""
+    model, images, labels = corner("early", 32)
+    found = rank(model, plan(model, images, where="all"), images, labels, timed=False)
+    by_name = {layer.name: layer for layer in found.layers}
+    layers = tuple(replace(by_name[name], promised=p, ms=m) for name, p, m in zip(TWO, promised, ms, strict=True))
+    return replace(found, layers=layers, times=Times(parent_ms, dict(zip(TWO, ms, strict=True))))
+
+
+def test_auto_takes_what_promises_most_for_its_cost() -> None:
+    model, images, _ = corner("early")
+
+    def chosen(found: Ranking, budget: str) -> list[str]:
+        return [step.name for step in plan(model, images, where="auto", ranking=found, budget=budget).steps]
+
+    assert chosen(ranking((0.2, 0.1), (0.5, 0.5)), "ms=1.6") == ["early"]
+    assert chosen(ranking((0.2, 0.1), (0.5, 0.1)), "ms=1.5x") == ["late"], "twice the promise, five times the cost"
+    assert chosen(ranking((0.2, 0.1), (0.5, 0.1), parent_ms=2), "ms=1.5x") == TWO
+    left = plan(model, images, where="auto", ranking=ranking((0.2, 0.0), (0.1, 0.1))).left
+    assert [(item.name, item.reason) for item in left] == [
+        ("late", "its gates promise nothing that 16 images tell from 0")
+    ]
+    with pytest.raises(RecastError, match=r"nothing is within the budget: late does not fit .* 1\.05 ms for the whole"):
+        chosen(ranking((0.2, 0.1), (0.5, 0.1)), "ms=1.05")
+    with pytest.raises(RecastError, match="no layer's gates promise anything: rank on more images"):
+        chosen(ranking((0.0, 0.0), (0.5, 0.1)), "ms=2")
+
+
+def test_milliseconds_are_measured_for_a_plan_without_a_ranking() -> None:
+    model, images, _ = corner("early")
+    assert len(plan(model, images, where="all", budget="ms=9999").steps) == 2
+    with pytest.raises(RecastError, match=r"nothing is within the budget: late does not fit .* ms for the whole"):
+        plan(model, images, where="all", budget="ms=1.0x")
+    with pytest.raises(RecastError, match="milliseconds are measured on a batch of images"):
+        plan(model, (images,), where="all", budget="ms=2x")
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    model, images, labels = corner("early")
+    todo = plan(model, images, where="all")
+    strided = replace(todo, config=RecastConfig(stride="remove"))
+    for given, message in (
+        ((todo, images[:16], labels), r"32 images or more and their labels, got 16, 128$"),
+        ((todo.without_steps(), images, labels), "the plan recasts no layer"),
+        ((strided, images, labels), "stride='keep' is needed"),
+        ((todo, images * float("inf"), labels), "saw NaN or infinite values"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            rank(model, *given)
+    nn.init.constant_(model.get_submodule("head").weight, float("inf"))  # type: ignore[arg-type]
+    with pytest.raises(RecastError, match="the loss of the network is not finite on these images"):
+        rank(model, todo, images, labels)
+    for where in ("auto", ["auto", "late"]):
+        with pytest.raises(RecastError, match="where='auto' takes what a ranking on images finds best"):
+            plan(model, images, where=where)
+    with pytest.raises(RecastError, match="chooses among all layers: give it alone"):
+        plan(model, images, where=["auto", "late"], ranking=ranking((0.2, 0.1), (0.5, 0.1)))
