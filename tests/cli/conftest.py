@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from write_cli import TINY
 
 import recast.models.small  # noqa: F401  registers digits_resnet with timm
 from recast.cli import main
@@ -56,11 +57,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     torch.manual_seed(0)
     save_file(timm.create_model("digits_resnet", num_classes=10).state_dict(), folder / "weights.safetensors")
-    (folder / "tiny.yaml").write_text(
-        "model: {name: digits_resnet, checkpoint: weights.safetensors}\n"
-        "data: {img_size: 16, num_train: 40, num_val: 20, batch_size: 20}\n"
-        "optim: {lr: 1e-4}\nepochs: 1\namp: off\ndevice: cpu\n",
-        encoding="utf-8",
-    )
+    (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
     assert main(["train", str(folder / "tiny.yaml"), "--out", str(folder / "run"), "--json"]) == 0
     return folder

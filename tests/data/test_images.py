@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from recast.data.images import load_image, open_image, resize_and_crop, to_bytes
+from recast.data.images import open_image, resize_and_crop, to_bytes, to_pixels
 from recast.errors import RecastError
 
 
@@ -17,6 +17,11 @@ def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> P
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path
+
+
+def pixels_of(path: Path, side: int) -> torch.Tensor:
+    """As validation sees an image."""
+    return to_pixels(resize_and_crop(open_image(path), side))
 
 
 @pytest.mark.parametrize("size", [(300, 256), (97, 150), (500, 333), (224, 224)])
@@ -28,37 +33,37 @@ def test_evaluation_pixels_are_those_of_timm(tmp_path: Path, size: tuple[int, in
         expected = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     else:
         expected = timm_transform(image)
-    torch.testing.assert_close(load_image(path, 224), expected, rtol=0, atol=0)
+    torch.testing.assert_close(pixels_of(path, 224), expected, rtol=0, atol=0)
 
 
 def test_small_images_keep_their_border(tmp_path: Path) -> None:
     pixels = torch.zeros(16, 16, 3, dtype=torch.uint8)
     pixels[0] = 255
     Image.fromarray(pixels.numpy()).save(tmp_path / "a.png")
-    assert load_image(tmp_path / "a.png", 32)[:, 0].mean() > 0.9
+    assert pixels_of(tmp_path / "a.png", 32)[:, 0].mean() > 0.9
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(tmp_path / "a.tif")
-    torch.testing.assert_close(load_image(tmp_path / "a.tif", 8), torch.ones(3, 8, 8))
+    torch.testing.assert_close(pixels_of(tmp_path / "a.tif", 8), torch.ones(3, 8, 8))
 
 
 def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "a.png")
-    assert load_image(tmp_path / "a.png", 8).mean().item() == pytest.approx(0.5, abs=0.01)
+    assert pixels_of(tmp_path / "a.png", 8).mean().item() == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind: type) -> None:
     Image.fromarray(np.full((8, 8), 1, dtype=kind)).save(tmp_path / "a.tif")
     with pytest.raises(RecastError, match=r"cannot read image .*a\.tif: pixels of 32 bits .*save it with 8"):
-        load_image(tmp_path / "a.tif", 8)
+        pixels_of(tmp_path / "a.tif", 8)
 
 
 def test_sixteen_bits_of_a_pgm_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.pgm").write_bytes(b"P5 4 4 65535\n" + b"\x80\x00" * 16)
-    assert load_image(tmp_path / "a.pgm", 4).mean().item() == pytest.approx(0.5, abs=0.01)
+    assert pixels_of(tmp_path / "a.pgm", 4).mean().item() == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
@@ -75,12 +80,12 @@ def test_bad_images_are_named(tmp_path: Path) -> None:
     text.write_text("no image", encoding="utf-8")
     for path in (truncated, text):
         with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
-            load_image(path, 32)
+            pixels_of(path, 32)
         assert "\n" not in str(caught.value)
     with pytest.raises(RecastError, match=r"no such image: .*gone\.png"):
-        load_image(tmp_path / "gone.png", 32)
+        pixels_of(tmp_path / "gone.png", 32)
     with pytest.raises(RecastError, match="got a folder"):
-        load_image(tmp_path, 32)
+        pixels_of(tmp_path, 32)
 
 
 def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:

@@ -91,8 +91,6 @@ def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
 
 
 def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="no run folder"):
-        open_run(tmp_path)
     for weights in (copied / "finetuned" / "weights.safetensors", copied / "weights.safetensors"):
         whole = weights.read_bytes()
         weights.write_bytes(whole[:1000])

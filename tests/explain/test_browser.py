@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from in_browser import CHROMIUM, chromium, opened
 from on_pages import CONFIGS, every_geometry, mix_of, recast_network, scene_of
 
 from recast.explain import maps as page_maps
@@ -22,40 +23,27 @@ from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
 def look(browser: Any) -> Iterator[Callable[..., Any]]:
-    """`look(path, width=…)`: the page, drawn; at the end it must not have complained or asked for anything."""
-    complaints: list[str] = []
-    contexts = []
+    """`look(path, width=…)`: the page, drawn."""
+    with ExitStack() as pages:
 
-    def opened(path: Path, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.append(request.url))
-        page.goto(path.as_uri())
-        page.evaluate("page.ready")
-        return page
+        def drawn(path: Path, **options: Any) -> Any:
+            sized = {"viewport": {"width": 1280, "height": 900}, **options}
+            page = pages.enter_context(opened(browser, path, **sized))
+            page.evaluate("page.ready")
+            return page
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert [text for text in complaints if not text.startswith(("data:", "file:"))] == []
+        yield drawn
 
 
 MAPS = """async ([name, view]) => {

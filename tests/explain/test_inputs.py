@@ -12,7 +12,7 @@ from PIL import Image
 
 from recast.data import Data
 from recast.data.datasets import ImageTensors
-from recast.data.images import load_image
+from recast.data.images import open_image, resize_and_crop, to_pixels
 from recast.errors import RecastError
 from recast.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
 
@@ -64,8 +64,9 @@ def test_every_kind_of_image_is_read(name: str, size: tuple[int, int], tmp_path:
 def test_a_square_is_what_validation_sees(tmp_path: Path) -> None:
     for side in (16, 100):
         path = save(photo(130, 200), tmp_path / "x.png")
-        assert torch.equal(read_image(path, (side, side)).pixels, load_image(path, side))
-    assert not torch.equal(read_image(path, (100, 100), crop_pct=1.0).pixels, load_image(path, 100))
+        seen = to_pixels(resize_and_crop(open_image(path), side))
+        assert torch.equal(read_image(path, (side, side)).pixels, seen)
+    assert not torch.equal(read_image(path, (100, 100), crop_pct=1.0).pixels, seen)
 
 
 def test_a_rectangle_is_the_largest_of_its_shape_in_the_middle(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
     assert torch.allclose(found.pixels, plain.pixels, atol=1 / 255)
     assert "EXIF" in found.notes[0]
     assert not any("EXIF" in note for note in plain.notes)
-    assert not torch.allclose(found.pixels, load_image(turned, 16), atol=0.1)
+    assert not torch.allclose(found.pixels, to_pixels(resize_and_crop(open_image(turned), 16)), atol=0.1)
 
 
 def test_what_cannot_be_read_is_one_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

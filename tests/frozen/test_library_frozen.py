@@ -6,14 +6,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import write_library as frozen
 
 SAVED = sorted(frozen.read("saved")["outputs"])

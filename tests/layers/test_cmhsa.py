@@ -14,7 +14,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
 from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule, refusal
 
@@ -164,9 +163,5 @@ def test_what_the_rule_keeps() -> None:
 
 
 def test_each_gate_has_its_layer() -> None:
-    with pytest.raises(RecastError, match="its layer is GPSA"):
-        CMHSA(3, 3, PADDED, config=RecastConfig())
-    with pytest.raises(RecastError, match="the layer of gate='bias' is CMHSA"):
-        GPSA(3, 3, PADDED, config=RecastConfig(gate="bias"))
     with pytest.raises(RecastError, match="gate='bias' has no transposed convolutions"):
         layer_of(nn.ConvTranspose2d(3, 3, 2), (3, 3))

@@ -490,9 +490,3 @@ def test_repr_tells_the_story() -> None:
     text = repr(GPSA(8, 16, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=2, bias=False))
     for part in ("8 → 16", "3×3 stride 2 pad 1", "9 heads", "groups=2", "bias=False", "gate=linear", "backend=split"):
         assert part in text
-
-
-@pytest.mark.parametrize("shape", [(3, 5, 5), (1, 4, 5, 5), (1, 3, 5)])
-def test_a_foreign_input_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(RecastError, match=r"GPSA expects \(batch, 3, height, width\), got"):
-        GPSA(3, 4, Geometry((3, 3)))(torch.zeros(shape))

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
-from recast.run.records import Row
+from recast.run.records import ARMS, Row
 from recast.run.tables import read_records, write_records
 
 FROZEN = Path(__file__).parents[1] / "frozen" / "report_run"
-ARMS = ("parent", "finetuned", "recast")
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from changed_runs import rewrite
+from in_browser import CHROMIUM, chromium, opened
 
 import recast.report
 from recast.errors import RecastError
@@ -202,30 +201,12 @@ def test_torch_is_not_imported(make_run: MakeRun) -> None:
 
 # in a browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@contextmanager
-def opened(browser: Any, report: Path, **settings: Any) -> Iterator[Any]:
-    """The report in a browser; fails at the end where it complained or fetched something."""
-    page = browser.new_page(**settings)
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: complaints.append(request.url))
-    page.goto(report.as_uri())
-    yield page
-    page.close()
-    assert [text for text in complaints if not text.startswith(("data:", report.as_uri()))] == []
-
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
 def test_in_a_browser(make_run: MakeRun) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
     report = write_report([make_run(epochs=1)])
     phone = {"width": 390, "height": 844}
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         with opened(browser, report, viewport={"width": 1100, "height": 900}) as page:
             folds_open(page)
             costs_are_chosen(page)
@@ -235,7 +216,6 @@ def test_in_a_browser(make_run: MakeRun) -> None:
             nothing_needs_the_script(page)
         with opened(browser, report, viewport=phone, has_touch=True) as page:
             a_tap_tells_a_value(page)
-        browser.close()
 
 
 def folds_open(page: Any) -> None:

@@ -69,11 +69,6 @@ def test_mistakes_are_named_with_their_key(text: str, message: str, tmp_path: Pa
     assert "\n" not in str(raised.value)
 
 
-def test_no_such_recipe(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="no such recipe"):
-        load_recipe(tmp_path / "r.yaml")
-
-
 def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.records import Difference, Row
+from recast.run.records import Difference, Row, Wakefulness
 from recast.run.tables import read_records, write_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
@@ -100,3 +100,30 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
 def test_rows_import_no_torch() -> None:
     code = "import sys, recast.run.tables, recast.run.config.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def heads(shares: list[float], entropy: float) -> dict[str, dict[str, list[float]]]:
+    return {"layer4": {"attention_share": shares, "entropy": [entropy] * len(shares)}}
+
+
+@pytest.mark.parametrize(
+    ("shares", "entropy", "slept", "says", "remedy"),
+    [
+        ([0.02, 0.0, 0.03], 0.7, False, "attention is awake in 2 of 3 heads", ""),
+        ([0.0] * 20, 0.999, True, "maps are uniform (entropy 0.999 of its maximum)", "query_key=images"),
+        ([0.001] * 20, 0.7, True, "0 of 20 heads do what a global mean would not, their gates", "gate_lr"),
+    ],
+)
+def test_a_sentence_says_whether_attention_was_at_work(
+    shares: list[float], entropy: float, slept: bool, says: str, remedy: str
+) -> None:
+    found = Wakefulness.of(heads(shares, entropy))
+    assert found is not None
+    assert found.slept == slept
+    assert says in str(found)
+    assert remedy in found.remedy
+
+
+def test_where_nothing_was_measured_nothing_is_said() -> None:
+    assert Wakefulness.of({}) is None
+    assert Wakefulness.of({"layer4": {"gamma": [0.0]}}) is None

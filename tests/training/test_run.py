@@ -226,8 +226,6 @@ def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path, tmp_path: P
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(RecastError, match=r"not empty \(thesis.txt\)"):
         train(digits_recipe(), tmp_path)
-    with pytest.raises(RecastError, match="is a file"):
-        train(digits_recipe(), tmp_path / "thesis.txt")
 
 
 def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
@@ -333,13 +331,11 @@ def test_a_run_that_stopped_before_training_starts_again(run: Path, tmp_path: Pa
     assert (tmp_path / "run" / "weights.safetensors").exists()
 
 
-def test_resume_refuses_another_recipe_and_a_folder_without_a_run(run: Path, tmp_path: Path) -> None:
+def test_resume_refuses_another_recipe(run: Path) -> None:
     other = load_recipe(run / "recipe.yaml")
     other.optim.lr, other.seed = 0.5, 9
     with pytest.raises(RecastError, match=r"another optim\.lr \(0.001, now 0.5\), seed \(0, now 9\)"):
         train(other, run, resume=True)
-    with pytest.raises(RecastError, match="no run to resume"):
-        train(digits_recipe(), tmp_path, resume=True)
 
 
 def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ What was measured is kept in RUN/scores by weights, images and options: the same
 stopped. Suites:
 
 """
-ARMS = ("parent", "finetuned", "recast")
 UNITS = {"peak_memory": ", bytes", "macs": " per image"}
 
 
@@ -148,12 +147,12 @@ def arms_table(
 
     table = Table()
     table.add_column("measure", no_wrap=True)
-    names = dict(zip(ARMS, ("parent", "fine-tuned", "recast"), strict=True))
+    names = {"parent": "parent", "finetuned": "fine-tuned", "recast": "recast"}
     for title in (*names.values(), *(f"recast\n− {names[other]}" for other in others)):
         table.add_column(title, justify="right", no_wrap=True)
     for (suite, metric), of in values.items():
         percent = base(metric) in METRICS and METRICS[base(metric)].unit == "%"
-        cells = [_number(of.get(arm), percent) for arm in ARMS]
+        cells = [_number(of.get(arm), percent) for arm in names]
         for other in others:
             margin = margins.get((suite, metric, other))
             cells.append(_difference(of.get("recast"), of.get(other), percent, margin))

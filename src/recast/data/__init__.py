@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from recast.data.images import load_image
 from recast.data.loading import Loader
 from recast.data.sources import Data, load_data
 
-__all__ = ["Data", "Loader", "load_data", "load_image"]
+__all__ = ["Data", "Loader", "load_data"]

@@ -147,11 +147,3 @@ def to_bytes(image: Image.Image) -> Tensor:
 def to_pixels(image: Image.Image) -> Tensor:
     """RGB image to a (3, H, W) float32 tensor in [0, 1]."""
     return to_bytes(image).float() / 255
-
-
-def load_image(path: str | Path, img_size: int) -> Tensor:
-    """One image as validation sees it: (3, img_size, img_size) float32 in [0, 1].
-
-    Raises RecastError naming the file when it does not exist or cannot be decoded.
-    """
-    return to_pixels(resize_and_crop(open_image(Path(path)), img_size))

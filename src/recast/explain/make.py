@@ -19,12 +19,12 @@ from recast.explain.maps import record_maps
 from recast.explain.scene import Layer, Picture, Scene, State
 from recast.explain.write import check_target, write_pages
 from recast.models.build import InputDefaults, input_defaults
+from recast.run.records import ARMS
 from recast.tracing.hooks import in_eval
 
 TOP = 5
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 """Of a network that does not say what images it takes."""
-ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
 
 
 def explain(

@@ -18,12 +18,12 @@ from recast.evaluation.knn import banks, nearest, outputs_of, sources_knn, unit_
 from recast.evaluation.run_folder import open_run
 from recast.evaluation.runner import open_context
 from recast.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
-from recast.explain.make import ARMS
 from recast.explain.write import PAGES, check_target
 from recast.report.neighbours import FILE, Neighbours, Query, Shown, draw_neighbours, png
 from recast.run.config.evaluation import Options
 from recast.run.config.explain import ExplainOptions
 from recast.run.files import write_json, write_text
+from recast.run.records import ARMS
 from recast.tracing.hooks import in_eval
 
 NEAREST = 10

@@ -20,7 +20,7 @@ from recast.explain.inputs import (
     read_inputs,
     some_of_validation,
 )  # fmt: skip
-from recast.explain.make import ARMS, ASSUMED, make_scene
+from recast.explain.make import ASSUMED, make_scene
 from recast.explain.open import SAVED, names_a_run, open_model, weights_of
 from recast.explain.scene import Scene
 from recast.explain.write import check_target, safe_stem, write_pages
@@ -30,7 +30,7 @@ from recast.models.build import input_defaults
 from recast.run.config import ModelConfig, Recipe
 from recast.run.config.explain import ExplainOptions
 from recast.run.recipe import why_untaught
-from recast.run.records import Row
+from recast.run.records import ARMS, Row
 from recast.run.tables import read_records
 
 SEED = 0

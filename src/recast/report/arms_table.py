@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words, worth_a_line
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.report.table import Bar, Cell, Group, Table
-from recast.run.records import Row
+from recast.run.records import ARMS, Row
 from recast.run.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
 
 SWEPT = of_kind("sweep")

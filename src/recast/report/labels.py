@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from recast.report.charts import Key
 from recast.report.formats import NBSP
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.run.recipe import has_new_parent
-from recast.run.records import Row
+from recast.run.records import ARMS, Row
 from recast.run.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
 
@@ -40,7 +40,7 @@ class Words:
 
 
 PARENT = Words(
-    arms={"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"},
+    arms=ARMS,
     control="the parent fine-tuned the same way",
     a_control="a parent fine-tuned the same way",
     control_short="the parent fine-tuned",
@@ -92,7 +92,7 @@ def learns_from_start(run: Run) -> bool:
     return run.is_scheduled and has_new_parent(run.recipe, run.path)
 
 
-def arm_keys(run: Run, arms: Sequence[object] = ARMS) -> list[Key]:
+def arm_keys(run: Run, arms: Collection[object] = ARMS) -> list[Key]:
     """The legend of a chart of arms."""
     return [Key(name, arm) for arm, name in words(run).arms.items() if arm in arms]
 

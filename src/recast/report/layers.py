@@ -14,11 +14,11 @@ from recast.report import formats
 from recast.report.charts import Cells, Chart, Key
 from recast.report.draw import Point, Series, draw_heat_map, layer_ticks, series_chart
 from recast.report.labels import words
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.report.maps import head_labels
 from recast.report.tables import last_heads
 from recast.run.files import number
-from recast.run.records import FourierLine, HeadLine, SimilarityLine
+from recast.run.records import ARMS, FourierLine, HeadLine, SimilarityLine
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"

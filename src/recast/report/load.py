@@ -45,7 +45,6 @@ T = TypeVar("T")
 SIZES, COUNTS = ("input", "output", "kernel", "stride", "dilation"), ("heads", "queries", "keys", "groups")
 COSTS = ("parameters", "macs", "activation_bytes")
 """Lists of numbers, and numbers, of a plan's step."""
-ARMS = ("parent", "finetuned", "recast")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
-from recast.run.records import Wakefulness
+from recast.run.records import ARMS, Wakefulness
 from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import METRICS, SUITES
 

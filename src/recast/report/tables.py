@@ -12,12 +12,12 @@ from recast.report import formats
 from recast.report.arms_table import arm_heads, write
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
-from recast.report.load import ARMS, Run
+from recast.report.load import Run
 from recast.report.maps import head_labels
 from recast.report.table import Cell, Group, Table
 from recast.report.verdict import accuracy, is_exact, why_no_mean
 from recast.run.files import number
-from recast.run.records import HeadLine
+from recast.run.records import ARMS, HeadLine
 from recast.run.statistics import mean_interval
 from recast.run.suites import PER_CORRUPTION, VALIDATED, base
 

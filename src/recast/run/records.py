@@ -18,6 +18,9 @@ from recast.errors import RecastError
 from recast.run.fields import check_value, read_fields
 from recast.run.schedule import Schedule
 
+ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
+"""The networks of a run, and what they are called."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
