@@ -7,7 +7,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError, first_line
+from recast.run.reading import open_now
 
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -61,11 +62,12 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
 def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
     """An image file as Pillow has it; what cannot be read of it in the block is a RecastError that names it."""
     with decode_errors(name):
-        if isinstance(source, str | Path) and not stat.S_ISREG(mode := os.stat(source).st_mode):
-            if stat.S_ISDIR(mode):
+        if isinstance(source, str | Path):
+            if stat.S_ISDIR(mode := os.stat(source).st_mode):
                 raise IsADirectoryError
-            raise OSError("it is no regular file")  # a pipe or a device may never end
-        with Image.open(source) as image:
+            if not stat.S_ISREG(mode):
+                raise OSError("it is no regular file")  # a pipe or a device may never end
+        with nullcontext(source) if hasattr(source, "read") else open_now(source) as file, Image.open(file) as image:
             yield image
 
 

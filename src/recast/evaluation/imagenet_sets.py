@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from recast.data.datasets import ImageFiles
-from recast.data.images import decode_errors, is_image_name, open_image
+from recast.data.images import is_image_name, open_image, opened
 from recast.data.shards import ImageStream
 from recast.errors import RecastError
 from recast.evaluation.context import Context, NotMeasured, Source, sampled
@@ -211,7 +211,7 @@ def sources_imagenet_c(context: Context) -> list[Source]:
         )
     first = next(iter(folders.values()))
     names, places_of = list_images(first, wnids)
-    with decode_errors(str(first / names[0])), Image.open(first / names[0]) as image:
+    with opened(first / names[0], str(first / names[0])) as image:
         side = max(image.size)
     # one list of names for all 75 folders
     base = sampled(ImageFiles(outputs[places_of], side, names), context.options.num_samples)

@@ -15,7 +15,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from recast.data import Data
-from recast.data.images import crop_fraction, decode_errors, is_image_name, middle, resize_and_crop, to_pixels, to_rgb
+from recast.data.images import crop_fraction, is_image_name, middle, opened, resize_and_crop, to_pixels, to_rgb
 from recast.errors import RecastError
 from recast.explain.scene import Prediction
 from recast.explain.write import safe_stem
@@ -60,11 +60,11 @@ def read_image(
         image = to_rgb(source)
     else:
         name, folder = source.name, source.resolve().parent.name
-        with decode_errors(str(source)), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is refused
-            with Image.open(source) as opened:
-                turned = opened.getexif().get(ORIENTATION, 1) in range(2, 9)
-                image = to_rgb(ImageOps.exif_transpose(opened) if turned else opened)
+            with opened(source, str(source)) as stored:
+                turned = stored.getexif().get(ORIENTATION, 1) in range(2, 9)
+                image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
         if turned:
             notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
     width, height = image.size
@@ -73,7 +73,7 @@ def read_image(
     else:
         image, crop = ImageOps.fit(middle(image), (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
     if (width, height) != (size[1], size[0]):
-        part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
+        part = "its middle" if crop == 1 else f"its middle, opened, {100 * crop:.3g} % of the short side"
         kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
     return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
-from recast.run.reading import LARGEST, decode, parse_json, read_bytes
+from recast.run.reading import LARGEST, decode, open_now, parse_json, read_bytes
 
 LOCK = ".lock"
 """In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
@@ -133,9 +133,10 @@ def check_ours(path: Path) -> None:
     """Raise RecastError for a file that is there and was not written by us: a page or a picture says so at its head."""
     if not path.exists():
         return
-    if path.is_file():
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # /proc/kmsg would wait
-            head = file.read(2**16) or b""
+    with suppress(OSError):  # what is not readable is not ours
+        if path.is_file():
+            with open_now(path) as file:
+                head = file.read(2**16)
             if any(mark in head for mark in MARKS):
                 return
     raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")

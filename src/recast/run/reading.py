@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -24,15 +24,28 @@ DEEPEST = 32
 """Levels of lists and mappings in one another."""
 
 
+def open_now(path: str | Path) -> IO[bytes]:
+    """A file whose reading does not wait. Raises OSError for one that would: the kernel's log in /proc calls itself a
+    file."""
+    file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    try:
+        if file.read(1) is None:
+            raise OSError("nothing can be read of it")
+        file.seek(0)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     """What a regular file of at most `limit` bytes holds. Raises FileNotFoundError, and RecastError for what is no such
     file, larger or not readable: a pipe, a device, a loop of links never hang or fill the memory."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
-        # between the two calls it may have become a pipe, whose opening would wait
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            content = file.read(limit + 1) or b""  # what /proc holds has no size until it is read
+        with open_now(path) as file:  # between the two calls it may have become a pipe, whose opening would wait
+            content = file.read(limit + 1)  # what /proc holds has no size until it is read
     except (FileNotFoundError, RecastError):
         raise
     except (OSError, ValueError) as error:  # a name with a null in it
