@@ -24,13 +24,15 @@ from recast.models.build import build, check_logits, input_defaults
 from recast.models.detect import check_detections
 from recast.models.embedding import add_embedding_
 from recast.models.segment import class_maps
+from recast.run.budget import Budget
 from recast.run.config import Recipe
 from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
-from recast.surgery.planning import plan
+from recast.surgery.planning import plan, plan_best
 from recast.surgery.ranking import Batch
 from recast.surgery.scales import batch_norms
+from recast.surgery.select import is_auto
 from recast.tracing.hooks import in_eval
 from recast.tracing.observe import observe
 from recast.training.distributed import process_count
@@ -46,6 +48,9 @@ WRITTEN = ("classes.json", PARENT_WEIGHTS, "recipe.yaml", "environment.json", "p
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
 
+
+RANKED_IMAGES = 512
+"""Training images that layers are ranked on with where=auto."""
 
 SMALL = 2**25
 """Bytes of a batch of images below which memory is not looked at."""
@@ -104,6 +109,8 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml", complete=True)
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
+    if _is_chosen_here(recipe):
+        recipe = replace(recipe, where=stored.where, budget=stored.budget)
     if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}"
@@ -187,13 +194,41 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
-        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-        planned = plan(parent, example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
+        if _is_chosen_here(recipe) and is_new:
+            raise RecastError(
+                "layers are ranked by what a trained network's gates promise, and this classifier is new: train it on "
+                "these images first (--where none), then give its weights as --checkpoint"
+            )
+        planned = _plan(recipe, parent, data, example)
+        if _is_chosen_here(recipe):
+            recipe = replace(recipe, where=[step.name for step in planned.steps], budget="tokens=none")
     config = replace(config, num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
         config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
     recipe = replace(recipe, model=config, data=replace(recipe.data, mean=data.mean, std=data.std))
     return Prepared(recipe, data, parent, planned, keeps_parent)
+
+
+def _is_chosen_here(recipe: Recipe) -> bool:
+    """Whether the recipe leaves the layers to a measurement: recipe.yaml of the run then names those that it found."""
+    return is_auto(recipe.where) or (recipe.has_layers and Budget.parse(recipe.budget).ms is not None)
+
+
+def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) -> Plan:
+    limits = Budget.parse(recipe.budget)
+    if _is_chosen_here(recipe) and process_count() > 1:
+        raise RecastError(
+            f"{process_count()} processes would measure for themselves which layers to take: write the plan first, "
+            "recast plan … --out plan.json, and give it as --plan"
+        )
+    if not is_auto(recipe.where):
+        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        return plan(parent, example, recipe.recast, where=where, budget=limits, pool=recipe.pool)
+    if data.task != "classify":
+        raise RecastError(f"where=auto ranks layers on images with one class each, {data.name} is for another task")
+    images, labels = labelled_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
+    timed = limits.ms is not None
+    return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool, timed=timed)[0]
 
 
 def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:

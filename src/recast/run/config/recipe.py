@@ -22,10 +22,10 @@ class Recipe(Checked):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     recast: RecastConfig = field(default_factory=RecastConfig)
     where: list[str] = field(default_factory=lambda: ["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the network's own
-    pooling (pool.kind none) the network itself is trained."""
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; auto: what training images rank best
+    within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
     budget: str = "tokens=1024"
-    """Limits of a plan: tokens=N per layer; macs=, params=, memory= of the recast model (1.3x, 5G, 64MiB)."""
+    """Limits of a plan: tokens=N per layer; macs=, params=, memory=, ms= of the recast model (1.3x, 5G, 64MiB)."""
     pool: PoolConfig = field(default_factory=PoolConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     calibrate: CountOrZero = 0

@@ -1,0 +1,175 @@
+"""Does the ranking of layers on images (`recast.rank`) predict where attention pays? Several seeds.
+
+    python benchmarks/rank.py digits --out runs/rank                       # digits_resnet on scikit-learn's digits
+    RECAST_DATA=DIR python benchmarks/rank.py cifar --out runs/rank        # CIFAR-100 ResNet-20 → CIFAR-10; hours
+    python benchmarks/rank.py digits --out runs/rank --collect             # only the table
+
+A parent is trained first (`cifar`: the trained ResNet-20 with a new head, on 4,000 images). Its layers are ranked on
+512 of its training images. Every arm then trains the parent on in the same way, and differs in the layers recast:
+
+    none            no layer: the control arm
+    last            from the end of the network, up to half of the multiply-adds that the last stage adds (--share)
+    auto            those that promise most per multiply-add, up to the same multiply-adds
+    least           the same with the ranking upside down
+    random          layers in random order, up to the same multiply-adds
+    stage           the whole last stage
+    all             every layer within 1,024 tokens, at whatever cost
+    only LAYER      one layer (--each): does what a layer promises agree with what it brings?
+
+rank_STUDY.csv: arm, seed, metric, value: loss and top1 on the validation images, train_loss, macs, layers; promised, of
+the layers of `only`; and for each seed the rank correlation (Spearman) of promised with the fall of the validation loss
+against `none` over the layers. A run that is finished is left alone, one that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from timing import RESULTS, write_table
+from torch import Tensor
+
+from recast.data import load_data
+from recast.models.build import build
+from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
+from recast.surgery.ranking import Ranking, rank
+from recast.training.prepare import labelled_images
+from recast.training.run import train
+
+IMAGES = 512
+
+
+def base(options: argparse.Namespace, seed: int) -> Recipe:
+    """What all arms share."""
+    shared = Recipe(
+        where=["none"], recast=RecastConfig(query_key="images"), epochs=options.epochs, control=False, seed=seed,
+        keep=1, device=options.device,
+    )  # fmt: skip
+    if options.study == "digits":
+        data = DataConfig("digits", batch_size=50, img_size=16)
+        return replace(shared, model=ModelConfig("digits_resnet"), data=data, optim=OptimConfig(lr=1e-3, gate_lr=1e-2))
+    root = Path(os.environ["RECAST_DATA"])
+    weights = str(root / "weights" / "cifar100_resnet20_chenyaofo.safetensors")
+    return replace(
+        shared,
+        model=ModelConfig("cifar_resnet20", weights, new_head=True, num_classes=10),
+        data=DataConfig("cifar10", data_dir=str(root / "cifar10"), num_train=4000, num_val=2000, batch_size=100),
+        augment=AugmentConfig(crop="pad"),
+        optim=OptimConfig(lr=1e-3, gate_lr=1e-2),
+    )
+
+
+def parent_of(options: argparse.Namespace, seed: int) -> Recipe:
+    """The recipe that goes on from the seed's parent, which is trained here where it is not."""
+    recipe, out = base(options, seed), options.out / f"{options.study}-parent-{seed}"
+    if not (out / "weights.safetensors").is_file():
+        train(recipe, out, resume=(out / "recipe.yaml").is_file())
+    weights = str(out / "weights.safetensors")
+    return replace(recipe, model=replace(recipe.model, checkpoint=weights, new_head=False, num_classes=10))
+
+
+def ranking_of(recipe: Recipe) -> tuple[Ranking, Plan, Plan, list[str]]:
+    """The ranking of all layers, the plans of all layers and of the last stage, and the layers in a random order."""
+    data = load_data(recipe.data)
+    model = build(recipe.model, num_classes=len(data.classes))
+    images, labels = labelled_images(data, IMAGES, recipe.seed, "stop", torch.device("cpu"))
+    every = plan(model, images[:1], recipe.recast, where="all")
+    last = plan(model, images[:1], recipe.recast)
+    found = rank(model, every, images, labels, timed=False)
+    names = [step.name for step in every.steps]
+    mixed = torch.randperm(len(names), generator=torch.Generator().manual_seed(recipe.seed)).tolist()
+    return found, every, last, [names[i] for i in mixed]
+
+
+def within(order: list[str], every: Plan, limit: float) -> list[str]:
+    """Layers in this order while they add no more than `limit` multiply-adds."""
+    added = {step.name: step.after.macs - step.before.macs for step in every.steps}
+    taken = []
+    for name in order:
+        if added[name] <= limit:
+            taken.append(name)
+            limit -= added[name]
+    return taken
+
+
+def arms(
+    options: argparse.Namespace, found: Ranking, every: Plan, last: Plan, mixed: list[str]
+) -> dict[str, list[str]]:
+    """Layers by arm, in the order in which they are run."""
+    by_cost = [layer.name for layer in found.layers]
+    names = [step.name for step in every.steps]
+    limit = options.share * (last.after.macs - last.before.macs)
+    chosen = {
+        "none": ["none"],
+        "last": within(names[::-1], every, limit),
+        "auto": within(found.order("macs"), every, limit) or ["none"],
+        "least": within(by_cost[::-1], every, limit),
+        "random": within(mixed, every, limit),
+        "stage": [step.name for step in last.steps],
+        "all": names,
+    }
+    return chosen | ({f"only {name}": [name] for name in by_cost} if options.each else {})
+
+
+def spearman(one: list[float], other: list[float]) -> float:
+    """Correlation of the ranks; ties share theirs."""
+
+    def ranks(values: list[float]) -> Tensor:
+        found = torch.tensor(values, dtype=torch.double)
+        return (found[:, None] > found).double().sum(1) + (found[:, None] == found).double().sum(1) / 2
+
+    return float(torch.corrcoef(torch.stack([ranks(one), ranks(other)]))[0, 1])
+
+
+def main() -> None:
+    """Train, and collect."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=["digits", "cifar"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--share", type=float, default=0.5, help="of what the last stage adds")
+    parser.add_argument("--arms", nargs="+", help="only these arms")
+    parser.add_argument("--each", action="store_true", help="also every layer by itself")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--collect", action="store_true", help="only write the table")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    table: list[list[object]] = []
+    for seed in options.seeds:
+        recipe = parent_of(options, seed)
+        found, every, last, mixed = ranking_of(recipe)
+        promised = {layer.name: layer.promised for layer in found.layers}
+        fall: dict[str, float] = {}
+        for arm, layers in arms(options, found, every, last, mixed).items():
+            out = options.out / f"{options.study}-{arm.replace(' ', '-')}-{seed}"
+            if not options.collect and (options.arms is None or arm in options.arms):
+                print(out, " ".join(layers), flush=True)
+                if not (out / "weights.safetensors").is_file():
+                    chosen = replace(recipe, where=layers, budget="tokens=none")
+                    train(chosen, out, resume=(out / "recipe.yaml").is_file())
+            if not (out / "weights.safetensors").is_file():
+                continue
+            line = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+            macs = every.before.macs + sum(s.after.macs - s.before.macs for s in every.steps if s.name in layers)
+            values = {"loss": line["val_loss"], "top1": line["val_top1"], "train_loss": line["train_loss"]}
+            table += [[arm, seed, metric, f"{value:.6g}"] for metric, value in {**values, "macs": macs}.items()]
+            table.append([arm, seed, "layers", " ".join(layers)])
+            fall[arm] = -line["val_loss"]
+            if arm.startswith("only "):
+                table.append([arm, seed, "promised", f"{promised[layers[0]]:.6g}"])
+        if "none" in fall and len(single := [arm for arm in fall if arm.startswith("only ")]) > 2:
+            falls = [fall[arm] - fall["none"] for arm in single]
+            agreement = spearman([promised[arm.removeprefix("only ")] for arm in single], falls)
+            table.append(["only", seed, "spearman", f"{agreement:.3f}"])
+    write_table(RESULTS / f"rank_{options.study}.csv", ["arm", "seed", "metric", "value"], table)
+
+
+if __name__ == "__main__":
+    main()
