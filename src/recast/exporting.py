@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -28,13 +27,15 @@ from recast.surgery.plan import plan_of
 from recast.surgery.proof import note_, proof_of
 from recast.tracing.hooks import in_eval
 from recast.tracing.observe import run_example
+from recast.tracing.timing import time_models
 
 Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
-ROUNDS = 5
+SECONDS = 0.5
+"""For timing each arm."""
 
 Program = Callable[[Tensor], list[Tensor]]
 
@@ -122,11 +123,12 @@ def export(
             except RecastError:
                 if not any_size:
                     raise  # else torch's program holds for some sizes only: of one size it may be right
-        arms: dict[str, Callable[[], object]] = {"file": lambda: program(example), "module": lambda: model(example)}
-        if parent is not None:
-            arms["parent"] = lambda: parent(example)
+        arms: dict[str, Callable[[Tensor], object]] = {"file": program, "module": model}
+        arms |= {} if parent is None else {"parent": parent}
         with nullcontext() if parent is None else in_eval(parent):
-            found = Exported(path, to, any_size, checks, _times(arms))
+            times = time_models(arms, example, SECONDS)
+        ms = {name: round(1e3 * statistics.median(found), 3) for name, found in times.items()}
+        found = Exported(path, to, any_size, checks, ms)
         digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     if plan_of(model) is not None:
         proof = proof_of(model)
@@ -204,15 +206,3 @@ def compare(model: nn.Module, program: Program, images: Tensor, tol: float | Non
             f"the exported file is not the module: output {worst} parts by {errors[worst]:.1e} {at}, allowed is {tol:g}"
         )
     return ExportCheck(batch, height, width, errors[worst])
-
-
-def _times(arms: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Milliseconds of a call, arms by turns after one call each: medians."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(1 + ROUNDS):
-        for name, call in arms.items():
-            started = time.perf_counter()
-            call()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: round(1e3 * statistics.median(found), 3) for name, found in seconds.items()}

@@ -7,7 +7,7 @@ cut off. Shapes of one image's objects: boxes (n, 4) as left, top, right, bottom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,15 +17,14 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from recast.data.augment import resolve
 from recast.data.coco import Annotations, drawn_masks, read_coco
-from recast.data.datasets import Found, LabelledImages, drawn_seeds
+from recast.data.datasets import Found
 from recast.data.folders import VAL_NAMES, data_dir
-from recast.data.images import PHOTO, open_image, to_pixels
-from recast.data.pairs import BICUBIC, PADDING
+from recast.data.images import PHOTO, to_pixels
+from recast.data.pairs import BICUBIC, PADDING, DenseImages, chosen
 from recast.data.seeding import seed_cpu, seeded
 from recast.errors import RecastError, shown
-from recast.run.config import AugmentConfig, DataConfig
+from recast.run.config import DataConfig
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
 """Detectors normalise by themselves."""
@@ -55,44 +54,20 @@ class Objects(list[dict[str, Tensor]]):
 
 
 @dataclass(eq=False)
-class ObjectImages(LabelledImages):
-    """Images, a tensor (N, 3, H, W) uint8 or paths that are read each time, and what is on them."""
+class ObjectImages(DenseImages):
+    """Images and what is on them."""
 
-    items: Sequence[str] | Tensor
     objects: Sequence[Annotations]
     img_size: int
-    _: KW_ONLY
-    augment: AugmentConfig | None = None
-    crop_pct: float | None = None
-    labels: Tensor = field(init=False)
-    """Zeros: an image has no class, so every choice of images is a plain one."""
     task = "detect"
-
-    def __post_init__(self) -> None:
-        self.labels = torch.zeros(len(self.items), dtype=torch.long)
-        if self.augment is not None:
-            self.augment = resolve(self.augment, self.img_size)
-            if self.augment.crop not in ("none", "random") or self.augment.auto_augment is not None:
-                raise RecastError(
-                    "images with objects take augment.crop none or random (scaled by augment.resize, then cut), flip "
-                    f"and color_jitter, got crop={self.augment.crop}, auto_augment="
-                    f"{self.augment.auto_augment or 'none'}"
-                )
-
-    def open(self, index: int) -> Image.Image:
-        """The RGB image, as large as it is."""
-        item = self.items[index]
-        return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
+    have = "objects"
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
-        if seeds is None:
-            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
-        found = [self._placed(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-        if not found:
+        if not (found := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), Objects()
         return torch.stack([pixels for pixels, _ in found]), Objects(target for _, target in found)
 
-    def _placed(self, index: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def draw(self, index: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The image and its objects on S x S pixels: scaled by a factor of `augment.resize` (1: the long side to S),
         cut or filled up, mirrored, coloured."""
         image, found, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
@@ -130,17 +105,8 @@ class ObjectImages(LabelledImages):
             target["masks"] = torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, size, size), np.uint8))
         return to_pixels(canvas(image, PADDING, BICUBIC)), target
 
-    def image_name(self, index: int) -> str:
-        item = self.items[index]
-        return f"image {index}" if isinstance(item, Tensor) else item
-
     def subset(self, indices: Tensor) -> Self:
-        chosen = indices.tolist()
-        items = self.items[indices] if isinstance(self.items, Tensor) else [self.items[index] for index in chosen]
-        return replace(self, items=items, objects=[self.objects[index] for index in chosen])
-
-    def relabelled(self, labels: Tensor) -> Self:
-        raise RecastError("images with objects have no labels to change")
+        return replace(self, items=chosen(self.items, indices), objects=chosen(self.objects, indices))
 
 
 def find_coco(config: DataConfig) -> Found:

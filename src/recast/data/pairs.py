@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,38 +37,67 @@ NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 
 
 @dataclass(eq=False)
-class ImagePairs(LabelledImages):
-    """Images and masks: tensors (N, 3, H, W) and (N, H, W) uint8, or paths that are read each time."""
+class DenseImages(LabelledImages):
+    """Images with more on them than one class, which is cut, scaled and mirrored with them."""
 
     items: Sequence[str] | Tensor
-    masks: Sequence[str] | Tensor
-    img_size: int
+    """Paths that are read each time, or (N, 3, H, W) uint8."""
     _: KW_ONLY
-    ids: tuple[int, ...] | None = None
-    """The numbers in the masks that are classes 0, 1, ...; None: 0, 1, ... themselves."""
-    num_classes: int = IGNORE
     augment: AugmentConfig | None = None
     crop_pct: float | None = None
-    is_whole: bool = False
-    """Where nothing is augmented: all of an image, its short side S, instead of the middle square."""
     labels: Tensor = field(init=False)
     """Zeros: an image has no class, so every choice of images is a plain one."""
-    task = "segment"
+    have: ClassVar[str]
+    """What is on them, for messages."""
 
     def __post_init__(self) -> None:
         self.labels = torch.zeros(len(self.items), dtype=torch.long)
         if self.augment is not None:
             self.augment = resolve(self.augment, self.img_size)
             if self.augment.crop not in ("none", "random") or self.augment.auto_augment is not None:
+                got = f"crop={self.augment.crop}, auto_augment={self.augment.auto_augment or 'none'}"
                 raise RecastError(
-                    "images with masks take augment.crop none or random (scaled by augment.resize, then cut), flip and "
-                    f"color_jitter, got crop={self.augment.crop}, auto_augment={self.augment.auto_augment or 'none'}"
+                    f"images with {self.have} take augment.crop none or random (scaled by augment.resize, then cut), "
+                    f"flip and color_jitter, got {got}"
                 )
 
     def open(self, index: int) -> Image.Image:
         """The RGB image, as large as it is."""
         item = self.items[index]
         return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
+
+    def draw(self, index: int, seed: int) -> tuple[Tensor, Any]:
+        """The pixels of an image and what is on them, as `batch` gives them."""
+        raise NotImplementedError
+
+    def drawn(self, indices: Sequence[int], seeds: Sequence[int] | None) -> list[tuple[Tensor, Any]]:
+        """`draw` of each, by the seeds of `batch`."""
+        if seeds is None:
+            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
+        return [self.draw(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+
+    def image_name(self, index: int) -> str:
+        item = self.items[index]
+        return f"image {index}" if isinstance(item, Tensor) else item
+
+    def relabelled(self, labels: Tensor) -> Self:
+        raise RecastError(f"images with {self.have} have no labels to change")
+
+
+@dataclass(eq=False)
+class ImagePairs(DenseImages):
+    """Images and masks: tensors (N, 3, H, W) and (N, H, W) uint8, or paths that are read each time."""
+
+    masks: Sequence[str] | Tensor
+    img_size: int
+    _: KW_ONLY
+    ids: tuple[int, ...] | None = None
+    """The numbers in the masks that are classes 0, 1, ...; None: 0, 1, ... themselves."""
+    num_classes: int = IGNORE
+    is_whole: bool = False
+    """Where nothing is augmented: all of an image, its short side S, instead of the middle square."""
+    task = "segment"
+    have = "masks"
 
     def open_mask(self, index: int) -> Image.Image:
         """The classes of its pixels, in 8 bits. Raises RecastError for what is none, and for an unknown class."""
@@ -87,10 +116,7 @@ class ImagePairs(LabelledImages):
         return Image.fromarray(np.where(known, classes, IGNORE).astype(np.uint8))
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        if seeds is None:
-            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
-        found = [self._pair(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-        if not found:
+        if not (found := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), torch.empty(0, *[self.img_size] * 2).long()
         most = [max(mask.shape[axis] for _, mask in found) for axis in (0, 1)]
         images, masks = [], []
@@ -100,7 +126,7 @@ class ImagePairs(LabelledImages):
             masks.append(pad(mask.long(), edge, value=OUTSIDE))
         return torch.stack(images), torch.stack(masks)
 
-    def _pair(self, index: int, seed: int) -> tuple[Tensor, Tensor]:
+    def draw(self, index: int, seed: int) -> tuple[Tensor, Tensor]:
         image, mask = self.open(index), self.open_mask(index)
         if image.size != mask.size:
             sizes = "{1}x{0} and {3}x{2}".format(*image.size, *mask.size)
@@ -144,18 +170,13 @@ class ImagePairs(LabelledImages):
             image = transforms.ColorJitter(jitter, jitter, jitter)(image)
         return image, mask
 
-    def image_name(self, index: int) -> str:
-        item = self.items[index]
-        return f"image {index}" if isinstance(item, Tensor) else item
-
     def subset(self, indices: Tensor) -> Self:
-        def chosen(items: Any) -> Any:
-            return items[indices] if isinstance(items, Tensor) else [items[index] for index in indices.tolist()]
+        return replace(self, items=chosen(self.items, indices), masks=chosen(self.masks, indices))
 
-        return replace(self, items=chosen(self.items), masks=chosen(self.masks))
 
-    def relabelled(self, labels: Tensor) -> Self:
-        raise RecastError("images with masks have no labels to change")
+def chosen(items: Any, indices: Tensor) -> Any:
+    """Some of a list or of a tensor, as what it is."""
+    return items[indices] if isinstance(items, Tensor) else [items[index] for index in indices.tolist()]
 
 
 def read_mask(path: str) -> np.ndarray:

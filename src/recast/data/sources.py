@@ -14,8 +14,8 @@ from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
-from recast.data.objects import ObjectImages, find_coco
-from recast.data.pairs import ImagePairs, find_masks
+from recast.data.objects import find_coco
+from recast.data.pairs import DenseImages, find_masks
 from recast.data.scenes import find_scene_objects, find_scenes
 from recast.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.data.shards import ImageStream, find_shards
@@ -98,7 +98,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
-    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, ImagePairs | ObjectImages) else PHOTO
+    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, DenseImages) else PHOTO
     img_size = config.img_size or own
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
@@ -112,8 +112,8 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
         # the digits are enlarged in a way of their own
-        if isinstance(images, ImageFiles | ImagePairs | ObjectImages | ImageStream):
-            images = replace(images, img_size=side, crop_pct=config.crop_pct)
+        if isinstance(images, ImageFiles | DenseImages | ImageStream):
+            images = replace(images, img_size=side, crop_pct=config.crop_pct)  # type: ignore[arg-type]
         if found.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names

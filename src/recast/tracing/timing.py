@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 SECONDS = 2.0
 """Time a model may take, unless its first batches take longer."""
 
 
-def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
+Model = Callable[[Tensor], object]
+
+
+def time_models(models: Mapping[str, Model], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
     """Seconds a batch takes, several times for each model.
 
     The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
@@ -24,7 +27,7 @@ def time_models(models: Mapping[str, nn.Module], images: Tensor, seconds: float 
 
 
 @torch.no_grad()
-def _time(model: nn.Module, images: Tensor) -> float:
+def _time(model: Model, images: Tensor) -> float:
     wait = torch.accelerator.synchronize if images.device.type != "cpu" else lambda device: None
     wait(images.device)
     begin = time.perf_counter()
