@@ -97,23 +97,23 @@ def choose_balanced(labels: Tensor, count: int, option: str, seed: int = 0) -> T
     return balanced_order(labels, seed)[:count].sort().values
 
 
-def choose_fraction(labels: Tensor, fraction: float, seed: int = 0) -> Tensor:
+def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
     """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class, 0 < fraction <= 1.
 
     The images of a smaller fraction are among those of a larger one.
     """
-    _, classes = _shuffled(labels, seed)
+    _, classes = _shuffled(labels, 0)
     chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
     return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
 
 
-def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     """Indices (ascending) of a training and a validation part: `fraction` of every class goes to validation.
 
     A class with two images or more has at least one on each side; a single image goes to training. Raises RecastError
     when no class can spare an image.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     train, val = [], []
     for label in labels.unique():
         of_class = (labels == label).nonzero().flatten()

@@ -194,9 +194,9 @@ def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> No
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
 
-        def say(x: int, y: int, line: str, bold: bool, size: float = 8.5) -> None:
+        def say(x: int, y: int, line: str, bold: bool) -> None:
             figure.text(
-                x / width, 1 - y / height, line, va="top", fontsize=size, color=INK if bold else MUTED,
+                x / width, 1 - y / height, line, va="top", fontsize=8.5, color=INK if bold else MUTED,
                 fontweight="bold" if bold else "normal", parse_math=False,
             )  # fmt: skip
 

@@ -46,10 +46,10 @@ def losing(model: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def total_loss(outputs: Any, of: str = "the model") -> Tensor:
+def total_loss(outputs: Any) -> Tensor:
     """The sum of a detector's own losses."""
     if not isinstance(outputs, Mapping) or not outputs or not all(isinstance(v, Tensor) for v in outputs.values()):
-        raise _no_detector(outputs, of)
+        raise _no_detector(outputs, "the model")
     return sum(value.float() for value in outputs.values())
 
 

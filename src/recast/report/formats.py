@@ -87,13 +87,13 @@ def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:
     return round(low, digits) > 0 or round(high, digits) < 0
 
 
-def mean_range(values: Sequence[float], digits: int = 2) -> str:
+def mean_range(values: Sequence[float]) -> str:
     """`1.38 (0.54 to 1.80)`: the mean, the smallest and the largest of those that are finite."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return MISSING
-    mean = decimal(sum(known) / len(known), digits)
-    return f"{mean} ({interval(min(known), max(known), digits)})" if min(known) < max(known) else mean
+    mean = decimal(sum(known) / len(known), 2)
+    return f"{mean} ({interval(min(known), max(known), 2)})" if min(known) < max(known) else mean
 
 
 def plural(count: int, noun: str) -> str:
