@@ -2,16 +2,19 @@
 
     python benchmarks/resume.py                     # writes results/resume.csv; some minutes on a CPU
     python benchmarks/resume.py --kills 100 --seed 1
+    python benchmarks/resume.py --task segment      # or detect: its rows in resume.csv are replaced
 
 A small ResNet, recast, learns scikit-learn's digits with an average, Mixup, erasing, stochastic depth and a loader
-process or none. Every run is killed once or more, each time in one of five ways: between two steps; at a random
-moment; in the middle of writing a state; between writing it and its new name; between the row of an epoch and its
-state. In the end no temporary file and no lock may be left over. Linux and macOS only (fork).
+process or none; a segmenter and a detector learn the embedded scenes, scaled, cut, mirrored and coloured. Every run is
+killed once or more, each time in one of five ways: between two steps; at a random moment; in the middle of writing a
+state; between writing it and its new name; between the row of an epoch and its state. In the end no temporary file and
+no lock may be left over. Linux and macOS only (fork).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import random
 import shutil
@@ -42,32 +45,44 @@ from recast.training.metrics import Journal
 
 RESULT = RESULTS / "resume.csv"
 WAYS = ("between steps", "at a random moment", "while a state is written", "before it is renamed", "after the row")
-EPOCHS, BATCHES = 4, 12
+LENGTHS = {"classify": (4, 12), "segment": (3, 4), "detect": (3, 4)}
+"""Epochs, and batches in each."""
 
 
-def recipe(workers: int) -> Recipe:
-    """4 epochs of 12 updates, a state after every fifth."""
+def recipe(task: str, workers: int) -> Recipe:
+    """Two batches an update, a state after every fifth batch."""
+    epochs, batches = LENGTHS[task]
+    name, model, size, batch = {
+        "classify": ("digits", "digits_resnet", 16, 32),
+        "segment": ("scenes", "scenes_fcn", 96, 8),
+        "detect": ("scene_objects", "scenes_rcnn", 96, 2),
+    }[task]
+    is_dense = task != "classify"
+    seen = AugmentConfig(crop="random", resize=(0.5, 2.0), flip=True, color_jitter=0.3)
     return Recipe(
-        model=ModelConfig("digits_resnet"),
-        data=DataConfig("digits", img_size=16, batch_size=32, num_train=BATCHES * 32, num_val=100, workers=workers),
-        augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25),
+        model=ModelConfig(model),
+        data=DataConfig(
+            name, img_size=size, batch_size=batch, num_train=batches * batch, num_val=8 if is_dense else 100,
+            workers=workers,
+        ),
+        augment=seen if is_dense else AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25),
         optim=OptimConfig(lr=1e-3, gate_l1=0.01, clip_grad=1.0),
-        regularization=RegularizationConfig(ema_decay=0.99, drop_path=0.1),
-        epochs=EPOCHS,
+        regularization=RegularizationConfig(ema_decay=0.99, drop_path=None if is_dense else 0.1),
+        epochs=epochs,
         accumulate=2,
         save_steps=5,
         device="cpu",
-    )
+    )  # fmt: skip
 
 
-def train(folder: Path, workers: int, on_step: Callable[[int, int, float], object]) -> None:
+def train(task: str, folder: Path, workers: int, on_step: Callable[[int, int, float], object]) -> None:
     """The whole run, or what is left of it."""
     torch.set_num_threads(1)
-    chosen = recipe(workers)
+    chosen = recipe(task, workers)
     data = load_data(chosen.data, chosen.augment)
     torch.manual_seed(0)
-    parent = build(chosen.model, num_classes=10)
-    child = recast_(parent, plan(parent, torch.zeros(1, 3, 16, 16)))
+    parent = build(chosen.model, num_classes=len(data.classes))
+    child = recast_(parent, plan(parent, torch.zeros(1, 3, data.img_size, data.img_size)))
     fit(child, data, chosen, folder, resume=True, progress=False, on_step=on_step)
 
 
@@ -76,10 +91,10 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(way: str | None, chance: random.Random) -> Callable[[int, int, float], object]:
+def arm(task: str, way: str | None, chance: random.Random) -> Callable[[int, int, float], object]:
     """Make this process die in that way, or not at all; returns what `fit` calls after every step."""
     if way == "between steps":
-        at = chance.randrange(EPOCHS) + 1, chance.randrange(BATCHES) + 1
+        at = tuple(chance.randrange(most) + 1 for most in LENGTHS[task])
         return lambda epoch, step, _loss: die() if (epoch, step) >= at else None
     calls = chance.randrange(1, 4)
     seen: list[int] = []
@@ -113,7 +128,7 @@ def arm(way: str | None, chance: random.Random) -> Callable[[int, int, float], o
     return lambda *_: None
 
 
-def launch(folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
+def launch(task: str, folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
     """One process of the run; returns the signal that ended it, 0 for none. Forked: nothing is imported again."""
     warnings.simplefilter("ignore")  # that the lock of a dead process is taken over
     child = os.fork()
@@ -122,7 +137,7 @@ def launch(folder: Path, workers: int, way: str | None, chance: random.Random, a
         try:
             os.setsid()
             torch.set_num_threads(torch.get_num_threads())  # see durable.py
-            train(folder, workers, arm(way, chance))
+            train(task, folder, workers, arm(task, way, chance))
             code = 0
         finally:
             os._exit(code)
@@ -140,36 +155,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="of runs, each killed once or more")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--task", choices=LENGTHS, default="classify")
+    parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     assert sklearn.datasets
     rows, scratch = [], Path(tempfile.mkdtemp(prefix="recast-resume-"))
     expected, seconds = {}, {}
-    for workers in (0, 1):
-        started = time.perf_counter()
-        launch(scratch / f"straight{workers}", workers, None, random.Random(), 0.0)
-        seconds[workers] = time.perf_counter() - started
-        expected[workers] = load_file(scratch / f"straight{workers}" / "weights.safetensors")
     for number in count():
-        if sum(row[3] for row in rows) >= options.kills:
+        if sum(row[4] for row in rows) >= options.kills:
             break
         chance, way = random.Random(f"{options.seed} {number}"), WAYS[number % len(WAYS)]
         workers, folder, kills = number // len(WAYS) % 2, scratch / str(number), 0
+        if workers not in expected:
+            started = time.perf_counter()
+            launch(options.task, scratch / f"straight{workers}", workers, None, random.Random(), 0.0)
+            seconds[workers] = time.perf_counter() - started
+            expected[workers] = load_file(scratch / f"straight{workers}" / "weights.safetensors")
         found: list[str] = []
         for _ in range(chance.randrange(1, 4)):
-            if launch(folder, workers, way, chance, chance.uniform(0.2, 0.9) * seconds[workers]):
+            if launch(options.task, folder, workers, way, chance, chance.uniform(0.2, 0.9) * seconds[workers]):
                 kills += 1
                 found.append(states(folder)[-1].stem.removeprefix("state-") if states(folder) else "none")
-        launch(folder, workers, None, chance, 0.0)
+        launch(options.task, folder, workers, None, chance, 0.0)
         weights = load_file(folder / "weights.safetensors")
         equal = all(torch.equal(weights[name], value) for name, value in expected[workers].items())
         left = sum(path.name.startswith(".") for path in folder.rglob("*"))
-        rows.append([number, way, workers, kills, " ".join(found), equal, left])
+        rows.append([options.task, number, way, workers, kills, " ".join(found), equal, left])
         print(*rows[-1], sep="  ", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch)
-    write_table(RESULT, ["run", "killed", "workers", "kills", "states_left", "bitwise_equal", "left_over"], rows)
-    same, left = (sum(row[column] for row in rows) for column in (5, 6))
-    print(f"{same} of {len(rows)} bitwise equal, {sum(row[3] for row in rows)} kills, {left} files left over; {RESULT}")
+    others = []
+    if options.out.exists():
+        with options.out.open(encoding="utf-8", newline="") as file:
+            others = [row for row in list(csv.reader(file))[1:] if row[0] != options.task]
+    header = ["task", "run", "killed", "workers", "kills", "states_left", "bitwise_equal", "left_over"]
+    write_table(options.out, header, sorted([*others, *rows], key=lambda row: list(LENGTHS).index(row[0])))
+    same, left = (sum(row[column] for row in rows) for column in (6, 7))
+    print(f"{same} of {len(rows)} bitwise equal, {sum(row[4] for row in rows)} kills, {left} files left over")
     raise SystemExit(same != len(rows) or left > 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,9 +82,12 @@ def test_the_loss_of_pixels(form: str) -> None:
     assert loss(logits, torch.full_like(masks, IGNORE)) == 0, "no pixel is known"
 
 
-def test_it_goes_on_bit_for_bit_after_a_stop(tmp_path: Path, goes_on: Callable[..., nn.Module]) -> None:
-    data = dense_data()
-    goes_on(lambda folder, model, **how: fit(model, data, recipe(), folder, progress=False, **how), child, "update", 6)
+def resumable(folder: Path, model: nn.Module, **how: Any) -> list[dict[str, Any]]:
+    return fit(model, dense_data(), recipe(save_steps=1), folder, progress=False, **how)
+
+
+def test_it_goes_on_bit_for_bit_after_a_kill(tmp_path: Path, goes_on: Callable[..., nn.Module]) -> None:
+    goes_on(resumable, child, "", 0, kill=(__file__, (2, 2)))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_miou"] > rows[0]["val_miou"] + 10, "it learns"
 
