@@ -36,6 +36,7 @@ from torch import Tensor
 from recast.data import load_data
 from recast.models.build import build
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
+from recast.run.recipe import load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.ranking import Ranking, rank
@@ -156,6 +157,9 @@ def main() -> None:
                     train(chosen, out, resume=(out / "recipe.yaml").is_file())
             if not (out / "weights.safetensors").is_file():
                 continue
+            stored = load_recipe(out / "recipe.yaml")
+            if (stored.where, stored.epochs) != (layers, options.epochs):
+                raise SystemExit(f"{out} holds a run of other layers or epochs: choose another --out")
             line = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
             macs = every.before.macs + sum(s.after.macs - s.before.macs for s in every.steps if s.name in layers)
             values = {"loss": line["val_loss"], "top1": line["val_top1"], "train_loss": line["train_loss"]}
