@@ -73,7 +73,7 @@ def read_image(
     else:
         image, crop = ImageOps.fit(middle(image), (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
     if (width, height) != (size[1], size[0]):
-        part = "its middle" if crop == 1 else f"its middle, opened, {100 * crop:.3g} % of the short side"
+        part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
         kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
     return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))

@@ -115,15 +115,15 @@ class Ranking:
 
 @typed("model", "plan", "images", "labels", "timed")
 def rank(
-    model: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, loss: Loss = nn.functional.cross_entropy,
+    model: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, loss: Loss | None = None,
     timed: bool = True,
 ) -> Ranking:  # fmt: skip
     """Rank the layers of a `plan` by what attention promises there, per millisecond that it adds; `model` is only read.
 
     images (N, C, H, W): normalised, training images, in any order: every other one gives queries and keys their start.
-    labels (N,): what `loss(outputs, labels)` takes. timed: measure milliseconds too, a second for each layer; without,
-    the same images give the same ranking. Raises `RecastError` for too few images, labels that do not fit them, a plan
-    without layers or whose strides go, and a loss that is not finite.
+    labels (N,): what `loss(outputs, labels)` takes, by default cross entropy. timed: measure milliseconds too, a second
+    for each layer; without, the same images give the same ranking. Raises `RecastError` for too few images, labels that
+    do not fit them, a plan without layers or whose strides go, and a loss that is not finite.
     """
     if len(images) != len(labels) or len(images) < LEAST:
         raise RecastError(f"a ranking takes {LEAST} images or more and their labels, got {len(images)}, {len(labels)}")
@@ -134,7 +134,7 @@ def rank(
     images, labels = images.to(device), labels.to(device)
     size = min(PART, len(images) // 2 // PARTS)
     pixels, answers = images[1::2], labels[1::2]
-    batches = list(zip(pixels.split(size), answers.split(size), strict=True))
+    batches, loss = list(zip(pixels.split(size), answers.split(size), strict=True)), loss or nn.functional.cross_entropy
     awake = replace(plan, config=replace(plan.config, query_key="images"))
     with torch.inference_mode(False), undisturbed(model):
         slopes = gate_slopes(model, awake, names, batches, loss, list(images[::2].split(PART)))
