@@ -42,7 +42,7 @@ def scratch() -> Iterator[Path]:
 def test_mistakes(scratch: Path) -> None:
     wrong = []
     for at, frozen in enumerate(json.loads(write_cli.ERRORS.read_text(encoding="utf-8"))):
-        if not SLOW and (frozen.get("slow") or at % 2):
+        if not SLOW and (frozen.get("slow") or at % 4):
             continue
         found = write_cli.mistake((frozen["argv"], frozen.get("files", {})), scratch)
         if (found["code"], found["stderr"]) != (frozen["code"], frozen["stderr"]):

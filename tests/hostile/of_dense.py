@@ -19,7 +19,9 @@ SEGMENT = f"train segment --data masks --data-dir pairs {LEARN}"
 
 
 def dense_cases(scale: int, number: int, world: Path) -> Iterator[Case]:
-    """All of this module, `scale` cases of a kind."""
+    """All of this module, `scale` cases of a kind; none in the smallest sample, as each is a training."""
+    if scale == 1:
+        return
     document = json.loads((world / "boxes" / "train.json").read_text(encoding="utf-8"))
     for i, edited in enumerate(drawn(edits(document), scale, number + 60)):
         files = (("train.json",), ("val.json",), ("train.json", "val.json"))[i % 3]
