@@ -135,11 +135,17 @@ def test_timm_knows_our_names_without_importing_them() -> None:
     ours = {name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("recast.")}
     assert ours == {*OWN, "recast_hub"}
     code = (
-        "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm; "
-        "assert 'recast.models' not in sys.modules; print(type(timm.create_model('digits_resnet')).__module__)"
+        "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm\n"
+        "assert 'patchconvnet_s60' in timm.list_models('patchconvnet*') and timm.is_model('recast_hub')\n"
+        "assert not {'recast.models', 'recast.hub'} & set(sys.modules)\n"
+        "print(type(timm.create_model('digits_resnet')).__module__)\n"
+        "try: timm.create_model('recast_hub')\n"
+        "except recast.RecastError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "recast.models.small", done.stderr
+    said = done.stdout.splitlines()
+    assert said[:1] == ["recast.models.small"], done.stderr
+    assert said[1].startswith("recast_hub is in a repository: timm.create_model('hf-hub:user/name'")
 
 
 def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:
