@@ -15,7 +15,8 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import HUB, HUB_FILE, load, local_file, save
-from recast.models.build import build_from, check_constructor, reaching, replayed
+from recast.models.build import build_from, check_constructor, replayed
+from recast.models.sources import reaching
 from recast.models.weights import read_header
 from recast.run.fields import typed
 from recast.run.files import write_text

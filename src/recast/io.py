@@ -17,7 +17,8 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
-from recast.models.build import build_from, check_constructor, check_registered, reaching, replayed
+from recast.models.build import build_from, check_constructor, replayed
+from recast.models.sources import check_registered, reaching
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced

@@ -13,8 +13,9 @@ from torch import nn
 from recast.data import Data, load_data
 from recast.errors import RecastError
 from recast.models.adapt import classifiers
-from recast.models.build import build, create
+from recast.models.build import build
 from recast.models.detect import SceneRCNN, TimmPyramid, losing
+from recast.models.sources import create
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

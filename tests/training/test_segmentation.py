@@ -15,8 +15,9 @@ from recast.data import Data
 from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
 from recast.models.adapt import classifiers
-from recast.models.build import build, create
+from recast.models.build import build
 from recast.models.segment import SceneFCN
+from recast.models.sources import create
 from recast.run.config import (
     AugmentConfig,
     DataConfig,

@@ -59,7 +59,7 @@ def unknown_model(source: str, name: str, known: Iterable[str], torchvision: Ite
 
 
 def check_name(name: str, whose: str = "") -> None:
-    """Raise RecastError, in the words of `recast.models.build`, for a name that timm or torchvision has not; `whose`
+    """Raise RecastError, in the words of `recast.models.sources`, for a name that timm or torchvision has not; `whose`
     begins the message.
 
     Their sources are read, which takes a moment; importing them takes seconds.

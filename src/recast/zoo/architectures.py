@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast.errors import RecastError, suggest
-from recast.models.build import create
+from recast.models.sources import create
 from recast.surgery.rules import is_convolution
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.select import is_spatial

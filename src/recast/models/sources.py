@@ -1,0 +1,200 @@
+"""Where networks come from: timm, torchvision, and functions of the user's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import socket
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import timm
+from torch import nn
+
+from recast.errors import RecastError, first_line, suggest
+from recast.run.names import FORMS, unknown_model
+from recast.run.trust import check_trusted, elsewhere, import_path, trusting
+
+
+def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
+    """The network `name` of `source`, as `split_name` gives them, with random or published weights.
+
+    Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
+    or cannot be fetched.
+    """
+    make = {"timm": _timm, "torchvision": _torchvision, "function": _function}[source]
+    with trusting(trust=True) if trust else nullcontext():
+        return make(name, kwargs, pretrained)
+
+
+def check_registered(source: str, name: str) -> None:
+    """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
+    if source == "function":
+        return
+    architecture, _, tag = name.partition(".")
+    if source == "timm" and timm.is_model(architecture):
+        tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
+        if tag and tag not in tags:
+            told = ", ".join(filter(None, tags)) or "none"
+            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {told}")
+        return
+    from torchvision import models
+
+    if source == "timm":
+        raise unknown_model("timm", architecture, timm.list_models(), models.list_models())
+    if name not in models.list_models():
+        raise unknown_model("torchvision", name, models.list_models())
+
+
+def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    check_registered("timm", name)
+    if pretrained:
+        if not timm.models.is_model_pretrained(name):
+            raise RecastError(f"timm has no pretrained weights for {name}: pass a checkpoint")
+        return _fetched(name, lambda: timm.create_model(name, pretrained=True, **kwargs))
+    if "img_size" not in kwargs:
+        return timm.create_model(name, **kwargs)
+    size = kwargs["img_size"]
+    try:
+        model: nn.Module = timm.create_model(name, **kwargs)
+    except TypeError:  # an argument that it does not take; all take num_classes
+        raise RecastError(
+            f"{name} takes images of any size: leave model.input_size out, data.img_size is the size of the images"
+        ) from None
+    except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
+        raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
+    cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
+    cfg["input_size"] = (cfg["input_size"][0], size, size)
+    return model
+
+
+def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    from torchvision import models
+
+    check_registered("torchvision", name)
+    is_detector = ".detection." in models.get_model_builder(name).__module__
+    kwargs, options = dict(kwargs), dict[str, Any]()
+    if "img_size" in kwargs and not is_detector:
+        raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
+    if size := kwargs.pop("img_size", None):
+        if name.startswith("ssd"):
+            raise RecastError(f"torchvision:{name} takes images of one size: leave model.input_size out")
+        options = {"min_size": size, "max_size": size}  # images come as large as they shall be
+    if is_detector and "num_classes" in kwargs:
+        kwargs["num_classes"] += 1  # the background is their class 0
+    if not pretrained:
+        # detectors and segmenters would fetch their backbone's weights
+        takes = inspect.signature(models.get_model_builder(name)).parameters
+        options |= {"weights_backbone": None} if "weights_backbone" in takes else {}
+        if "aux_loss" in takes and "num_classes" in kwargs:  # for training: with the head that published weights have
+            options["aux_loss"] = True
+        return models.get_model(name, weights=None, **kwargs, **options)
+    weights = models.get_model_weights(name).DEFAULT
+    own = len(weights.meta["categories"])
+    if kwargs.get("num_classes", own) != own:
+        raise RecastError(
+            f"torchvision's weights of {name} have {own - is_detector} classes, got num_classes="
+            f"{kwargs['num_classes'] - is_detector}: "
+            "set model.new_head"
+        )
+    return _fetched(name, lambda: models.get_model(name, weights=weights, **options))
+
+
+def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
+    remedy = "pass a checkpoint, or leave pretrained off"
+    with reaching(f"could not fetch the pretrained weights of {name}", remedy):
+        return create()
+
+
+@contextmanager
+def reaching(failed: str, remedy: str) -> Iterator[None]:
+    """For a block that asks a hub: whatever goes wrong there is a `RecastError` that says what `failed`."""
+    try:
+        with _asked_once():
+            yield
+    except Exception as error:  # each hub and proxy fails in its own class
+        raise RecastError(f"{failed} ({type(error).__name__}: {first_line(error)}); {remedy}") from error
+
+
+@contextmanager
+def _asked_once() -> Iterator[None]:
+    """The hub's client asks for a minute where there is no network: without one it looks at its cache alone."""
+    from huggingface_hub import constants
+
+    address, before = urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
+    try:
+        if address.hostname and not getproxies():
+            socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    check_trusted(name)
+    wanted = kwargs | ({"pretrained": True} if pretrained else {})
+    with import_path(name), redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        function = _find_function(name)
+        accepted = inspect.signature(function).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        if refused := [key for key in wanted if key not in accepted and not takes_any]:
+            raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
+        try:
+            inspect.signature(function).bind(**wanted)
+        except TypeError as error:
+            raise RecastError(f"{name} cannot be called with {wanted or 'nothing'}: {error}") from None
+        with _told(f"{name} failed"):
+            model = function(**wanted)
+    if not isinstance(model, nn.Module):
+        raise RecastError(f"{name} must return an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _find_function(name: str) -> Callable[..., Any]:
+    """The function or class of a name. Raises RecastError for what makes no network, before anything is called."""
+    module_name, _, function_name = name.partition(":")
+    own = {*sys.stdlib_module_names, *sys.builtin_module_names}
+    if module_name.partition(".")[0] in own or "__main__" in module_name.split("."):
+        raise RecastError(f"{name} is of Python's own library, which makes no networks: a model is named {FORMS}")
+    with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
+        module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
+    inner = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
+    is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
+    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in own
+    if not (is_network or (is_python and _may_return_network(inner))):
+        raise RecastError(f"{name} is no function or class that makes an nn.Module: it is not called")
+    return function
+
+
+def _may_return_network(function: Callable[..., Any]) -> bool:
+    """Whether what a function says of its result allows a network; most say nothing."""
+    try:
+        told = get_type_hints(function).get("return", nn.Module)
+    except Exception:  # names that only a type checker knows
+        return True
+    return not isinstance(told, type) or issubclass(told, nn.Module) or issubclass(nn.Module, told)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, or leaving the program, as RecastError."""
+    try:
+        yield
+    except (RecastError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
+        raise RecastError(f"{what}: {kind}{first_line(error)}") from error
