@@ -41,8 +41,8 @@ SHOWN = 12
 """Lines of a table of a figure that are kept as they are."""
 HELPS = {
     "recast": "--help",
-    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "check", "export")},
-    **{name: f"{name} --help" for name in ("report", "zoo")},
+    **{name: f"{name} --help" for name in ("quickstart", "plan", "verify", "evaluate", "explain", "fold", "check")},
+    **{name: f"{name} --help" for name in ("export", "report", "zoo")},
     "train": "train --help",
     "train_tcnn": "train tcnn --help",
     "train_attention_pool_quick": "train attention_pool_quick --help",

@@ -16,6 +16,7 @@ from PIL import Image
 
 from recast.report import charts, curves, draw, layers, maps
 from recast.report.charts import DEPTHS, Chart
+from recast.report.costs import cost_charts
 from recast.report.draw import Point, Series, series_chart
 from recast.report.load import Run, read_run
 from recast.report.maps import Attention, AttentionLayer
@@ -46,7 +47,7 @@ def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
 
 
 def test_robustness_against_every_cost(full: Run) -> None:
-    found = curves.cost_charts([full])
+    found = cost_charts([full])
     assert list(found) == ["macs", "parameters", "images_per_second", "peak_memory"]
     titles = ["Clean images", "FGSM, ε = 1/255", "AutoAttack, ε = 1/255", "ImageNet-C", "ImageNet-Sketch"]
     assert [chart.title for chart in found["macs"]] == titles

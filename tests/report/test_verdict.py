@@ -13,7 +13,8 @@ from changed_runs import rewrite, set_values
 from recast.cli import evaluate
 from recast.cli.evaluate import compared_with
 from recast.report.arms_table import arms_table
-from recast.report.curves import attacks, corruptions, cost_charts, relative
+from recast.report.costs import cost_charts
+from recast.report.curves import attacks, corruptions, relative
 from recast.report.labels import FROM_START, PARENT, glossary, words
 from recast.report.load import read_run
 from recast.report.summary import tiles, won_and_lost

@@ -27,6 +27,7 @@ COMMANDS = {
     "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
     "evaluate": "measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "see where a run, or any network, looks in an image: a page to click, maps of classes, a PNG",
+    "fold": "a trained network in its smallest form; heads closed one by one, accuracy against milliseconds",
     "check": "verify again what a saved file says of itself: weights, plan, parent, folds, exports",
     "export": "write a run or a saved network as ONNX or a program of torch.export, and check the file",
     "report": "one HTML page of one or several runs",

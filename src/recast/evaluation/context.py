@@ -101,6 +101,8 @@ class Context:
     """Kept weights: name of a model, epoch, function that loads the model of that epoch."""
     store: dict[Any, Any] = field(default_factory=dict)
     """What a suite keeps from one batch to the next, such as the features of the training images."""
+    told: Callable[[float], object] = lambda share: None
+    """What a table calls with the share of it that is done."""
 
     @property
     def validation(self) -> Source:

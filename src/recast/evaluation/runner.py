@@ -140,10 +140,11 @@ def measure(
             elif evaluator.tabulate is not None:
                 task = bar.add_task(name, total=1)
                 try:
-                    results.tables[name] = evaluator.tabulate(context)
+                    told = lambda share, task=task: bar.update(task, completed=share)  # noqa: E731
+                    results.tables[name] = evaluator.tabulate(replace(context, told=told))
                 except NotMeasured as error:
                     results.not_measured.append(error)
-                bar.advance(task)
+                bar.update(task, completed=1)
     return results
 
 

@@ -21,6 +21,7 @@ from recast.evaluation.basic_corruptions import mean_over_corruptions, score_bas
 from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.evaluation.cost import measure_cost
 from recast.evaluation.detection import pool_detection, score_detection
+from recast.evaluation.frontier import tabulate_frontier
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
@@ -131,6 +132,7 @@ EVALUATORS = {
     "heads": Evaluator(tabulate=analyse_heads),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
+    "frontier": Evaluator(tabulate=tabulate_frontier),
 }
 """By the names of `recast.run.suites`."""
 

@@ -1,16 +1,15 @@
-"""Charts of a run's arms: training, attacks, corruptions, what is varied at test time, and accuracy against cost."""
+"""Charts of a run's arms: training, attacks, corruptions, and what is varied at test time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 from recast.report import formats
-from recast.report.charts import Chart, joined
+from recast.report.charts import Chart
 from recast.report.draw import Point, Series, series_chart
-from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
+from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import Run
 from recast.report.verdict import accuracy
 from recast.run.files import number
@@ -206,75 +205,3 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
             points.append(Point(place, 100 * (recast - other) / other, low, high, group.replace("_", " ")))
     name = words(run).arms.get(against, against)
     return Series(f"Recast against {name[0].lower()}{name[1:]}", points, against, "bars")
-
-
-COSTS = {
-    "macs": ("MACs per image", formats.compact),
-    "parameters": ("parameters", formats.compact),
-    "images_per_second": ("images per second", formats.compact),
-    "peak_memory": ("peak memory, bytes", formats.memory),
-}
-MOST_NAMED = 6
-"""With more runs than this their names would hide the points."""
-
-
-def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """For each cost that is known, accuracy and robustness against it (T-CNN, Figs. 1 and 2); runs of one data set."""
-    charts: dict[str, list[Chart]] = {}
-    for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
-        if chart := _cost_chart(runs, cost, suite, metric, title):
-            charts.setdefault(cost, []).append(chart)
-    return charts
-
-
-def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
-    """The charts of each cost as one figure."""
-    return [joined(f"accuracy_{cost}", f"Top-1, %, against {COSTS[cost][0]}", found) for cost, found in charts.items()]
-
-
-def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    """(suite, metric, title): one number per suite; of an attack at ε = 1/255 as in the paper, or its strongest."""
-    found = [("clean", "top1", "Clean images")]
-    for suite in of_kind("attack"):
-        if strengths := {eps: key for run in runs for eps, key in settings(run, suite).items()}:
-            eps = 1.0 if 1.0 in strengths else max(strengths)
-            found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
-    found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
-    found += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
-    return [one for one in found if any(row.suite == one[0] for run in runs for row in run.rows)]
-
-
-def _cost(run: Run, arm: str, cost: str) -> float:
-    """As measured; parameters and MACs else from the plan."""
-    found = run.value(arm, "cost", cost)
-    if math.isfinite(found) or cost not in {"macs", "parameters"}:
-        return found
-    totals = run.plan.get("totals") or {}
-    return number(totals.get("after" if arm == "recast" else "before", {}).get(cost))
-
-
-def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:
-    label, as_text = COSTS[cost]
-    rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
-    for run in runs:
-        own = []
-        for arm in words(run).drawn:
-            row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
-            if row is not None and math.isfinite(row.value) and across > 0:
-                name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
-                where = f"{label.partition(',')[0]} {as_text(across)}"
-                own.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
-        if own:
-            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in own]
-            end = run.name if 1 < len(runs) <= MOST_NAMED else ""
-            lines.append(Series("", [one.points[0] for one in own], "muted", "thin", end))
-            dots += own
-    costs = [one.points[0].x for one in dots]
-    if len(set(costs)) < 2:
-        return None
-    columns = ("run", "arm", "suite", cost, "top1", "low", "high")
-    axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
-    told_as, keys = f"{title}: top-1 against {label}", arm_keys(runs[0], [one.role for one in dots])
-    return series_chart(
-        f"cost_{cost}_{suite}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
-    )

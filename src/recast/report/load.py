@@ -32,6 +32,7 @@ from recast.run.records import (
     Epoch,
     Evaluation,
     FourierLine,
+    FrontierLine,
     HeadLine,
     Provenance,
     Row,
@@ -69,6 +70,7 @@ class Run:
     fourier: list[FourierLine]
     heads: list[HeadLine]
     cka: list[SimilarityLine]
+    frontier: list[FrontierLine]
     agreement: list[dict[str, str]]
     """What every arm says to an image: index, image, label, and a class name by arm."""
     attention: Attention | None
@@ -200,6 +202,7 @@ def read_run(path: Path) -> Run:
         fourier=records("analysis/fourier.csv", FourierLine),
         heads=records("analysis/heads.csv", HeadLine),
         cka=records("analysis/cka.csv", SimilarityLine),
+        frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),

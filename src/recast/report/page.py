@@ -15,6 +15,7 @@ from markupsafe import Markup
 from recast.report import curves, layers, summary
 from recast.report.arms_table import LABELS, arms_table, heat_tables
 from recast.report.charts import Chart, joined
+from recast.report.costs import COSTS, cost_charts, cost_figures, frontier
 from recast.report.labels import glossary, words
 from recast.report.load import Run
 from recast.report.maps import GATES, image_maps, map_charts
@@ -47,7 +48,8 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         **{which: arms_table(run, which) for which in LABELS},
         "notes": summary.notes(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
-        "costs": curves.cost_charts([run]) if count == 1 else {},
+        "costs": cost_charts([run]) if count == 1 else {},
+        "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
         "heat": heat_tables(run),
@@ -92,7 +94,8 @@ def run_figures(part: Part) -> list[Chart]:
     run, corruptions = part["run"], part["corruptions"]
     of_heads = [panel.chart for panels in part["head_layers"].values() for panel in panels]
     found = [
-        *curves.cost_figures(part["costs"]),
+        *cost_figures(part["costs"]),
+        *part["frontier"],
         *part["adversarial"],
         *part["relative"],
         joined("severity", "Top-1, %, by severity", corruptions) if corruptions else None,
@@ -114,9 +117,9 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
     for place, key in enumerate(dict.fromkeys(run.data_key for run in runs)):
         own = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
         together, data = list(own.values()), " ".join(part for part in key[:2] if part)
-        costs = curves.cost_charts(together) if len(together) > 1 else {}
+        costs = cost_charts(together) if len(together) > 1 else {}
         fourier = layers.joint_fourier(together)
-        figures = [*curves.cost_figures(costs), *([fourier] if fourier else [])]
+        figures = [*cost_figures(costs), *([fourier] if fourier else [])]
         parts.append(
             {
                 "anchor": f"data{place + 1}",
@@ -154,7 +157,7 @@ def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
         groups=groups,
         sections=parts,
         glossary=glossary(runs),
-        costs={cost: label.partition(",")[0] for cost, (label, _) in curves.COSTS.items()},
+        costs={cost: label.partition(",")[0] for cost, (label, _) in COSTS.items()},
     )
 
 

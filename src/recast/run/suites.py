@@ -227,6 +227,10 @@ SUITES = {
         "Agreement", "table: every model's prediction for every image", "table", (), default=("classify",),
         missing="images won and lost against the parent",
     ),
+    "frontier": Suite(
+        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
+        (),
+    ),
 }  # fmt: skip
 
 DEFAULTS = [name for name, suite in SUITES.items() if suite.default]

@@ -1,0 +1,61 @@
+"""`recast fold`: a run's network in its smallest form, the curve as its heads are closed, and a point of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recast
+from recast.evaluation import frontier
+from recast.evaluation.run_folder import open_run
+from recast.run.records import FrontierLine
+from recast.run.tables import read_records
+
+
+def test_the_curve_and_a_point_of_it(
+    cli: Callable[..., Any], refused: Callable[..., str], shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in {"SECONDS": 0.0, "BATCH": 2, "CHOSEN_ON": 16}.items():
+        monkeypatch.setattr(frontier, name, small)
+    run = tmp_path / "run"
+    shutil.copytree(shared / "run", run)
+    assert "measure the curve first, recast fold" in refused("fold", run, "--heads", "3")
+    done = cli("fold", run, "--frontier")
+    assert done.code == 0, done.err
+    lines = read_records(run / "analysis" / "frontier.csv", FrontierLine)
+    path = [line for line in lines if line.model == "recast"]
+    total = path[0].heads
+    assert [line.heads for line in path] == list(range(total, -1, -1))
+    assert {line.model for line in lines} == {"parent", "finetuned", "recast"}
+    assert all(line.ms > 0 and 0 <= line.top1 <= 100 for line in lines)
+    assert done.out.count("\n") == len(lines) + 2
+
+    done = cli("fold", run, "--heads", "3", "--json")
+    told = json.loads(done.out)
+    assert (told["heads"], told["open"]) == (total, 3)
+    model, opened = recast.load(told["file"]), open_run(run)
+    with torch.no_grad():
+        right = [
+            (model((images - 0.5) / 0.5).argmax(1) == labels)  # digits: mean and std 0.5
+            for images, labels in recast.data.Loader(opened.data.val, 64)
+        ]
+    assert 100 * float(torch.cat(right).double().mean()) == pytest.approx(path[total - 3].top1)
+    assert cli("check", told["file"]).code == 0
+    assert f"goes from {total} open heads to 0, got heads=99" in refused("fold", run, "--heads", "99")
+
+
+def test_what_cannot_be_folded(refused: Callable[..., str], cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "small.safetensors"
+    assert cli("fold", shared / "run", "--tol", "100", "--out", saved).out.count("a convolution") == 4
+    assert "has no GPSA layer" in refused("fold", saved)
+    assert "is no run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
+    assert "choose one" in refused("fold", shared / "run", "--tol", "1", "--frontier")
+    assert "is what is folded" in refused("fold", saved, "--out", saved)
+    assert "does not exist" in refused("fold", saved, "--out", tmp_path / "nowhere" / "x.safetensors")
+    assert "leave --out away" in refused("fold", shared / "run", "--frontier", "--out", saved)
