@@ -50,12 +50,19 @@ def test_the_curve_and_a_point_of_it(
     assert f"goes from {total} open heads to 0, got heads=99" in refused("fold", run, "--heads", "99")
 
 
-def test_what_cannot_be_folded(refused: Callable[..., str], cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_folded(
+    refused: Callable[..., str], cli: Callable[..., Any], shared: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "small.safetensors"
     assert cli("fold", shared / "run", "--tol", "100", "--out", saved).out.count("a convolution") == 4
     assert "has no GPSA layer" in refused("fold", saved)
     assert "is no run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
     assert "choose one" in refused("fold", shared / "run", "--tol", "1", "--frontier")
     assert "is what is folded" in refused("fold", saved, "--out", saved)
+    theirs = tmp_path / "theirs.safetensors"
+    shutil.copyfile(shared / "weights.safetensors", theirs)
+    assert "exists and is no file of recast fold" in refused("fold", shared / "run", "--out", theirs)
+    assert theirs.read_bytes() == (shared / "weights.safetensors").read_bytes()
+    assert cli("fold", shared / "run", "--tol", "100", "--out", saved).code == 0  # its own is replaced
     assert "does not exist" in refused("fold", saved, "--out", tmp_path / "nowhere" / "x.safetensors")
     assert "leave --out away" in refused("fold", shared / "run", "--frontier", "--out", saved)

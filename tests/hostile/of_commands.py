@@ -23,6 +23,7 @@ BASES = {
     "train": "train tiny.yaml --epochs 0 --out new",
     "evaluate": "evaluate run --suite clean --num-samples 10 --device cpu",
     "explain": "explain run images/a.png --out new.html",
+    "fold": "fold run --out new.safetensors",
     "report": "report run --out new.html",
     "zoo": "zoo timm:digits_resnet --out new.csv",
     # what is right takes minutes: something is always wrong
@@ -48,6 +49,7 @@ def _asked() -> dict[str, list[str]]:
     """Command → its options, as the help has them."""
     from recast.cli.evaluate import EvaluateOptions
     from recast.cli.explain import Options
+    from recast.cli.fold import Options as FoldOptions
     from recast.cli.options import options_of
     from recast.cli.plan import PlanOptions
     from recast.cli.quickstart import QuickstartOptions
@@ -58,7 +60,8 @@ def _asked() -> dict[str, list[str]]:
 
     kinds: dict[str, Callable[[], Any]] = {
         "plan": PlanOptions, "verify": VerifyOptions, "train": TrainOptions, "evaluate": EvaluateOptions,
-        "explain": Options, "report": ReportOptions, "zoo": ZooOptions, "quickstart": QuickstartOptions,
+        "explain": Options, "fold": FoldOptions, "report": ReportOptions, "zoo": ZooOptions,
+        "quickstart": QuickstartOptions,
     }  # fmt: skip
     return {
         name: [option.shown for option in options_of(kind()) if not option.words]

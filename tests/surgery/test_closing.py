@@ -108,6 +108,6 @@ def test_what_cannot_be_closed() -> None:
     with pytest.raises(RecastError, match="no head of the network is open"):
         next(closing_(timm.create_model("digits_resnet", num_classes=10), X, Y))
     model = network("linear")
-    with pytest.raises(RecastError, match="CifarResNet has no open head 9 in layer3.1.conv1"):
+    with pytest.raises(RecastError, match=r"CifarResNet has no open head 9 in layer3\.1\.conv1"):
         close_(model, [("layer3.1.conv1", 9)], X)
     assert len(heads_left(model)) == 18

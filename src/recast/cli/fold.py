@@ -54,14 +54,25 @@ def run(argv: Sequence[str]) -> int:
         raise RecastError("--frontier writes a table into the run's folder: leave --out away, and add it to --heads N")
     subject = Path(options.subject)
     out = Path(options.out or (subject if subject.is_dir() else subject.parent) / "folded.safetensors")
-    if out.exists() and out.resolve() in (subject.resolve(), (subject / "weights.safetensors").resolve()):
+    if out.resolve() in (subject.resolve(), (subject / "weights.safetensors").resolve()):
         raise RecastError(f"{out} is what is folded: choose another file with --out")
     if not out.parent.is_dir():
         raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    if out.exists() and not _is_folded(out):
+        raise RecastError(f"{out} exists and is no file of recast fold: choose another file with --out")
     with trusting(options.subject, trust=options.trust):
         if options.frontier:
             return _measure(options, shlex.join(["recast", "fold", *argv]))
         return _save(options, out)
+
+
+def _is_folded(out: Path) -> bool:
+    from recast.models.weights import read_header
+
+    try:
+        return bool((read_header(out)["proof"] or {}).get("folded"))
+    except RecastError:
+        return False
 
 
 def _save(options: Options, out: Path) -> int:

@@ -99,7 +99,7 @@ def frontier(run: Run) -> list[Chart]:
     for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")):
         if path:
             series = [
-                Series(words(run).arms[(arm := lines[0].model)], [_point(line, metric) for line in lines], arm, "points")
+                Series(words(run).arms[arm := lines[0].model], [_point(line, metric) for line in lines], arm, "points")
                 for lines in (path, *([line] for line in others))
             ]
             series.append(Series("", _best(series[0].points), "recast", "thin"))
