@@ -10,6 +10,8 @@ Needs $RECAST_DATA/cifar100/{train,test}.zip. A tenth of train.zip is held out (
 on the rest with coarse labels and is measured with fine ones: the database is what it trained on, the queries are the
 test images (with --held-out those held out, so that no setting is chosen on test images). All arms are recipes with one
 small network, one schedule, one number of updates and the same images in the same order; Grafit sees --views of each.
+"ClusterFit+" needs the seed's CE: its features of the training images are put into --clusters clusters by k-means, and
+a new network learns the clusters (33 images each in the paper).
 "Grafit, recast" is Grafit from the same random weights, its last stage recast before training (exact start, queries and
 keys from images). All train in bf16. A run that is finished is left alone, one that was cut off goes on.
 """
@@ -27,23 +29,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from sklearn.cluster import MiniBatchKMeans
 from timing import RESULTS, machine, write, write_table
 from torch.nn import functional as F
 
-from recast.data import Data, load_data
+from recast.data import Data, Loader, load_data
 from recast.data.libraries import NORMS
 from recast.evaluation import evaluate
+from recast.evaluation.context import PixelModel
+from recast.evaluation.knn import unit_features
 from recast.evaluation.run_folder import open_run
+from recast.io import load
+from recast.models.build import build
 from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
 from recast.run.statistics import mean_interval
 from recast.training.embedding import neighbour_loss
+from recast.training.loop import fit
 from recast.training.run import train
 
+CLUSTERFIT = "ClusterFit+"
 ARMS = {
     "CE": "coarse_ce", "SNCA+": "snca_plus", "Grafit FC": "grafit_fc", "Grafit": "grafit",
-    "CE + instance": "coarse_ce_instance", "Grafit, recast": "grafit",
+    "CE + instance": "coarse_ce_instance", "Grafit, recast": "grafit", CLUSTERFIT: "coarse_ce",
 }  # fmt: skip
 """Arm → recipe. The first four are run unless others are named."""
 METRICS = ("top1", "map", "map/conditioned", "map/oracle")
@@ -67,6 +76,8 @@ CLAIMS = (
         Claim(f"Table 8.2: conditioning raises the mAP of {arm}", (arm, "map/conditioned"), (arm, "map"))
         for arm in ("CE", "SNCA+", "Grafit FC", "Grafit")
     ),
+    Claim("Table 8.1: ClusterFit+ beats CE, neighbours", (CLUSTERFIT, "top1"), ("CE", "top1")),
+    Claim("Table 8.1: CE beats ClusterFit+, mAP", ("CE", "map"), (CLUSTERFIT, "map")),
     Claim("ours: attention helps fine classes, neighbours", ("Grafit, recast", "top1"), ("Grafit", "top1")),
     Claim("ours: attention helps fine classes, mAP", ("Grafit, recast", "map"), ("Grafit", "map")),
 )
@@ -96,6 +107,25 @@ def folder(options: argparse.Namespace, arm: str, seed: int) -> Path:
     return Path(options.out / f"{arm.lower().replace('+', 'plus').replace(',', '').replace(' ', '-')}-{seed}")
 
 
+def learn_clusters(options: argparse.Namespace, seed: int) -> None:
+    """A new network learns the clusters that k-means finds in the features of the seed's CE."""
+    out = folder(options, CLUSTERFIT, seed)
+    if (out / "weights.safetensors").is_file():
+        return
+    run = open_run(folder(options, "CE", seed))
+    recipe = recipe_of(options, CLUSTERFIT, seed)
+    model = PixelModel(run.models["finetuned"], run.data.mean, run.data.std).eval()
+    parts = (run.data.train.plain(), run.data.val)
+    found = [torch.cat([unit_features(model, x, None) for x, _ in Loader(part, 500)]).numpy() for part in parts]
+    clusters = min(options.clusters, len(found[0]) // 4)
+    means = MiniBatchKMeans(clusters, batch_size=4096, n_init=3, random_state=seed).fit(found[0])
+    train, val = (part.relabelled(torch.from_numpy(means.predict(x)).long()) for part, x in
+                  zip((run.data.train, run.data.val), found, strict=True))  # fmt: skip
+    data = replace(run.data, train=train, val=val, classes=tuple(f"cluster {i}" for i in range(clusters)))
+    torch.manual_seed(seed)
+    fit(build(recipe.model, num_classes=clusters), data, recipe, out, resume=out.is_dir())
+
+
 def queries(options: argparse.Namespace, recipe: Recipe) -> Data:
     """The training images of the arms with fine labels, and what is asked of them."""
     data = load_data(replace(recipe.data, labels="fine"), recipe.augment)
@@ -114,10 +144,15 @@ def measure(options: argparse.Namespace, arm: str, seed: int) -> None:
     path = out / f"retrieval{'-held-out' if options.held_out else ''}.json"
     if path.is_file() or not (out / "weights.safetensors").is_file():
         return
-    run = open_run(out)
-    data = queries(options, run.recipe)
-    trained = run.models["finetuned" if run.recipe.is_plain else "recast"]
+    recipe = recipe_of(options, arm, seed)
+    data = queries(options, recipe)
+    if arm == CLUSTERFIT:
+        trained = load(out / "weights.safetensors")
+    else:
+        trained = open_run(out).models["finetuned" if recipe.is_plain else "recast"]
     rows = evaluate({arm: trained}, ["retrieval"], data, options=Options(labels="fine"), progress=False)
+    if arm == CLUSTERFIT:  # its classifier knows clusters, which say nothing of coarse classes
+        rows = [row for row in rows if row.metric != "map/conditioned"]
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     print(arm, seed, {row.metric: round(row.value, 2) for row in rows}, flush=True)
 
@@ -201,6 +236,7 @@ def main() -> None:
     parser.add_argument("--model", default="cifar_resnet20")
     parser.add_argument("--epochs", type=int, default=22)
     parser.add_argument("--views", type=int, default=2, help="of Grafit; the paper: 8")
+    parser.add_argument("--clusters", type=int, default=540, help="of ClusterFit+; the paper: 1,500 of 50,000 images")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1, help="for 256 images, scales with the batch")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
@@ -219,7 +255,10 @@ def main() -> None:
         for arm in options.arms:
             out = folder(options, arm, seed)
             print(out, flush=True)
-            train(recipe_of(options, arm, seed), out, resume=(out / "recipe.yaml").is_file())
+            if arm == CLUSTERFIT:
+                learn_clusters(options, seed)
+            else:
+                train(recipe_of(options, arm, seed), out, resume=(out / "recipe.yaml").is_file())
             measure(options, arm, seed)
     return None if options.held_out else collect(options)
 
