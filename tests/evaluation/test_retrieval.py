@@ -20,6 +20,7 @@ from recast.evaluation import evaluate, retrieval
 from recast.evaluation.knn import features, nearest, posterior, vote
 from recast.evaluation.retrieval import Above, average_precision, choose_k, energy, halves_told, random_halves, rankings
 from recast.evaluation.run_folder import evaluate_run
+from recast.evaluation.runner import open_context
 from recast.models.embedding import add_embedding_, embedding_head
 from recast.run.config import DataConfig, EmbeddingConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
@@ -165,3 +166,17 @@ def test_separability(digits: Data, spy: Any) -> None:
     assert 50 <= rows["halves/given"] <= 100
     assert energies[-1] <= 100 + 1e-9
     assert rows["halves"] <= rows["halves/given"]
+
+
+def test_tsne_puts_images_of_alike_features_side_by_side(digits: Data) -> None:
+    pixels = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
+    context = open_context({"model": pixels}, digits, options=Options(num_samples=50))
+    table = retrieval.tabulate_tsne(context)
+    assert table.columns == ("model", "image", "label", "x", "y")
+    assert table == retrieval.tabulate_tsne(context)
+    places = torch.tensor([row[3:] for row in table.rows], dtype=torch.double)
+    labels = torch.tensor([row[2] for row in table.rows])
+    nearest_one = (torch.cdist(places, places) + 1e9 * torch.eye(len(places))).argmin(1)
+    assert (labels[nearest_one] == labels).double().mean() > 0.7  # of ten classes
+    with pytest.raises(RecastError, match="tsne lays out 10 images or more"):
+        retrieval.tabulate_tsne(open_context({"model": pixels}, digits, options=Options(num_samples=9)))

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recast.report import charts, curves, draw, layers, maps
+from recast.report import charts, costs, curves, draw, layers, maps
 from recast.report.charts import DEPTHS, Chart
-from recast.report.costs import cost_charts
 from recast.report.draw import Point, Series, series_chart
 from recast.report.load import Run, read_run
 from recast.report.maps import Attention, AttentionLayer
+from recast.report.page import render, run_part
+from recast.run.records import FrontierLine, PlaneLine
+from recast.run.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
 
@@ -47,7 +49,7 @@ def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
 
 
 def test_robustness_against_every_cost(full: Run) -> None:
-    found = cost_charts([full])
+    found = costs.cost_charts([full])
     assert list(found) == ["macs", "parameters", "images_per_second", "peak_memory"]
     titles = ["Clean images", "FGSM, ε = 1/255", "AutoAttack, ε = 1/255", "ImageNet-C", "ImageNet-Sketch"]
     assert [chart.title for chart in found["macs"]] == titles
@@ -251,3 +253,26 @@ def test_a_dollar_in_a_name_is_a_dollar() -> None:
     name = r"$\frac{1}$ and $\nothing$"
     series = [Series(name, [Point(x, float(x)) for x in (1, 2)], end=name)]
     assert r"$\nothing$" in series_chart("a", name, series, "x", xlabel=name).svg
+
+
+def test_the_curve_of_closed_heads_and_the_plane_of_features(make_run: Callable[..., Path]) -> None:
+    path = make_run()
+    points = [(3, 90.0, 80.0, 4.0), (2, 91.0, 79.0, 3.0), (1, 85.0, 70.0, 3.5), (0, 60.0, 50.0, 1.0)]
+    lines = [FrontierLine("recast", heads, "", None, None, top1, noise, ms, 8, 50) for heads, top1, noise, ms in points]
+    lines.append(FrontierLine("parent", 0, "", None, None, 61.0, 55.0, 1.0, 8, 50))
+    write_table(path / "analysis", Table.of("frontier", FrontierLine, lines))
+    places = [PlaneLine("recast", i, i % 2, float(i), -float(i)) for i in range(12)]
+    write_table(path / "analysis", Table.of("tsne", PlaneLine, places))
+    run = read_run(path)
+    clean, noise = costs.frontier(run)
+    assert [tuple(point[:2]) for point in costs._best(clean.panel.keywords["series"][0].points)] == [
+        (1.0, 60.0), (3.0, 91.0)
+    ]  # fmt: skip
+    assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
+    assert "2 heads open" in clean.svg
+    (plane,) = curves.planes(run)
+    assert plane.rows[3] == ("recast", 3, 1, 3.0, -3.0)
+    assert plane.svg.count("<use") >= 12
+    page = render([run_part(run, "run1", 1)], [])
+    assert "recast fold" in page
+    assert "Features on a plane" in page

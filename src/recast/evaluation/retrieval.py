@@ -28,7 +28,7 @@ from torch import Tensor
 
 from recast.data.seeding import choose_balanced
 from recast.errors import RecastError
-from recast.evaluation.context import Batch, Context, Score
+from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, optional_package, sampled
 from recast.evaluation.knn import (
     banks,
     fit_probe,
@@ -41,6 +41,8 @@ from recast.evaluation.knn import (
     vote,
 )
 from recast.models.embedding import embedding_head
+from recast.run.records import PlaneLine
+from recast.run.tables import Table
 from recast.tracing.hooks import in_eval
 
 SIGMA = 0.05
@@ -52,6 +54,7 @@ LEAST = 1e-6
 """Probabilities lie between this and 1 minus this."""
 PAIRS = 2**22
 """Similarities that are ranked at a time."""
+ON_PLANE = 1000
 DRAWS = 10
 """Of halves."""
 DECAY = 1e-4
@@ -165,6 +168,27 @@ def measure_separability(context: Context) -> Iterator[tuple[str, str, float, in
         energies = energy(bank)
         for power in range(len(energies).bit_length()):
             yield name, f"energy@{2**power}", 100 * float(energies[2**power - 1]), len(bank)
+
+
+def tabulate_tsne(context: Context) -> Table:
+    """t-SNE (van der Maaten and Hinton 2008) of the features of at most `ON_PLANE` validation images, by cosine.
+
+    scikit-learn's, from the principal components, with a perplexity of 30 or a third of the images.
+    """
+    manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne needs scikit-learn")
+    images = sampled(context.data.val, context.options.num_samples or ON_PLANE)
+    if len(images) < 10:
+        raise NotMeasured(f"tsne lays out 10 images or more, {context.data.name} has {len(images)}")
+    lines = []
+    for name, model in context.models.items():
+        batches = context.batches(Source(images))
+        found = torch.cat([unit_features(model, batch.images, outputs_of(context)) for batch in batches])
+        tsne = manifold.TSNE(
+            init="pca", metric="cosine", perplexity=min(30.0, (len(found) - 1) / 3), random_state=context.options.seed
+        )
+        places = tsne.fit_transform(found.cpu().double().numpy())
+        lines += [PlaneLine(name, i, int(images.labels[i]), *map(float, place)) for i, place in enumerate(places)]
+    return Table.of("tsne", PlaneLine, lines)
 
 
 def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from recast.evaluation.frontier import tabulate_frontier
 from recast.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.evaluation.knn import score_knn, score_linear, sources_knn
-from recast.evaluation.retrieval import measure_separability, score_retrieval
+from recast.evaluation.retrieval import measure_separability, score_retrieval, tabulate_tsne
 from recast.evaluation.segmentation import STATISTICS, score_segmentation, sources_segmentation
 from recast.evaluation.stats import Statistic, plain_mean
 from recast.layers.cmhsa import recast_layers
@@ -132,6 +132,7 @@ EVALUATORS = {
     "heads": Evaluator(tabulate=analyse_heads),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
+    "tsne": Evaluator(tabulate=tabulate_tsne, uses=("labels", "seed")),
     "frontier": Evaluator(tabulate=tabulate_frontier),
 }
 """By the names of `recast.run.suites`."""

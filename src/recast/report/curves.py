@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, fields
+from functools import partial
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from recast.report import formats
-from recast.report.charts import Chart
+from recast.report.charts import Chart, Hit, Palette
 from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import Run
 from recast.report.verdict import accuracy
 from recast.run.files import number
+from recast.run.records import PlaneLine
 from recast.run.suites import CATEGORIES, METRICS, of_kind
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
+MOST_CLASSES = 20
 PERCENT = (0, 102)
 SMALL = (3.5, 2.4)
 Keyed = dict[float, tuple[str, str]]
@@ -205,3 +212,30 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
             points.append(Point(place, 100 * (recast - other) / other, low, high, group.replace("_", " ")))
     name = words(run).arms.get(against, against)
     return Series(f"Recast against {name[0].lower()}{name[1:]}", points, against, "bars")
+
+
+def planes(run: Run) -> list[Chart]:
+    """Where t-SNE puts the features of the same images in every network."""
+    charts = []
+    for arm in dict.fromkeys(line.model for line in run.plane):
+        lines = [line for line in run.plane if line.model == arm]
+        title, classes = f"Features: {words(run).arms.get(arm, arm)}", len({line.label for line in lines})
+        story = f"{title}. {len(lines)} images of {classes} classes on a plane by t-SNE."
+        columns = tuple(column.name for column in fields(PlaneLine))
+        panel = partial(_draw_plane, lines=lines, classes=run.classes)
+        charts.append(Chart(f"tsne_{arm}", title, story, columns, [*map(astuple, lines)], panel, (3.5, 3.5)))
+    return charts
+
+
+def _draw_plane(axes: Axes, palette: Palette, lines: Sequence[PlaneLine], classes: Sequence[str]) -> list[Hit]:
+    """A dot an image, coloured by its class; few classes bear their names."""
+    labels = sorted({line.label for line in lines})
+    for place, label in enumerate(labels):
+        x, y = ([getattr(line, axis) for line in lines if line.label == label] for axis in "xy")
+        axes.scatter(x, y, s=7, color=f"C{place}", linewidth=0)
+        if len(labels) <= MOST_CLASSES and label < len(classes):
+            middle = statistics.median(x), statistics.median(y)
+            axes.annotate(classes[label], middle, ha="center", color=palette["ink"], fontsize=7.2)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    return []

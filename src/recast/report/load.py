@@ -34,6 +34,7 @@ from recast.run.records import (
     FourierLine,
     FrontierLine,
     HeadLine,
+    PlaneLine,
     Provenance,
     Row,
     SimilarityLine,
@@ -71,6 +72,7 @@ class Run:
     heads: list[HeadLine]
     cka: list[SimilarityLine]
     frontier: list[FrontierLine]
+    plane: list[PlaneLine]
     agreement: list[dict[str, str]]
     """What every arm says to an image: index, image, label, and a class name by arm."""
     attention: Attention | None
@@ -202,6 +204,7 @@ def read_run(path: Path) -> Run:
         fourier=records("analysis/fourier.csv", FourierLine),
         heads=records("analysis/heads.csv", HeadLine),
         cka=records("analysis/cka.csv", SimilarityLine),
+        plane=records("analysis/tsne.csv", PlaneLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),

@@ -70,6 +70,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "neighbours": Markup(draw_neighbours(run.neighbours)) if run.neighbours else "",
         "fourier": layers.fourier_charts(run),
         "similarity": layers.similarity_charts(run),
+        "planes": curves.planes(run),
         "agreement": summary.won_and_lost(run),
         "plan_lead": summary.plan_lead(run),
         "plan": plan_table(run),
@@ -106,6 +107,7 @@ def run_figures(part: Part) -> list[Chart]:
         *part["distances"],
         *part["fourier"],
         *part["similarity"],
+        *part["planes"],
         *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
     ]
     return [chart for chart in found if chart]

@@ -6,7 +6,7 @@ evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
-analysis/frontier.csv   FrontierLine
+analysis/frontier.csv   FrontierLine            analysis/tsne.csv       PlaneLine
 """
 
 from __future__ import annotations
@@ -293,6 +293,17 @@ class SimilarityLine:
     layer_b: str
     cka: float | None
     n: int
+
+
+@dataclass(frozen=True)
+class PlaneLine:
+    """Where t-SNE puts an image's features."""
+
+    model: str
+    image: int
+    label: int
+    x: float
+    y: float
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,9 @@ SUITES = {
         "Agreement", "table: every model's prediction for every image", "table", (), default=("classify",),
         missing="images won and lost against the parent",
     ),
+    "tsne": Suite(
+        "Features on a plane", "table: where t-SNE puts the features of validation images", "table", (),
+    ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
         (),
