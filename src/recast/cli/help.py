@@ -7,10 +7,11 @@ import ast
 import inspect
 import re
 import shutil
-import textwrap
+import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -103,11 +104,17 @@ def field_docs(kind: type) -> dict[str, str]:
     """Field → the string below it in the source of a dataclass and of those that it is derived from."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for field, below in pairwise(body):
+        for field, below in pairwise(_bodies(base.__module__)[base.__name__]):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 found[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())  # type: ignore[union-attr]
     return found
+
+
+@cache
+def _bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """The statements of every class of a module: its source is parsed once, which `inspect` does for each class."""
+    parsed = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node.body for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
 def show_help(command: Command, options: Sequence[Option]) -> None:
