@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,18 @@ def test_json_is_nothing_but_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == "Net", done.stderr
     assert all(word in done.stderr for word in ("imported", "made", "forward", "from a process", "at the exit"))
+
+
+def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:
+    words = ["train", shared / "tiny.yaml", "--no-control", "--out"]
+    assert "epoch   1/1" in cli(*words, tmp_path / "loud").err
+    quiet = cli(*words, tmp_path / "quiet", "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
+    wrong = ["plan", tmp_path / "no.safetensors", "--quiet"]
+    assert cli(*wrong).err.count("\n") == 1
+    told = cli(*wrong[:2], "--verbose").err
+    assert told.startswith("Traceback")
+    assert told.splitlines()[-1] == cli(*wrong[:2]).err.strip()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -189,7 +189,7 @@ BEFORE: dict[str, Callable[[], object]] = {
             ("PYTHONPATH", "/dev/zero"),
             ("XDG_CACHE_HOME", "/dev/null"), ("MPLBACKEND", "nonsense"), ("CUDA_VISIBLE_DEVICES", "x"),
             ("FORCE_COLOR", "1"),
-            ("NO_COLOR", "x"), ("TZ", "nowhere"), ("RECAST_TRACEBACK", ""), ("MPLCONFIGDIR", "/dev/null"),
+            ("NO_COLOR", "x"), ("TZ", "nowhere"), ("MPLCONFIGDIR", "/dev/null"),
         )
     },
 }  # fmt: skip

@@ -10,13 +10,14 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from recast import __version__
-from recast.cli.guard import COMPLETE, HelpShown, asks_for_json, complain, describe, guarded_streams, later_process
+from recast.cli.guard import COMPLETE, HelpShown, asks_for, complain, describe, guarded_streams, later_process
 from recast.errors import RecastError, one_line, shown, suggest
 from recast.run.signals import calm_ctrl_c
 
@@ -57,7 +58,8 @@ complete -o default -F _recast recast
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with guarded_streams(asks_for_json(arguments)) as out, _one_line_warnings(), calm_ctrl_c():
+    json, quiet = (asks_for(option, arguments) for option in ("--json", "--quiet"))
+    with guarded_streams(json, quiet) as out, _one_line_warnings(), calm_ctrl_c():
         code = _run(arguments)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = arguments[:1] in (["train"], ["quickstart"])  # and left its results in files
@@ -93,6 +95,7 @@ def _run(arguments: list[str]) -> int:
         _check_here()
         return int(importlib.import_module(f"recast.cli.{name}").run(rest))
     except RecastError as error:
+        _show_where(error, rest)
         return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
     except KeyboardInterrupt as error:
         if later_process():  # the first one says it
@@ -101,7 +104,13 @@ def _run(arguments: list[str]) -> int:
     except HelpShown:
         return 0
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
+        _show_where(error, rest)
         return complain(f"recast {name}", f"error: {describe(error)}")
+
+
+def _show_where(error: BaseException, arguments: list[str]) -> None:
+    if asks_for("--verbose", arguments):
+        traceback.print_exception(error)
 
 
 def _check_here() -> None:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from recast.cli.guard import complain
 from recast.cli.help import Command
-from recast.cli.options import JsonOption, TrustOption, Words, parse, print_json
+from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
 from recast.run.files import read_names
@@ -34,7 +35,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image"}
 
 
 @dataclass
-class EvaluateOptions(TrustOption, JsonOption):
+class EvaluateOptions(TrustOption, OutputOptions):
     """What `recast evaluate` is asked for."""
 
     WORDS: ClassVar[Words] = {"runs": "+"}
@@ -97,7 +98,7 @@ def _evaluate(options: EvaluateOptions, command: str) -> int:
     if options.json:
         print_json([asdict(row) for row in rows])
     for error in missing.values():
-        print(f"recast evaluate: error: {error}", file=sys.stderr)
+        complain("recast evaluate", f"error: {error}")
     if rows and not options.json:
         print(f"next: recast report {shlex.join(options.runs)}" + (" --out FILE.html" if options.runs[1:] else ""))
     return 2 if missing else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
@@ -27,11 +26,12 @@ class Stream:
     def __init__(self, stream: Any, failed: OSError | None = None) -> None:
         self.stream, self.failed = stream, failed
         self.result: Stream = self
+        self.is_muted = False
         self.is_terminal = bool(stream.isatty())
 
     def write(self, text: str) -> int:
         """Characters that a terminal obeys are written out; on stderr, a terminal gets the escapes of progress bars."""
-        if self.failed is None:
+        if self.failed is None and not self.is_muted:
             with self._failing():
                 plain = self.is_terminal and self.stream is sys.__stderr__
                 self.stream.write(text if plain else printable(text, keep="\t\n\r"))
@@ -56,10 +56,11 @@ class Stream:
 
 
 @contextmanager
-def guarded_streams(json: bool) -> Iterator[Stream]:
+def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
     """`sys.stdout` and `sys.stderr` as streams that cannot fail; yields the one that results go to.
 
-    With `json` nothing but `print_json` reaches standard output: what else is printed goes to standard error.
+    With `json` nothing but `print_json` reaches standard output: what else is printed goes to standard error. With
+    `quiet` nothing but `complain` reaches standard error.
     """
     closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
     for number in range(3) if closed else ():  # or the next file that is opened takes the place of standard output
@@ -77,6 +78,7 @@ def guarded_streams(json: bool) -> Iterator[Stream]:
         is_closed = OSError(errno.EBADF, "it is closed") if "stdout" in closed else None
         out = result = Stream(streams.get("stdout") or sys.stdout, is_closed)
         error = Stream(streams.get("stderr") or sys.stderr)
+        error.is_muted = quiet
         if json:
             out = error
             if not is_closed and (kept := _moved(before[1], before[2])):
@@ -116,17 +118,15 @@ def _moved(out: TextIO, error: TextIO) -> TextIO | None:
     return kept
 
 
-def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether `--json` stands among the options."""
+def asks_for(option: str, arguments: Sequence[str]) -> bool:
+    """Whether a switch such as `--json` stands among the options."""
     words = [*(arguments[: arguments.index("--")] if "--" in arguments else arguments), ""]
-    places = [i for i, word in enumerate(words) if word in ("--json", "--json=true")]
+    places = [i for i, word in enumerate(words) if word in (option, f"{option}=true")]
     return any(words[i + 1].lower() not in ("false", "no", "off", "null") for i in places)
 
 
 def describe(error: BaseException) -> str:
     """What went wrong, for one line: the system's own words, or the kind of the error and what it says."""
-    if os.environ.get("RECAST_TRACEBACK"):
-        traceback.print_exception(error)
     said = first_line(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
         return f"not enough memory{'' if said == 'MemoryError' else f' ({said})'}: ask for less at a time"
@@ -142,7 +142,7 @@ def describe(error: BaseException) -> str:
         return f"a name or text that is not UTF-8: {said}"
     if isinstance(error, ImportError):
         return f"cannot import what is needed: {said}"
-    return f"{type(error).__name__}: {said} (unexpected: RECAST_TRACEBACK=1 shows where)"
+    return f"{type(error).__name__}: {said} (unexpected: --verbose shows where)"
 
 
 def later_process() -> str:
@@ -156,5 +156,7 @@ def complain(who: str, message: str, code: int = 2) -> int:
     """One line on standard error; returns the exit code."""
     if number := later_process():
         who = f"{who} [process {number}]"
+    if isinstance(sys.stderr, Stream):
+        sys.stderr.is_muted = False
     print(f"{who}: {one_line(message)}", file=sys.stderr)
     return code

@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from recast.run.fields import leaves, words_of
 
+OUTPUT = ("json", "quiet", "verbose")
+"""Switches of every command, the last in its help; they have no --no-."""
 METAVARS = {
     "model": "MODEL", "runs": "RUN", "recipe": "RECIPE", "where": "LAYER", "suite": "SUITE", "eps": "NUM",
     "checkpoint": "FILE", "config": "FILE", "out": "PATH", "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS",
@@ -91,7 +93,7 @@ class Option:
         text = self.doc.replace("; None: ", ". None: ").replace("None: ", "Default: ")
         text = re.sub(r"(?<!\.)\.$", "", text)
         default = self.default
-        if default in (None, "", []) or self.last == "json" or self.words:
+        if default in (None, "", []) or self.last in OUTPUT or self.words:
             return text
         if isinstance(default, bool):
             default = "on" if default else "off"
@@ -135,7 +137,7 @@ def show_help(command: Command, options: Sequence[Option]) -> None:
         if option.words:
             group.add_argument(option.last, metavar=option.metavar, help=text)
         elif option.is_switch:
-            dashes = "--" if option.last == "json" else "--[no-]"
+            dashes = "--" if option.last in OUTPUT else "--[no-]"
             group.add_argument(f"{dashes}{option.shown[2:]}", action="store_true", help=text)
         else:
             group.add_argument(option.shown, metavar=option.metavar, help=text)

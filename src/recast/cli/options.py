@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
 from recast.cli.guard import COMPLETE, HelpShown
-from recast.cli.help import Command, Option, field_docs, show_help
+from recast.cli.help import OUTPUT, Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
 from recast.run.fields import Classes, check_value, field_types, read_value, words_of
@@ -72,7 +72,7 @@ def _completions(options: Sequence[Option], named: Mapping[str, Option], argv: S
     if before is not None and not before.is_switch:
         return list(words_of(before.hint))
     if begun.startswith("-"):
-        switches = [f"--no-{one.shown[2:]}" for one in named.values() if one.is_switch and one.last != "json"]
+        switches = [f"--no-{one.shown[2:]}" for one in named.values() if one.is_switch and one.last not in OUTPUT]
         return sorted({one.shown for one in named.values()} | set(switches) | {"--help"})
     if argv or all(option.last != "recipe" for option in options):
         return []
@@ -89,7 +89,7 @@ def options_of(asked: Any, path: tuple[str, ...] = (), prefix: str = "", title: 
     """Every field of a dataclass as an option with its value as default; those of groups last, below a title."""
     words: dict[str, str] = getattr(asked, "WORDS", {})
     docs, groups = field_docs(type(asked)), []
-    for name, hint in sorted(field_types(type(asked)).items(), key=lambda item: item[0] == "json"):
+    for name, hint in sorted(field_types(type(asked)).items(), key=lambda item: item[0] in OUTPUT):
         value = getattr(asked, name)
         if dataclasses.is_dataclass(value):
             groups.append((name, value))
@@ -186,11 +186,15 @@ def _changed(asked: Asked, values: dict[tuple[str, ...], Any]) -> Asked:
 
 
 @dataclasses.dataclass(kw_only=True)
-class JsonOption:
-    """Of the commands whose only output is a result."""
+class OutputOptions:
+    """Of every command."""
 
     json: bool = False
-    """machine-readable output"""
+    """machine-readable output; progress stays on standard error"""
+    quiet: bool = False
+    """no progress and no notes: errors alone on standard error"""
+    verbose: bool = False
+    """of an error, also where it comes from: its traceback"""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -202,7 +206,7 @@ class TrustOption:
 
 
 @dataclasses.dataclass
-class ModelOptions(JsonOption):
+class ModelOptions(OutputOptions):
     """Of the commands that look at one model: which one, and what of it becomes attention."""
 
     WORDS: ClassVar[Words] = {"model": "1"}

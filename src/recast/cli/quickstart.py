@@ -13,7 +13,7 @@ from typing import Any
 
 from recast.cli.evaluate import arms_table, compared_with
 from recast.cli.help import Command
-from recast.cli.options import parse, print_json
+from recast.cli.options import OutputOptions, parse, print_json
 from recast.errors import RecastError
 from recast.run.config import OptimConfig
 from recast.run.files import locked
@@ -33,7 +33,7 @@ nothing is downloaded."""
 
 
 @dataclass
-class QuickstartOptions:
+class QuickstartOptions(OutputOptions):
     """What `recast quickstart` is asked for."""
 
     out: str = "runs/quickstart"
@@ -42,8 +42,6 @@ class QuickstartOptions:
     """seed of everything"""
     resume: bool = False
     """go on with an interrupted quickstart in --out"""
-    json: bool = False
-    """machine-readable output; the story goes to stderr"""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import JsonOption, Words, parse, print_json
+from recast.cli.options import OutputOptions, Words, parse, print_json
 
 EXAMPLES = """  recast report runs/mine
   recast report runs/seed0 runs/seed1 --out report.html
@@ -21,7 +21,7 @@ Reads the files of run folders only; evaluate them first."""
 
 
 @dataclass
-class ReportOptions(JsonOption):
+class ReportOptions(OutputOptions):
     """What `recast report` is asked for."""
 
     WORDS: ClassVar[Words] = {"runs": "+"}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from recast.cli.guard import later_process
 from recast.cli.help import Command
-from recast.cli.options import TrustOption, Words, as_typed, parse, print_json
+from recast.cli.options import OutputOptions, TrustOption, Words, as_typed, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
@@ -42,7 +42,7 @@ RANDOM = "the parent has random weights: give --checkpoint or --pretrained for t
 
 
 @dataclasses.dataclass
-class TrainOptions(TrustOption):
+class TrainOptions(TrustOption, OutputOptions):
     """What `recast train` is asked for: every field of the recipe too."""
 
     WORDS: ClassVar[Words] = {"recipe": "?"}
@@ -56,8 +56,6 @@ class TrainOptions(TrustOption):
     """a plan.json, edited or not: layers, settings"""
     resume: str | None = None
     """run folder to go on with, or auto: --out if it is one"""
-    json: bool = False
-    """machine-readable output; progress stays on stderr"""
     run: Recipe = dataclasses.field(default_factory=Recipe)
 
 

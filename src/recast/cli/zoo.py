@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import JsonOption, Words, parse, print_json
+from recast.cli.options import OutputOptions, Words, parse, print_json
 from recast.errors import RecastError
 from recast.run.fields import Count, Positive
 
@@ -29,7 +29,7 @@ with random open heads. One row per architecture is appended to a CSV file; what
 
 
 @dataclass
-class ZooOptions(JsonOption):
+class ZooOptions(OutputOptions):
     """What `recast zoo` is asked for."""
 
     WORDS: ClassVar[Words] = {"patterns": "*"}
