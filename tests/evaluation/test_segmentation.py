@@ -1,4 +1,4 @@
-"""mIoU, mAcc and aAcc against scikit-learn's confusion matrix; the suite, and what it is refused for."""
+"""mIoU, mAcc and aAcc as scikit-learn counts, boundary IoU as scipy erodes; the suite, and what it is refused for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import binary_erosion
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
@@ -17,7 +18,7 @@ from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
 from recast.evaluation.predictions import draw_predictions
 from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.segmentation import mean_accuracy, mean_iou, over_views, pixel_counts, slide
+from recast.evaluation.segmentation import inner_boundary, mean_accuracy, mean_iou, over_views, pixel_counts, slide
 from recast.models.segment import SceneFCN
 from recast.run.config.evaluation import Options
 
@@ -56,12 +57,42 @@ def of_matrix(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     return {name: 100 * value for name, value in found.items()}
 
 
+def by_erosion(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Boundary IoU written out: of each class its masks without the eroded ones, intersections over unions."""
+    d = max(1, round(0.02 * float(np.hypot(*labels.shape[1:]))))
+    values = []
+    for number in range(len(CLASSES)):
+        both = either = 0
+        for truth, found in zip(labels, predicted, strict=True):
+            masks = [truth == number, (found == number) & (truth != IGNORE)]
+            inner = [m & ~binary_erosion(m, np.ones((3, 3)), iterations=d, border_value=0) for m in masks]
+            both, either = both + (inner[0] & inner[1]).sum(), either + (inner[0] | inner[1]).sum()
+        if either:
+            values.append(both / either)
+    return 100 * float(np.mean(values))
+
+
+@pytest.mark.parametrize(
+    ("shape", "cell"), [((3, 20, 30), 6), ((2, 90, 120), 13), ((1, 150, 30), 40), ((2, 1, 70), 5), ((1, 60, 60), 60)]
+)
+def test_boundary_iou(shape: tuple[int, int, int], cell: int) -> None:
+    """Masks of cells of some size, some pixels of them ignored; one class, a row of pixels, small and large d."""
+    random = np.random.default_rng(cell)
+    grid = np.ix_(range(shape[0]), *(np.arange(side) // cell for side in shape[1:]))
+    labels, said = (random.integers(0, 3, shape)[grid] for _ in range(2))
+    said = np.where(random.random(shape)[grid] < 0.6, labels, said)
+    labels[random.random(shape) < 0.002] = IGNORE
+    maps = torch.from_numpy(said).masked_fill(torch.from_numpy(labels) == IGNORE, IGNORE), torch.from_numpy(labels)
+    means = pixel_counts(*map(inner_boundary, maps), 4).mean(0).numpy()
+    assert float(mean_iou(means.ravel())) == pytest.approx(by_erosion(labels, said), rel=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_predictions(seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     labels, predicted = (torch.randint(4 - seed % 2, (5, 7, 9), generator=random) for _ in range(2))
     labels[torch.rand(5, 7, 9, generator=random) < 0.2] = IGNORE
-    means = pixel_counts(predicted, labels, 4).mean(0).numpy()
+    means = pixel_counts(predicted.masked_fill(labels == IGNORE, IGNORE), labels, 4).mean(0).numpy()
     wanted = of_matrix(labels.numpy(), predicted.numpy())
     assert float(mean_iou(means.ravel())) == pytest.approx(wanted["miou"], rel=1e-12)
     assert float(mean_accuracy(means[::2].ravel())) == pytest.approx(wanted["macc"], rel=1e-12)
@@ -74,7 +105,8 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     labels = np.stack([mask for _, mask in data.val])
     pixels = np.stack([(image[0] * 255).round() for image, _ in data.val])
     for name, shift in (("recast", 0), ("finetuned", 1)):
-        wanted = of_matrix(labels, (pixels + shift) % 3)
+        predicted = (pixels + shift) % 3
+        wanted = of_matrix(labels, predicted) | {"boundary_iou": by_erosion(labels, predicted)}
         rows = {row.metric: row for row in found.rows if (row.model, row.suite) == (name, "segmentation")}
         assert rows.keys() == wanted.keys(), "a class that is nowhere has no IoU"
         for metric, row in rows.items():
@@ -138,6 +170,7 @@ def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_p
     data = Data("files", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
     context = open_context({"recast": Reads()}, data, 3, options=Options(test_mode=mode))
     rows = {row.metric: row.value for row in measure(context, ["segmentation"], progress=False).rows}
+    rows.pop("boundary_iou")
     everything = of_matrix(np.concatenate(labels), np.concatenate(said))
     if mode == "square":
         assert rows["miou"] != pytest.approx(everything["miou"], rel=1e-3)

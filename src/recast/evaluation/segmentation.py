@@ -1,13 +1,15 @@
-"""How well pixels are classified: mIoU, mAcc and aAcc (suite `segmentation`).
+"""How well pixels are classified: mIoU, mAcc, aAcc and boundary IoU (suite `segmentation`).
 
 Of every image three counts a class are kept, of pixels that are labelled with it, predicted as it, and both; the
-metrics are functions of their sums over all images, as in the benchmarks, and the bootstrap draws images.
+metrics are functions of their sums over all images, as in the benchmarks, and the bootstrap draws images. Boundary IoU
+(Cheng et al. 2021) counts, of either map, only pixels near the edge of their class.
 
 Shapes: images (B, 3, H, W), logits (B, classes, H, W).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,18 +26,33 @@ from recast.evaluation.stats import Statistic
 
 Forward = Callable[[Tensor], Tensor]
 """Images → logits for every pixel."""
+WIDTH = 0.02
+"""Of the inner boundary of a class, in diagonals of the image."""
 
 
 def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(B, 3, classes): pixels of an image that are labelled with a class, predicted as it, and both; of those labelled
+    """(B, 3, classes): pixels of an image that are labelled with a class, predicted as it, and both; of those that are
     `IGNORE` none. predicted and labels (B, H, W)."""
-    known = labels != IGNORE
-    found = []
-    for which, values in ((known, labels), (known, predicted), (known & (predicted == labels), labels)):
+    known, found = labels != IGNORE, []
+    for which, values in ((known, labels), (predicted != IGNORE, predicted), (known & (predicted == labels), labels)):
         ones = which.flatten(1).double()
         sums = torch.zeros(len(labels), classes, dtype=torch.float64, device=labels.device)
         found.append(sums.scatter_add_(1, values.flatten(1).clamp(max=classes - 1), ones))
     return torch.stack(found, 1)
+
+
+def inner_boundary(labels: Tensor) -> Tensor:
+    """(B, H, W): `IGNORE` but for pixels with another class, or none, less than d + 1 rows and columns away.
+
+    So what is left of a class is its mask without the mask eroded d times by 3 x 3 pixels, as in the paper's code: d is
+    2 % of the diagonal, at least 1, and beyond the image's border, or on ignored pixels, there is no class.
+    """
+    d = max(1, round(WIDTH * math.hypot(*labels.shape[1:])))
+    framed = F.pad(labels.float(), (1, 1, 1, 1), value=-1)
+    both = torch.stack([framed, -framed], 1)
+    largest = F.max_pool2d(F.max_pool2d(both, (2 * d + 1, 1), 1, (d, 0)), (1, 2 * d + 1), 1, (0, d))
+    is_inside = largest[:, 0] == -largest[:, 1]
+    return labels.masked_fill(is_inside[:, 1:-1, 1:-1], IGNORE)
 
 
 def slide(forward: Forward, images: Tensor, window: int) -> Tensor:
@@ -87,7 +104,7 @@ def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def score_segmentation(batch: Batch) -> Iterator[Score]:
-    """miou, macc, aacc, and iou/CLASS."""
+    """miou, macc, aacc, boundary_iou, and iou/CLASS."""
     context, options = batch.context, batch.options
     classes, side = context.data.classes, context.data.val.img_size
     for name in batch.models:
@@ -97,14 +114,17 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
         parts = []
         for images, masks in _parts(batch):
             predicted = over_views(forward, images, options.test_scales, options.test_flip).argmax(1)
-            parts.append(pixel_counts(predicted, masks, len(classes)))
-        counts = torch.cat(parts) / side**2
-        yield Score(name, "miou", counts.flatten(1))
+            predicted = predicted.masked_fill(masks == IGNORE, IGNORE)
+            maps = [(predicted, masks), (inner_boundary(predicted), inner_boundary(masks))]
+            parts.append(torch.stack([pixel_counts(*pair, len(classes)) for pair in maps]))
+        counts, edges = torch.cat(parts, 1) / side**2
         yield Score(name, "macc", counts[:, ::2].flatten(1))
         yield Score(name, "aacc", counts[:, ::2].sum(2))
-        for kind, members in batch.context.data.kinds.items():
-            which = [classes.index(label) for label in members]
-            yield Score(name, f"miou@{kind}", counts[:, :, which].flatten(1))
+        for metric, those in (("miou", counts), ("boundary_iou", edges)):
+            yield Score(name, metric, those.flatten(1))
+            for kind, members in context.data.kinds.items():
+                which = [classes.index(label) for label in members]
+                yield Score(name, f"{metric}@{kind}", those[:, :, which].flatten(1))
         for index, label in enumerate(classes):
             yield Score(name, f"iou/{label}", counts[:, :, index])
 
@@ -133,4 +153,6 @@ def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return 100 * np.divide(ratios.sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
-STATISTICS: dict[str, Statistic] = {"miou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy}
+STATISTICS: dict[str, Statistic] = {
+    "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
+}  # fmt: skip

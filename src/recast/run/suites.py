@@ -68,6 +68,9 @@ METRICS = {
     "miou": Metric("mIoU", meaning="intersection over union of what is predicted and what is right, mean over classes"),
     "macc": Metric("mAcc", meaning="share of a class’s pixels that are predicted as it, mean over classes"),
     "aacc": Metric("aAcc", meaning="share of all pixels that are predicted right"),
+    "boundary_iou": Metric(
+        "Boundary IoU", meaning="mIoU of the pixels near the edge of their class: 2 % of the image’s diagonal or less"
+    ),
     "iou": Metric("IoU", meaning="intersection over union of what is predicted as a class and what is of it"),
     **{
         f"{prefix}ap{part}": Metric(
@@ -128,9 +131,9 @@ SUITES = {
         missing="accuracy, loss and calibration on clean images", default=("classify",),
     ),
     "segmentation": Suite(
-        "Pixels", "mIoU, mean and pixel accuracy, IoU of every class (data with masks)", "accuracy",
-        ("miou", "macc", "aacc", "iou"), "{} classes", missing="mIoU and accuracy of the pixels", default=("segment",),
-        tasks=("segment",),
+        "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
+        ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes", missing="mIoU and accuracy of the pixels",
+        default=("segment",), tasks=("segment",),
     ),
     "detection": Suite(
         "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",

@@ -98,7 +98,7 @@ def measure(
             continue
         if data.task == "segment":
             logits = class_maps(logits, classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
-            counts += pixel_counts(logits.argmax(1), labels, classes).sum(0)
+            counts += pixel_counts(logits.argmax(1).masked_fill(labels == IGNORE, IGNORE), labels, classes).sum(0)
             totals[0] += F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels[0].numel()
             totals[2] += len(labels)
             continue
