@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from on_pages import data_of
+from on_pages import data_in, data_of
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -117,6 +122,40 @@ def test_the_facts_of_a_run_say_what_became_attention(
     plain = page(tmp_path / "plain", photos / "3" / "b.png")
     assert plain["order"] == []
     assert [list(found) for found in plain["pictures"][0]["predictions"]] == [["recast"]]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_served_to_a_browser_until_ctrl_c(shared: Path, photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(shared / "run", tmp_path / "run")
+    words = [sys.executable, "-m", "recast", "explain", str(run), "--serve", "--port", "0"]
+    before = sorted(run.rglob("*"))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        found = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/ \(Ctrl-C ends it\)\n", running.stdout.readline())
+        assert found
+        for _ in range(2):  # networks are loaded once
+            connection = HTTPConnection(found[1], timeout=60)
+            content = (photos / "3" / "b.png").read_bytes()
+            connection.request("POST", "/page?name=b.png", content, {"Origin": f"http://{found[1]}"})
+            (picture,) = data_in(connection.getresponse().read().decode())["pictures"]
+            assert (picture["name"], list(picture["predictions"][0])) == ("b.png", ["parent", "finetuned", "recast"])
+        running.send_signal(signal.SIGINT)
+        assert (*running.communicate(timeout=60), running.returncode) == ("ended\n", "", 0)
+    assert sorted(run.rglob("*")) == before  # nothing is written
+
+
+def test_what_serve_is_not_asked_with(refused: Refused, shared: Path, photos: Path) -> None:
+    run = shared / "run"
+    for words, message in (
+        (["--serve", "--out", "x.html"], "leave --out away"),
+        (["--serve", "--json"], "leave --json away"),
+        (["--serve", "--neighbours"], "leave --neighbours away"),
+        (["--serve", photos], f"leave {photos} away"),
+        (["--serve", "--classes", "x.txt"], "knows its own: leave --classes away"),
+        (["--port", "80"], "--port is of --serve"),
+        (["--serve", "--port", "65536"], "--port must be at most 65,535"),
+    ):
+        assert message in refused("explain", run, *words)
 
 
 # ---- networks by name, and files of recast.save

@@ -68,6 +68,10 @@ def mix_of(layer: Any, x: Tensor) -> np.ndarray:
 
 def data_of(path: Path) -> Mapping[str, Any]:
     """The data of a page."""
-    (found,) = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return data_in(path.read_text(encoding="utf-8"))
+
+
+def data_in(page: str) -> Mapping[str, Any]:
+    (found,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.DOTALL)
     data: dict[str, Any] = json.loads(found)
     return data

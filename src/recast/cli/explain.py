@@ -23,6 +23,7 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
   recast explain runs/mine                        (four of them, of different classes)
   recast explain runs/mine --neighbours           (the training images that are nearest to them)
+  recast explain runs/mine --serve                (drop an image on a page of this machine, and another)
   recast explain deit_tiny_patch16_224 cat.jpg --pretrained
   recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
@@ -52,6 +53,10 @@ def run(argv: Sequence[str]) -> int:
             check_name(options.subject)
         except RecastError as error:
             raise no_subject(options.subject, error) from None
+    if options.serve:
+        return _serve(options, size)
+    if options.port is not None:
+        raise RecastError("--port is of --serve: add it, or leave --port away")
     if options.neighbours:
         return _neighbours(options, size)
     from recast.explain.pages import explain_pages  # needs torch, which the help does without
@@ -66,6 +71,25 @@ def run(argv: Sequence[str]) -> int:
         first, *others = pages
         kind = "picture" if first.suffix.lower() == ".png" else "page"
         print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
+    return 0
+
+
+def _serve(options: Options, size: tuple[int, int] | None) -> int:
+    given = [f"--{name}" for name in ("out", "json", "neighbours") if getattr(options, name)] + options.images
+    if given:
+        raise RecastError(f"--serve takes its images in the browser and writes no file: leave {given[0]} away")
+    from recast.explain.pages import check_subject, open_subject
+    from recast.explain.serve import PORT, Server, serve
+
+    check_subject(options, size)
+    port = PORT if options.port is None else options.port
+    with trusting(options.subject, trust=options.trust), Server(port) as server:
+        server.subject, server.layer = open_subject(options, size, kept=False), options.layer
+        print(f"page: http://{server.authority}/ (Ctrl-C ends it)", flush=True)
+        for note in server.subject.notes:
+            print(f"note: {note}", file=sys.stderr)
+        serve(server)
+    print("ended")
     return 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from recast.device import choose_device
 from recast.errors import RecastError
 from recast.evaluation.run_folder import Run, open_run
 from recast.explain.inputs import (
+    Input,
     find_inputs,
     imagenet_names,
     page_stem,
@@ -44,48 +46,83 @@ Explained = tuple[list[Path], Scene, list[str]]
 """The files written, the one to open first; what they show; what to say of network and images."""
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is explained, opened once for any number of images."""
+
+    read: Callable[[Sequence[int | Path]], tuple[list[Input], list[str]]]
+    """Files, and numbers of validation images, as its networks see them, and what to say of them (`read_inputs`)."""
+    show: Callable[[Sequence[Input], Sequence[str]], Scene]
+    """Images, and notes on them, run through its networks."""
+    notes: Sequence[str] = ()
+    """What to say of the network."""
+
+
 def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) -> Explained:
     """Write pages of what a run's networks, or one network, attend to in images, or a PNG.
 
-    size: (height, width) of the images instead of the network's own. Raises `RecastError` for a network, images, names,
-    a normalisation or a place to write that cannot be, and nothing is written then.
+    A run's page is RUN/explain/NAME.html, a network's MODEL-IMAGE.html in the current folder. size: (height, width) of
+    the images instead of the network's own. Raises `RecastError` for a network, images, names, a normalisation or a
+    place to write that cannot be, and nothing is written then.
     """
+    is_run = check_subject(asked, size)
+    stem = page_stem(asked.images)
+    default = f"{asked.subject}/explain/{stem}.html" if is_run else f"{safe_stem(_known(asked.subject))}-{stem}.html"
+    target = Path(asked.out or default)
+    if asked.out or not is_run:
+        check_target(target)
+    wanted = find_inputs(asked.images)  # a mistyped path is told before the network is made
+    if not is_run and (numbers := [one for one in wanted if isinstance(one, int)]):
+        raise RecastError(
+            f"val:{numbers[0]} is of a run's data, and {asked.subject} is no run: name image files or folders"
+        )
+    if not is_run and not wanted:
+        raise RecastError(f"which images? recast explain {asked.subject} IMAGE …: files or folders")
+    subject = open_subject(asked, size)
+    inputs, notes = subject.read(wanted)
+    scene = subject.show(inputs, notes)
+    if not asked.out:
+        target.parent.mkdir(exist_ok=True)
+    return write_pages(scene, target, layer=asked.layer), scene, [*notes, *subject.notes]
+
+
+def check_subject(asked: ExplainOptions, size: tuple[int, int] | None) -> bool:
+    """Whether a run is explained. Raises `RecastError` for options that are not of what is."""
     if not names_a_run(asked.subject):
-        return _of_model(asked, size)
+        if asked.crop_pct is not None and size is not None and size[0] != size[1]:
+            raise RecastError(
+                f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: "
+                "leave it out"
+            )
+        return False
     for name in OF_MODELS:
         if getattr(asked, name) != getattr(ExplainOptions(), name):
             option = name.replace("_", "-")
             raise RecastError(f"{asked.subject} is a run folder, which knows its own: leave --{option} away")
-    return _of_run(asked, size)
+    return True
 
 
-def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
-    """Of a network as `open_model` reads it; its page is MODEL-IMAGE.html in the current folder.
+def open_subject(asked: ExplainOptions, size: tuple[int, int] | None, *, kept: bool = True) -> Subject:
+    """The run or network of `asked`, loaded. kept: a run's earlier epochs too, each loaded when it is shown."""
+    return _run(asked, size, kept) if names_a_run(asked.subject) else _model(asked, size)
+
+
+def _known(name: str) -> str:
+    return Path(name).stem if name.endswith(SAVED) else name
+
+
+def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
+    """A network as `open_model` reads it.
 
     Without options size, normalisation and crop are the network's own (timm's say so), else 224, ImageNet's and
     `crop_fraction`, and a note says what was assumed; names of classes ImageNet's for 1,000. Random weights are drawn
     with one seed.
     """
     config = ModelConfig(asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes)
-    known = Path(config.name).stem if config.name.endswith(SAVED) else config.name
-    if asked.crop_pct is not None and size is not None and size[0] != size[1]:
-        raise RecastError(
-            f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: leave "
-            "it out"
-        )
-    target = Path(asked.out or f"{safe_stem(known)}-{page_stem(asked.images)}.html")
-    check_target(target)
-    wanted = find_inputs(asked.images)  # a mistyped path is told before the network is made
-    if numbers := [one for one in wanted if isinstance(one, int)]:
-        raise RecastError(
-            f"val:{numbers[0]} is of a run's data, and {config.name} is no run: name image files or folders"
-        )
-    if not wanted:
-        raise RecastError(f"which images? recast explain {config.name} IMAGE …: files or folders")
     names = None if asked.classes is None else read_class_names(Path(asked.classes))
     device = choose_device(asked.device)
     with seeded(SEED):
-        model = open_model(config)
+        model = open_model(config).to(device)
     labels, outputs = {name: name for name in names or ()}, num_outputs(model)
     if names is not None and outputs not in (None, len(names)):
         raise RecastError(
@@ -96,30 +133,28 @@ def _of_model(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
         names, labels = imagenet_names()
     own = input_defaults(model) or ASSUMED
     seen, normalisation = size or own.size, (asked.mean or own.mean, asked.std or own.std)
-    inputs, notes = read_inputs(wanted, seen, asked.num_images, labels, asked.crop_pct or own.crop_pct)
     assumed = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
     assumed |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if not getattr(asked, what)}
+    weights, in_title, notes = weights_of(config)
     if own is ASSUMED and assumed:
         said = f"{', '.join(assumed.values())} ({', '.join(assumed)})"
-        notes.append(f"{config.name} does not say what images it takes; assumed: {said}.")
-    weights, in_title, chance = weights_of(config)
-    notes += chance
-    scene = make_scene(
-        known + in_title,
-        inputs,
-        [(None, {"recast": model.to(device)})],
-        names,
-        normalisation,
-        {"recast": "Network"},
-        notes,
-        [
-            ("Network", config.name),
-            ("Weights", weights),
-            ("Images", f"{seen[0]}×{seen[1]} pixels (height × width)"),
-            ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation)),
-        ],
-    )
-    return write_pages(scene, target, layer=asked.layer), scene, notes
+        notes = [f"{config.name} does not say what images it takes; assumed: {said}.", *notes]
+    about = [
+        ("Network", config.name),
+        ("Weights", weights),
+        ("Images", f"{seen[0]}×{seen[1]} pixels (height × width)"),
+        ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation)),
+    ]
+
+    def read(wanted: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
+        return read_inputs(wanted, seen, asked.num_images, labels, asked.crop_pct or own.crop_pct)
+
+    def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
+        states, arms = [(None, {"recast": model})], {"recast": "Network"}
+        title = _known(config.name) + in_title
+        return make_scene(title, inputs, states, names, normalisation, arms, [*said, *notes], about)
+
+    return Subject(read, show, notes)
 
 
 def num_outputs(model: nn.Module) -> int | None:
@@ -135,50 +170,34 @@ def num_outputs(model: nn.Module) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _of_run(asked: ExplainOptions, size: tuple[int, int] | None) -> Explained:
-    """Of a run folder, the arms' predictions side by side; its page is RUN/explain/NAME.html.
-
-    Images are files, folders, and `val:N` for the N-th validation image of the run's data; none: four validation images
-    of different classes.
-    """
-    folder = Path(asked.subject)
-    target = Path(asked.out) if asked.out else folder / "explain" / f"{page_stem(asked.images)}.html"
-    if asked.out:
-        check_target(target)
-    wanted = find_inputs(asked.images)  # a mistyped path is told before the run is loaded
-    run = open_run(folder)
-    inputs, said = read_inputs(
-        wanted or some_of_validation(run.data),
-        size or (run.data.test_size, run.data.test_size),
-        asked.num_images,
-        {name: name for name in run.data.classes},
-        run.recipe.data.crop_pct,
-        run.data,
-    )
-    states, notes = kept_states(run)
-    arms = {"recast": "Network"} if run.recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
+def _run(asked: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Subject:
+    """A run's arms, their predictions side by side; without images four of validation, of different classes."""
+    run = open_run(Path(asked.subject))
+    data, recipe = run.data, run.recipe
+    states, notes = kept_states(run) if kept else ({recipe.epochs: None}, [])
+    arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     if "parent" in arms and (why := _why_untaught(run)):
         del arms["parent"]
         notes.append(f"The predictions of the parent as it was are left out: {why}.")
-    scene = make_scene(
-        f"{run.recipe.model.name} on {run.data.name}",
-        inputs,
-        _networks(run, arms, states, choose_device(asked.device)),
-        run.data.classes,
-        (run.data.mean, run.data.std),
-        arms,
-        notes + said,
-        [
-            ("Run", run.folder.resolve().name),
-            ("Network", run.recipe.model.name),
-            ("Data", f"{run.data.name}, {len(run.data.classes)} classes"),
-            *_changed(run.recipe),
-            ("Epochs shown", ", ".join(map(str, states))),
-        ],
-    )
-    if not asked.out:
-        target.parent.mkdir(exist_ok=True)
-    return write_pages(scene, target, layer=asked.layer), scene, said
+    device, seen = choose_device(asked.device), size or (data.test_size, data.test_size)
+    about = [
+        ("Run", run.folder.resolve().name),
+        ("Network", recipe.model.name),
+        ("Data", f"{data.name}, {len(data.classes)} classes"),
+        *_changed(recipe),
+        ("Epochs shown", ", ".join(map(str, states))),
+    ]
+
+    def read(wanted: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
+        wanted = wanted or some_of_validation(data)
+        labels = {name: name for name in data.classes}
+        return read_inputs(wanted, seen, asked.num_images, labels, recipe.data.crop_pct, data)
+
+    def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
+        title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
+        return make_scene(title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about)
+
+    return Subject(read, show)
 
 
 def _why_untaught(run: Run) -> str:

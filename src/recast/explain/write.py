@@ -49,6 +49,11 @@ def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | Non
         raise RecastError(f"cannot write the {kind} {out}: {error.strerror}") from error
 
 
+def one_page(scene: Scene, layer: str | None = None) -> str:
+    """The page of a scene of one image, as text."""
+    return _page(pack(scene, LIMIT, layer))
+
+
 def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
     alone = len(scene.pictures) == 1
     packed = pack(scene, limit if alone else None, layer)
@@ -68,7 +73,7 @@ def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[
         items.append(_item(scene, picture, f"{folder.name}/{name}"))
     notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
     count = str(len(scene.pictures))
-    write_text(out, _filled("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
+    write_text(out, filled("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
     return [out, *(folder / name for name in names)]
 
 
@@ -106,7 +111,7 @@ def safe_stem(name: str) -> str:
 
 def _page(packed: dict[str, Any]) -> str:
     data = _json(packed).replace("<", "\\u003c")  # "</script>" in a name must not end the script
-    return _filled("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
+    return filled("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
 
 
 def _json(packed: dict[str, Any]) -> str:
@@ -127,7 +132,7 @@ def _item(scene: Scene, picture: Picture, link: str) -> str:
     )
 
 
-def _filled(template: str, title: str, **parts: str) -> str:
+def filled(template: str, title: str, **parts: str) -> str:
     """A template with its parts in their places: what a part says is never looked at again."""
     return Template(_read(template)).substitute(title=html.escape(title), style=_read("page.css"), **parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from recast.run.fields import Classes, Count, CropShare, PixelMean, Positive
+from recast.run.fields import Classes, Count, CropShare, PixelMean, Port, Positive
 
 
 @dataclass
@@ -22,6 +22,10 @@ class ExplainOptions:
     """the layer to open first, or to draw in a PNG"""
     neighbours: bool = False
     """of a run: the ten training images nearest to each image instead of where the network looks"""
+    serve: bool = False
+    """a page in the browser, on this machine alone, that takes one image after the other; Ctrl-C ends it"""
+    port: Port | None = None
+    """of --serve, 0 for a free one; default 8765"""
     img_size: str | None = None
     """224, or 224x160 (height x width); default the network's own"""
     num_images: Count = 16

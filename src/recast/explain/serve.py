@@ -1,0 +1,137 @@
+"""`recast explain --serve`: a page on the loopback alone that takes an image and answers with the page of it.
+
+Other sites that are open in the same browser can neither read an answer nor have an image computed: every request must
+name this machine as its host (a site may point its own name at 127.0.0.1), a POST must come from our own page, and the
+policy that goes with a page lets it load nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from recast.errors import RecastError, first_line, one_line
+from recast.explain.pages import Subject
+from recast.explain.write import filled, one_page, safe_stem
+
+HOST, PORT = "127.0.0.1", 8765
+LARGEST = 32 * 2**20
+"""Bytes of an image file."""
+LONGEST_NAME = 60
+"""Characters, of four bytes at most: a file's name has 255."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Server(ThreadingTCPServer):
+    """Bound when it is made: a port in use is told before a network is loaded. `subject` is set before it serves.
+
+    Not an `HTTPServer`, which asks the network for the name of its address.
+    """
+
+    allow_reuse_address = os.name == "posix"  # elsewhere two servers could share a port
+    daemon_threads = True  # a browser keeps connections open that it never uses
+    subject: Subject
+    layer: str | None = None
+
+    def __init__(self, port: int = PORT) -> None:
+        self.one_at_a_time = Lock()  # the hooks that record maps are a network's
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "it is in use" if taken else error.strerror
+            raise RecastError(f"cannot serve at port {port}: {why}; --port 0 takes a free one") from None
+        self.authority = f"{HOST}:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away in the middle is nothing to tell."""
+
+    def page(self, name: str, content: bytes) -> str:
+        """The page of an image file. Raises `RecastError` as `read_image` and `make_scene` do."""
+        with self.one_at_a_time, TemporaryDirectory() as folder:
+            path = Path(folder, safe_stem(name)[-LONGEST_NAME:] or "image")
+            path.write_bytes(content)
+            try:
+                return one_page(self.subject.show(*self.subject.read([path])), self.layer)
+            except RecastError as error:
+                raise RecastError(str(error).replace(str(path), path.name)) from None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET / is the page that takes images, POST /page?name=NAME with an image file as its body is the page of that."""
+
+    server: Server
+    timeout = 30
+    """Seconds that a request may keep us waiting for its next byte."""
+
+    def do_GET(self) -> None:
+        if self._is_for_us():
+            if urlsplit(self.path).path != "/":
+                return self._answer(HTTPStatus.NOT_FOUND, "there is one page: /")
+            self._answer(HTTPStatus.OK, filled("serve.html", "Recast explain", largest=str(LARGEST)), "text/html")
+
+    def do_POST(self) -> None:
+        if not self._is_for_us():
+            return None
+        if self.headers.get("Origin") != f"http://{self.headers['Host']}":
+            return self._answer(HTTPStatus.FORBIDDEN, "images are taken from our own page alone")
+        asked = urlsplit(self.path)
+        length = self.headers.get("Content-Length", "")
+        if asked.path != "/page" or not (length.isascii() and length.isdecimal()):
+            return self._answer(HTTPStatus.BAD_REQUEST, "expected POST /page?name=NAME with an image file as its body")
+        if len(length) > len(str(LARGEST)) or int(length) > LARGEST:
+            return self._answer(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an image file of at most {LARGEST // 2**20} MiB is expected"
+            )
+        content = self.rfile.read(int(length))
+        if len(content) < int(length):
+            return None  # whoever sent it has gone
+        try:
+            text = self.server.page(parse_qs(asked.query).get("name", ["image"])[0], content)
+        except RecastError as error:
+            return self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, one_line(error))
+        except Exception as error:  # whatever a network of the user's raises, the next image may do
+            said = one_line(f"{type(error).__name__}: {first_line(error)}")
+            return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, said)
+        self._answer(HTTPStatus.OK, text, "text/html")
+
+    def _is_for_us(self) -> bool:
+        port = self.server.authority.rpartition(":")[2]
+        ours = self.headers.get("Host") in (self.server.authority, f"localhost:{port}")
+        if not ours:
+            self._answer(HTTPStatus.FORBIDDEN, f"this server is http://{self.server.authority}/ and no other")
+        return ours
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        content = text.encode(errors="replace")
+        self.send_response(status)
+        for name, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the page tells what it cannot show."""
+
+
+def serve(server: Server) -> None:
+    """Answer until Ctrl-C; the image that is being computed is finished."""
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
+    with server.one_at_a_time:  # no torch runs while the interpreter ends
+        pass
