@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from recast.errors import RecastError
 from recast.evaluation import Options
 from recast.evaluation.context import Context, NotMeasured
 from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.suites import EVALUATORS
+from recast.evaluation.suites import EVALUATORS, Evaluator
 from recast.run.records import Row
 from recast.run.suites import METRICS, SUITES
 
@@ -65,6 +66,25 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
     ):
         run(attacked, digits, tmp_path, "fgsm", **options)
         assert attacked.seen == seen
+
+
+def test_scores_of_other_code_are_measured(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a score holds can change while the version stays: one kept by older code would be misread."""
+    text = """import torch
+from recast.evaluation.context import Score
+def score(batch):
+    for name in batch.models:
+        yield Score(name, "top1", torch.zeros(len(batch)))
+"""
+    (tmp_path / "own_score.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("own_score")
+    found, model = list[float](), nn.Conv2d(3, 10, 1)
+    for new in (text, text, text.replace("zeros", "ones")):
+        (tmp_path / "own_score.py").write_text(new)
+        monkeypatch.setitem(EVALUATORS, "clean", Evaluator(importlib.reload(module).score))
+        found += run(model, digits, tmp_path / "cache")
+    assert found == [0, 0, 100]
 
 
 @pytest.mark.parametrize("batch_size", [20, 7])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
+from recast.cli import evaluate
 from recast.cli.evaluate import _suites
 from recast.report import formats
 from recast.report.arms_table import LABELS, arms_table, heat_tables
@@ -247,6 +248,10 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     boxes, masks = arms_table(run, "classes").groups
     assert (boxes.title, masks.title) == ("Objects: box AP,\u00a0%", "Objects: mask AP,\u00a0%")
     assert [row[0].text for row in (*boxes.rows, *masks.rows)] == ["disc", "red/blue ring", "disc"]
+    told = evaluate.arms_table(run.rows)
+    assert "detection ap@local" in told
+    assert "disc" not in told
+    assert "ring" not in told
     page = render([part := run_part(run, "run1", 1)], [])
     assert 'id="run1-classes"' in page
     assert 'href="#run1-classes"' in page

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from recast.training.loop import fit
 from recast.training.metrics import read_metrics
 from recast.training.run import train
 
+SLOW = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="a process of its own: RECAST_SLOW=1")
 SMALL = DataConfig("scene_objects", num_train=8, num_val=4, batch_size=4)
 
 
@@ -42,8 +45,13 @@ def child() -> nn.Module:
     return recast_(model, plan(model, torch.zeros(1, 3, 96, 96)))
 
 
-def test_it_goes_on_bit_for_bit_after_a_stop(tmp_path: Path, data: Data, goes_on: Callable[..., nn.Module]) -> None:
-    goes_on(lambda folder, model, **how: fit(model, data, recipe(), folder, progress=False, **how), child, "update", 3)
+def resumable(folder: Path, model: nn.Module, **how: Any) -> list[dict[str, Any]]:
+    return fit(model, load_data(SMALL), recipe(save_steps=1), folder, progress=False, **how)
+
+
+@pytest.mark.parametrize("kill", [None, pytest.param((__file__, (2, 2)), marks=SLOW)], ids=["stop", "kill"])
+def test_it_goes_on_bit_for_bit(tmp_path: Path, kill: Any, goes_on: Callable[..., nn.Module]) -> None:
+    goes_on(resumable, child, "update", 3, kill=kill)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_ap"] is not None
     assert rows[-1]["val_loss"] < rows[0]["val_loss"], "it learns"

@@ -17,7 +17,7 @@ from recast.run.fields import Count, Workers
 from recast.run.files import read_names
 from recast.run.recipe import load_recipe, why_untaught
 from recast.run.records import Difference, Row
-from recast.run.suites import DEFAULTS, METRICS, SUITES, base
+from recast.run.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
 from recast.run.trust import trusting
 
 EXAMPLES = """  recast evaluate runs/mine
@@ -135,14 +135,14 @@ def arms_table(
     """One line per metric: the arms, and what recast is above the others.
 
     Behind a difference stands half the width of its 95 % interval. Of a corruption suite only means over the kinds are
-    shown; the rest is in rows.csv.
+    shown, and no single class; the rest is in rows.csv.
     """
     from recast.surgery.table import render  # needs torch, which the help does without
 
     margins = {(d.suite, d.metric, d.against): (d.high - d.low) / 2 for d in differences if d.model == "recast"}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
-        if row.metric.count("/") < 2:
+        if row.metric.count("/") < 2 and not PER_CLASS.match(row.metric):
             values.setdefault((row.suite, row.metric), {})[row.model] = row.value
     from rich.table import Table
 

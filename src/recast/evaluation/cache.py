@@ -1,18 +1,21 @@
 """Per-image scores on the disk: what was measured once is not measured again, and an interrupted pass goes on.
 
-One file for each (suite, part, model). It counts only for the weights, images and options it was made with.
+One file for each (suite, part, model). It counts only for the weights, images, options and code it was made with.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +48,13 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def code_of(function: Callable[..., Any]) -> str:
+    """The text of its module: what a score holds may change between two versions; empty where it is not there."""
+    with suppress(OSError):
+        return inspect.getsource(sys.modules[function.__module__])
+    return ""
+
+
 class Cache:
     """Where the scores of models are kept; of sources made from the same images, these are read once.
 
@@ -57,15 +67,15 @@ class Cache:
         self.weights = {} if folder is None else {name: model_key(model) for name, model in context.models.items()}
         self.known: dict[LabelledImages, str] = {}
 
-    def open(self, suite: str, uses: Iterable[str], source: Source) -> dict[str, Scores]:
-        """The scores of every model; uses: the options that they depend on."""
+    def open(self, suite: str, score: Callable[..., Any], uses: Iterable[str], source: Source) -> dict[str, Scores]:
+        """The scores of every model by `score`; uses: the options that they depend on."""
         n = len(source.images)
         if self.folder is None:
             return {name: Scores(n) for name in self.context.models}
         options = {name: getattr(self.context.options, name) for name in uses}
         columns = None if source.columns is None else source.columns.tolist()
         images = [self._images(images) for images in (source.images, *source.depends)]
-        told = suite, options, self.context.dataset(suite), source.part, columns, images
+        told = suite, code_of(score), options, self.context.dataset(suite), source.part, columns, images
         found = {}
         for name, weights in self.weights.items():
             key = hashlib.sha256(repr((*told, weights)).encode()).hexdigest()

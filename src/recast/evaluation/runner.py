@@ -179,7 +179,8 @@ def score_suites(
         except NotMeasured as error:
             missing.append(error)
             continue
-        jobs += [Job(name, evaluator.score, source, cache.open(name, evaluator.uses, source)) for source in sources]
+        opened = partial(cache.open, name, evaluator.score, evaluator.uses)
+        jobs += [Job(name, evaluator.score, source, opened(source)) for source in sources]
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
