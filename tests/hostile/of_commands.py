@@ -63,8 +63,8 @@ def _asked() -> dict[str, list[str]]:
         "explain": Options, "fold": FoldOptions, "report": ReportOptions, "zoo": ZooOptions,
         "quickstart": QuickstartOptions,
     }  # fmt: skip
-    return {
-        name: [option.shown for option in options_of(kind()) if not option.words]
+    return {  # but for --serve, which does not end by itself
+        name: [option.shown for option in options_of(kind()) if not (option.words or option.shown == "--serve")]
         + [f"--{option.dotted}" for option in options_of(kind()) if "." in option.dotted]
         for name, kind in kinds.items()
     }
