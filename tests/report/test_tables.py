@@ -240,11 +240,14 @@ def test_numbers(text: str, expected: str) -> None:
 def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     path = make_run(recipe={"data.name": "scene_objects"})
     (path / "rows.csv").unlink()
-    metrics = ("ap", "ap@local", "ap/disc", "ap/red/blue ring", "mask_ap/disc")
-    write_records(path / "rows.csv", Row, [Row("r", "recast", "detection", "s", name, 5.0, 9) for name in metrics])
+    metrics = ("ap", "ap@local", "ap/disc", "ap/red/blue ring", "mask_ap", "mask_ap/disc")
+    both = [(name, arm) for name in metrics for arm in ("finetuned", "recast")]
+    rows = [Row("r", arm, "detection", "s", name, 5.0, 9, 3.0, 8.0) for name, arm in both]
+    write_records(path / "rows.csv", Row, rows)
     run = read_run(path)
     (first,) = arms_table(run).groups
-    assert [row[0].text for row in first.rows] == ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes"]
+    whole = ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes", "Mask AP,\u00a0%"]
+    assert [row[0].text for row in first.rows] == whole
     boxes, masks = arms_table(run, "classes").groups
     assert (boxes.title, masks.title) == ("Objects: box AP,\u00a0%", "Objects: mask AP,\u00a0%")
     assert [row[0].text for row in (*boxes.rows, *masks.rows)] == ["disc", "red/blue ring", "disc"]
@@ -253,6 +256,10 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert "disc" not in told
     assert "ring" not in told
     page = render([part := run_part(run, "run1", 1)], [])
+    assert [chart.title for chart in part["costs"]["macs"]] == ["Box AP", "Mask AP"]
+    assert part["costs"]["macs"][0].rows[0][4:] == (5.0, 3.0, 8.0)
+    assert next(figure.title for figure in part["figures"]()) == "Box AP, Mask AP, %, against MACs per image"
+    assert "top-1" not in part["costs"]["macs"][0].story
     assert 'id="run1-classes"' in page
     assert 'href="#run1-classes"' in page
     assert not any("Fourier" in what for what in part["missing"]), "of a detector only where it is asked for"

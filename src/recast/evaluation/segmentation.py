@@ -118,13 +118,13 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
             maps = [(predicted, masks), (inner_boundary(predicted), inner_boundary(masks))]
             parts.append(torch.stack([pixel_counts(*pair, len(classes)) for pair in maps]))
         counts, edges = torch.cat(parts, 1) / side**2
-        yield Score(name, "macc", counts[:, ::2].flatten(1))
-        yield Score(name, "aacc", counts[:, ::2].sum(2))
         for metric, those in (("miou", counts), ("boundary_iou", edges)):
             yield Score(name, metric, those.flatten(1))
             for kind, members in context.data.kinds.items():
                 which = [classes.index(label) for label in members]
                 yield Score(name, f"{metric}@{kind}", those[:, :, which].flatten(1))
+        yield Score(name, "macc", counts[:, ::2].flatten(1))
+        yield Score(name, "aacc", counts[:, ::2].sum(2))
         for index, label in enumerate(classes):
             yield Score(name, f"iou/{label}", counts[:, :, index])
 

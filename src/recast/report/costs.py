@@ -16,7 +16,7 @@ from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.report.load import Run
 from recast.run.files import number
 from recast.run.records import FrontierLine
-from recast.run.suites import of_kind
+from recast.run.suites import METRICS, base, of_kind
 
 COSTS = {
     "macs": ("MACs per image", formats.compact),
@@ -24,6 +24,7 @@ COSTS = {
     "images_per_second": ("images per second", formats.compact),
     "peak_memory": ("peak memory, bytes", formats.memory),
 }
+DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
 MOST_NAMED = 6
 """With more runs than this their names would hide the points."""
 
@@ -39,7 +40,11 @@ def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
 def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
     """The charts of each cost as one figure."""
-    return [joined(f"accuracy_{cost}", f"Top-1, %, against {COSTS[cost][0]}", found) for cost, found in charts.items()]
+    figures = []
+    for cost, found in charts.items():
+        what = "Top-1" if "top1" in found[0].columns else ", ".join(chart.title for chart in found)
+        figures.append(joined(f"accuracy_{cost}", f"{what}, %, against {COSTS[cost][0]}", found))
+    return figures
 
 
 def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
@@ -51,6 +56,7 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
     found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
     found += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
+    found += [(suite, metric, METRICS[metric].label) for suite, metrics in DENSE.items() for metric in metrics]
     return [one for one in found if any(row.suite == one[0] for run in runs for row in run.rows)]
 
 
@@ -82,11 +88,12 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     costs = [one.points[0].x for one in dots]
     if len(set(costs)) < 2:
         return None
-    columns = ("run", "arm", "suite", cost, "top1", "low", "high")
+    name, column, what = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
+    columns = ("run", "arm", "suite", cost, column, "low", "high")
     axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
-    told_as, keys = f"{title}: top-1 against {label}", arm_keys(runs[0], [one.role for one in dots])
+    told_as, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
     return series_chart(
-        f"cost_{cost}_{suite}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
+        f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
     )
 
 
