@@ -86,6 +86,55 @@ def test_gaps_grey_and_sixteen_bits(tmp_path: Path) -> None:
     assert image.sub(0.5).abs().max() < 0.01
 
 
+def laid_out(folder: Path, images: str, masks: str, values: list[list[list[int]]], **palette: object) -> None:
+    for i, mask in enumerate(values):
+        for name, one in ((images, np.zeros((8, 8, 3))), (masks, np.kron(mask, np.ones((4, 4))))):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(one.astype(np.uint8))
+            if palette and name == masks:
+                picture.putpalette(bytes(range(255, -1, -1)) * 3)  # a reader of colours would be told
+            picture.save(folder / name / f"{i}.{'jpg' if name == images else 'png'}")
+
+
+def test_voc(tmp_path: Path) -> None:
+    """As torchvision unpacks it: a palette's places, the border of objects ignored, images without masks left out."""
+    folder = tmp_path / "VOCdevkit" / "VOC2012"
+    laid_out(folder, "JPEGImages", "SegmentationClass", [[[0, 20], [255, 1]]] * 3, palette=True)
+    Image.new("RGB", (8, 8)).save(folder / "JPEGImages" / "9.jpg")
+    (folder / "ImageSets" / "Segmentation").mkdir(parents=True)
+    for part, text in (("train", "0\n2\n"), ("val", "1\n")):
+        (folder / "ImageSets" / "Segmentation" / f"{part}.txt").write_text(text)
+    data, (_, masks) = read(tmp_path)
+    assert (data.name, len(data.classes), data.classes[20]) == ("VOC2012", 21, "tvmonitor")
+    assert [Path(path).stem for path in (*data.train.items, *data.val.items)] == ["0", "2", "1"]
+    assert masks[0, ::16, ::16].tolist() == [[0, 20], [IGNORE, 1]]
+    (folder / "ImageSets" / "Segmentation" / "val.txt").write_text("1\n7\n")
+    with pytest.raises(RecastError, match=r"val.txt names 1 images that are not in .*JPEGImages: the first is 7"):
+        read(folder)
+    (folder / "ImageSets" / "Segmentation" / "val.txt").unlink()
+    with pytest.raises(RecastError, match=r"no such file: .*val\.txt"):
+        read(folder)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_ade(tmp_path: Path, named: bool) -> None:
+    """0 is no class but what nobody knows; the names are the release's own."""
+    folder = tmp_path / "ADEChallengeData2016"
+    for part, count in (("training", 3), ("validation", 1)):
+        laid_out(folder, f"images/{part}", f"annotations/{part}", [[[0, 3], [1, 1]]] * count)
+    if named:
+        lines = [f"{i}\t0.1\t9\t9\t{name}" for i, name in enumerate(("wall", "building, edifice", "sky"), 1)]
+        (folder / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *lines]))
+    data, (_, masks) = read(tmp_path)
+    assert (len(data.train), len(data.val)) == (3, 1)
+    assert data.classes == (["wall", "building, edifice", "sky"] if named else ["1", "3"])
+    assert masks[0, ::16, ::16].tolist() == [[IGNORE, 2 if named else 1], [0, 0]]
+    if named:
+        Image.fromarray(np.full((8, 8), 4, np.uint8)).save(folder / "annotations" / "validation" / "0.png")
+        with pytest.raises(RecastError, match="has class 4, expected 1 to 3, or 0 where nobody knows"):
+            read(folder)
+
+
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no masks": (lambda f: (f / "images").mkdir(), "has no folder masks"),
     "no images": (lambda f: [(f / name).mkdir() for name in ("images", "masks")], "has no images"),

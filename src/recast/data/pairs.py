@@ -33,6 +33,11 @@ OUTSIDE = 256
 """In the masks of a batch: what fills an image up to the size of the largest."""
 PADDING = (124, 116, 104)
 """What surrounds an image that is smaller than its crop: ImageNet's mean."""
+ADE = "ADEChallengeData2016"
+VOC = (
+    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
+    "pottedplant sheep sofa train tvmonitor"
+).split()
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 
 
@@ -93,6 +98,8 @@ class ImagePairs(DenseImages):
     _: KW_ONLY
     ids: tuple[int, ...] | None = None
     """The numbers in the masks that are classes 0, 1, ...; None: 0, 1, ... themselves."""
+    blank: int = IGNORE
+    """In a file, beside `IGNORE`: nobody knows."""
     num_classes: int = IGNORE
     is_whole: bool = False
     """Where nothing is augmented: all of an image, its short side S, instead of the middle square."""
@@ -107,11 +114,12 @@ class ImagePairs(DenseImages):
         values = read_mask(mask)
         classes = values if self.ids is None else np.searchsorted(self.ids, values)
         known = (values < self.num_classes) if self.ids is None else np.isin(values, self.ids)
-        unknown = values[~known & (values != IGNORE)]
+        unknown = values[~known & (values != IGNORE) & (values != self.blank)]
         if len(unknown):
+            first, last = (0, self.num_classes - 1) if self.ids is None else (self.ids[0], self.ids[-1])
             raise RecastError(
-                f"mask {mask} has class {unknown[0]}, expected 0 to {self.num_classes - 1}, or {IGNORE} where nobody "
-                "knows: name all classes in classes.txt"
+                f"mask {mask} has class {unknown[0]}, expected {first} to {last}, or {self.blank} where nobody knows: "
+                "name all classes in classes.txt"
             )
         return Image.fromarray(np.where(known, classes, IGNORE).astype(np.uint8))
 
@@ -193,48 +201,72 @@ def read_mask(path: str) -> np.ndarray:
 def find_masks(config: DataConfig) -> Found:
     """images/ and masks/, files of the same names but for their endings; in train/ and val/ (or test/), or a share of
     the images is held out. classes.txt names the classes 0, 1, ..., a line each; without it the numbers in the masks
-    are the classes, gaps and all."""
+    are the classes, gaps and all.
+
+    VOC2012 and ADEChallengeData2016, or the folder that holds them, are read as they are."""
     root = data_dir(config)
-    train = root / "train" if (root / "train").is_dir() else root
-    val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
-    found = [_pairs(part) for part in (train, val) if part is not None]
-    names = _class_names(root / "classes.txt")
-    ids: tuple[int, ...] | None = None
+    root = next((root / name for name in ("VOCdevkit/VOC2012", "VOC2012", ADE) if (root / name).is_dir()), root)
+    names, blank = _lines(root / "classes.txt"), IGNORE
+    if (root / "SegmentationClass").is_dir():
+        lists = [root / "ImageSets" / "Segmentation" / f"{part}.txt" for part in ("train", "val")]
+        found = [_pairs(root, "JPEGImages", "SegmentationClass", only=path) for path in lists]
+        names = names or VOC
+    elif (root / "annotations" / "training").is_dir():
+        found = [_pairs(root, f"images/{part}", f"annotations/{part}") for part in ("training", "validation")]
+        told, blank = _lines(root / "objectInfo150.txt") or [], 0
+        names = names or [line.split("\t")[-1] for line in told[1:]] or None
+    else:
+        train = root / "train" if (root / "train").is_dir() else root
+        val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
+        found = [_pairs(part) for part in (train, val) if part is not None]
+    ids = None if names is None or blank == IGNORE else tuple(range(1, len(names) + 1))
     if names is None:
         present = {int(value) for part in found for path in part.masks for value in np.unique(read_mask(str(path)))}
-        ids = tuple(sorted(present - {IGNORE}))
+        ids = tuple(sorted(present - {IGNORE, blank}))
         names = [str(number) for number in ids]
     if not 1 < len(names) <= IGNORE:
         raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
-    parts = [replace(part, ids=ids, num_classes=len(names)) for part in found]
-    return Found(root.resolve().name, parts[0], parts[1] if val else None, names, crop="random")
+    parts = [replace(part, ids=ids, blank=blank, num_classes=len(names)) for part in found]
+    return Found(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random")
 
 
-def _class_names(path: Path) -> list[str] | None:
+def _lines(path: Path) -> list[str] | None:
+    """Names, a line each; None where the file is not there."""
     if not path.is_file():
         return None
     names = [line.strip() for line in decode(read_bytes(path), path).splitlines() if line.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise RecastError(f"{path} names {shown(twice[0])} twice: a name for every class, a line each")
+        raise RecastError(f"{path} names {shown(twice[0])} twice: expected a name a line, each once")
     return names
 
 
-def _pairs(part: Path) -> ImagePairs:
-    files: list[Mapping[str, str]] = []
-    for name in ("images", "masks"):
+def _pairs(part: Path, *names: str, only: Path | None = None) -> ImagePairs:
+    """The images of a folder with their masks; of `only`, a file with names without endings, those alone."""
+    files = list[Mapping[str, str]]()
+    names = names or ("images", "masks")
+    listed = None if only is None else _lines(only)
+    if only is not None and listed is None:
+        raise RecastError(f"no such file: {only}, expected the names of images, a line each")
+    wanted = set(listed or [])
+    for name in names:
         if not (part / name).is_dir():
-            raise RecastError(f"{part} has no folder {name}: expected images/ and masks/, files with the same names")
+            both = "/ and ".join(names)
+            raise RecastError(f"{part} has no folder {name}: expected {both}/, files with the same names")
         paths = [path for path in sorted((part / name).iterdir()) if is_image_name(path.name)]
+        paths = [path for path in paths if listed is None or path.stem in wanted]
         files.append({path.stem: str(path) for path in paths})
         if len(files[-1]) < len(paths):
             twice = next(b for a, b in pairwise(sorted(paths, key=lambda path: path.stem)) if a.stem == b.stem)
             raise RecastError(f"{part / name} has two files {twice.stem}, {twice.name} is one: keep one")
     images, masks = files
+    if absent := sorted(wanted - images.keys()):
+        where = part / names[0]
+        raise RecastError(f"{only} names {len(absent)} images that are not in {where}: the first is {absent[0]}")
     if not images:
-        raise RecastError(f"{part / 'images'} has no images")
+        raise RecastError(f"{part / names[0]} has no images")
     if missing := sorted(images.keys() - masks.keys()):
         raise RecastError(
-            f"{len(missing)} of {len(images)} images in {part / 'images'} have no mask: the first is {missing[0]}, "
-            f"expected masks/{missing[0]}.png"
+            f"{len(missing)} of {len(images)} images in {part / names[0]} have no mask: the first is {missing[0]}, "
+            f"expected {names[1]}/{missing[0]}.png"
         )
     return ImagePairs(list(images.values()), [masks[stem] for stem in images], PHOTO)
