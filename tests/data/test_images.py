@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from recast.data.images import open_image, resize_and_crop, to_bytes, to_pixels
+from recast.data.images import FORMATS, open_image, resize_and_crop, to_bytes, to_pixels
 from recast.errors import RecastError
 
 
@@ -71,6 +71,17 @@ def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
     for path in (tmp_path / "a.png", Path("/dev/zero"), Path("/proc/kmsg")):
         with pytest.raises(RecastError, match="cannot read image"):
             open_image(path)
+
+
+def test_a_program_for_ghostscript_is_not_run(tmp_path: Path) -> None:
+    plain = Image.new("RGB", (8, 8))
+    plain.save(tmp_path / "x.eps")
+    (tmp_path / "x.eps").rename(tmp_path / "x.png")
+    with pytest.raises(RecastError, match="not an image in a known format"):
+        open_image(tmp_path / "x.png")
+    for kind in FORMATS:
+        plain.save(tmp_path / "x", format=kind)
+        assert open_image(tmp_path / "x").size == (8, 8)
 
 
 def test_bad_images_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from recast.run.reading import open_now
 
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""That are read, whatever a file is called: for others Pillow may run a program, Ghostscript for EPS."""
+
 # Everything that Pillow's decoders were seen to raise on broken files; OSError covers UnidentifiedImageError.
 _DECODE_ERRORS = (
     OSError,
@@ -67,8 +70,9 @@ def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
                 raise IsADirectoryError
             if not stat.S_ISREG(mode):
                 raise OSError("it is no regular file")  # a pipe or a device may never end
-        with nullcontext(source) if hasattr(source, "read") else open_now(source) as file, Image.open(file) as image:
-            yield image
+        with nullcontext(source) if hasattr(source, "read") else open_now(source) as file:
+            with Image.open(file, formats=FORMATS) as image:
+                yield image
 
 
 @contextmanager
