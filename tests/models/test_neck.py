@@ -3,54 +3,17 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
 from recast.models import patchconvnet
 from recast.models.neck import Neck
+from recast.models.segment import UperHead, fcn_head
 
 assert patchconvnet  # registers the names
 
-HIDDEN, CLASSES = 512, 150
-
-
-def conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-    )
-
-
-class UperNet(nn.Module):
-    """Xiao et al. 2018: a pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused."""
-
-    def __init__(self, channels: tuple[int, ...]) -> None:
-        super().__init__()
-        *finer, coarsest = channels
-        self.pooled = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(size), conv(coarsest, HIDDEN, 1)) for size in (1, 2, 3, 6)
-        )
-        self.bottleneck = conv(coarsest + 4 * HIDDEN, HIDDEN, 3)
-        self.lateral = nn.ModuleList(conv(width, HIDDEN, 1) for width in finer)
-        self.smooth = nn.ModuleList(conv(HIDDEN, HIDDEN, 3) for _ in finer)
-        self.fuse = conv(len(channels) * HIDDEN, HIDDEN, 3)
-        self.classify = nn.Conv2d(HIDDEN, CLASSES, 1)
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        def to(x: Tensor, like: Tensor) -> Tensor:
-            return nn.functional.interpolate(x, size=like.shape[-2:], mode="bilinear")
-
-        *finer, coarsest = maps
-        found = [self.bottleneck(torch.cat([coarsest, *(to(pool(coarsest), coarsest) for pool in self.pooled)], 1))]
-        for lateral, x in zip(self.lateral[::-1], finer[::-1], strict=True):  # type: ignore[call-overload]
-            found.insert(0, lateral(x) + to(found[0], x))
-        smooth = [layer(x) for layer, x in zip(self.smooth, found[:-1], strict=True)]
-        return self.classify(self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1)))
-
-
-def auxiliary(dim: int) -> nn.Sequential:
-    """The FCN head on the map of stride 16."""
-    return nn.Sequential(conv(dim, 256, 3), nn.Conv2d(256, CLASSES, 1))
+CLASSES = 150
 
 
 def count(*modules: nn.Module) -> int:
@@ -63,8 +26,8 @@ def test_the_published_upernets(name: str, parameters: int, gmac: float) -> None
     with torch.device("meta"):
         network = timm.create_model(f"patchconvnet_{name}").eval().requires_grad_(False)
         neck = Neck(network.embed_dim).eval().requires_grad_(False)
-        head = UperNet(neck.channels).eval().requires_grad_(False)
-        assert count(network, neck, head, auxiliary(network.embed_dim)) == parameters
+        head = UperHead(neck.channels, CLASSES).eval().requires_grad_(False)
+        assert count(network, neck, head, fcn_head(network.embed_dim, CLASSES)) == parameters
         with FlopCounterMode(display=False) as flops:
             logits = head(neck(network.forward_features(torch.empty(1, 3, 512, 2048))))
     assert logits.shape == (1, CLASSES, 128, 512)

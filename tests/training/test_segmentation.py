@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
 from recast.models.adapt import classifiers
 from recast.models.build import build
-from recast.models.segment import SceneFCN
+from recast.models.segment import SceneFCN, UperNet
 from recast.models.sources import create
 from recast.run.config import (
     AugmentConfig,
@@ -108,6 +109,26 @@ def test_three_arms_of_a_folder(tmp_path: Path) -> None:
     assert "bitwise equal" in "".join(told)
     assert (out / "finetuned" / "weights.safetensors").is_file()
     assert (out / "parent.safetensors").is_file()
+
+
+@pytest.mark.parametrize("trunk", ["resnet10t", "patchconvnet_s60"])
+def test_upernet(tmp_path: Path, trunk: str) -> None:
+    """Recast bit for bit, and it learns: on a pyramid, and on one map and the neck."""
+    torch.manual_seed(0)
+    small = {"embed_dim": 16, "depth": 3} if trunk.startswith("patch") else {}
+    model, image = UperNet(trunk, 3, hidden=16, **small).eval(), torch.rand(1, 3, 64, 48)
+    with torch.no_grad():
+        before = model(image)["out"]
+        found = model if small else recast_(model, plan(model, image, where="trunk.layer4.*"))
+        assert torch.equal(found(image)["out"], before)
+    assert before.shape == (1, 3, 16, 12)
+    data = dense_data()
+    large = replace(data.val, img_size=32)
+    data = replace(data, train=large, val=large, img_size=32)
+    rows = fit(found, data, recipe(), tmp_path / "run", progress=False)
+    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+    assert classifiers(found) == ("head.classify", "auxiliary.1")
+    assert "aux" not in found.eval()(image)
 
 
 REFUSED = {

@@ -5,18 +5,21 @@ Shapes: images (B, 3, H, W), logits (B, classes, H, W).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import timm
+import torch
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
+from recast.models.neck import Neck
 from recast.models.register import pretrained_cfg, register
 from recast.models.small import HALF, CifarResNet
 
-__all__ = ["SceneFCN", "class_maps"]
+__all__ = ["SceneFCN", "UperHead", "UperNet", "class_maps"]
 
 
 def class_maps(outputs: Any, classes: int, size: tuple[int, int], of: str = "the model") -> dict[str, Tensor]:
@@ -74,6 +77,73 @@ class SceneFCN(nn.Module):
         for score, finer in zip(list(self.scores)[-2::-1], maps[-2::-1], strict=True):
             total = score(finer) + F.interpolate(total, finer.shape[2:], mode="bilinear", align_corners=False)
         return F.interpolate(total, size, mode="bilinear", align_corners=False)
+
+
+class UperHead(nn.Module):
+    """Maps of several strides, finest first, to logits (B, classes, h, w) of the finest (Xiao et al. 2018,
+    arXiv:1807.10221): a pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused."""
+
+    def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512) -> None:
+        super().__init__()
+        *finer, coarsest = channels
+        self.pooled = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(size), _conv(coarsest, hidden, 1)) for size in (1, 2, 3, 6)
+        )
+        self.bottleneck = _conv(coarsest + 4 * hidden, hidden, 3)
+        self.lateral = nn.ModuleList(_conv(width, hidden, 1) for width in finer)
+        self.smooth = nn.ModuleList(_conv(hidden, hidden, 3) for _ in finer)
+        self.fuse = _conv(len(channels) * hidden, hidden, 3)
+        self.classify = nn.Conv2d(hidden, num_classes, 1)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        def to(x: Tensor, like: Tensor) -> Tensor:
+            return F.interpolate(x, size=like.shape[2:], mode="bilinear")
+
+        *finer, coarsest = maps
+        found = [self.bottleneck(torch.cat([coarsest, *(to(pool(coarsest), coarsest) for pool in self.pooled)], 1))]
+        for lateral, x in zip(list(self.lateral)[::-1], finer[::-1], strict=True):
+            found.insert(0, lateral(x) + to(found[0], x))
+        smooth = [layer(x) for layer, x in zip(self.smooth, found[:-1], strict=True)]
+        logits: Tensor = self.classify(self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1)))
+        return logits
+
+
+class UperNet(nn.Module):
+    """A network of timm with `UperHead` on its stages from stride 4 on, or, where it has one map of stride 16
+    (PatchConvNet), on those that `Neck` makes of it; with an FCN head on the last but one for the auxiliary loss."""
+
+    def __init__(self, name: str, num_classes: int, hidden: int = 512, pretrained: bool = False, **trunk: Any) -> None:
+        super().__init__()
+        self.trunk = timm.create_model(name, pretrained=pretrained, features_only=True, **trunk)
+        stages: Any = self.trunk.feature_info
+        self.kept = [index for index, stride in enumerate(stages.reduction()) if stride >= 4]
+        channels, strides = ([told()[index] for index in self.kept] for told in (stages.channels, stages.reduction))
+        self.neck = None
+        if set(strides) == {16}:
+            self.kept, self.neck = self.kept[-1:], Neck(channels[-1])
+            channels = list(self.neck.channels)
+        self.head = UperHead(channels, num_classes, hidden)
+        self.auxiliary = fcn_head(channels[-2], num_classes, hidden // 2)
+
+    def get_classifier(self) -> tuple[nn.Module, ...]:
+        """Of the head and of the auxiliary one."""
+        return self.head.classify, self.auxiliary[-1]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.trunk(x)
+        maps = [maps[index] for index in self.kept] if self.neck is None else self.neck(maps[-1])
+        return {"out": self.head(maps)} | ({"aux": self.auxiliary(maps[-2])} if self.training else {})
+
+
+def fcn_head(channels: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
+    """The auxiliary head on the map of stride 16."""
+    return nn.Sequential(_conv(channels, hidden, 3), nn.Conv2d(hidden, num_classes, 1))
+
+
+def _conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 HEADS = tuple(f"scores.{stage}" for stage in range(3))
