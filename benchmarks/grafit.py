@@ -13,12 +13,14 @@ small network, one schedule, one number of updates and the same images in the sa
 "ClusterFit+" needs the seed's CE: its features of the training images are put into --clusters clusters by k-means, and
 a new network learns the clusters (33 images each in the paper).
 "Grafit, recast" is Grafit from the same random weights, its last stage recast before training (exact start, queries and
-keys from images). All train in bf16. A run that is finished is left alone, one that was cut off goes on.
+keys from images). All train in bf16. A run that is finished, or whose rows stand in results/grafit.csv, is left alone;
+one that was cut off goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import resource
@@ -44,6 +46,7 @@ from recast.models.build import build
 from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
 from recast.run.config.evaluation import Options
+from recast.run.records import Row
 from recast.run.statistics import mean_interval
 from recast.training.embedding import neighbour_loss
 from recast.training.loop import fit
@@ -112,16 +115,21 @@ def learn_clusters(options: argparse.Namespace, seed: int) -> None:
     out = folder(options, CLUSTERFIT, seed)
     if (out / "weights.safetensors").is_file():
         return
-    run = open_run(folder(options, "CE", seed))
+    teacher = folder(options, "CE", seed)
+    if not (teacher / "weights.safetensors").is_file():  # its rows may stand in the table, and its folder be gone
+        train(recipe_of(options, "CE", seed), teacher, resume=(teacher / "recipe.yaml").is_file())
+    run = open_run(teacher)
     recipe = recipe_of(options, CLUSTERFIT, seed)
     model = PixelModel(run.models["finetuned"], run.data.mean, run.data.std).eval()
     parts = (run.data.train.plain(), run.data.val)
     found = [torch.cat([unit_features(model, x, None) for x, _ in Loader(part, 500)]).numpy() for part in parts]
     clusters = min(options.clusters, len(found[0]) // 4)
     means = MiniBatchKMeans(clusters, batch_size=4096, n_init=3, random_state=seed).fit(found[0])
-    train, val = (part.relabelled(torch.from_numpy(means.predict(x)).long()) for part, x in
-                  zip((run.data.train, run.data.val), found, strict=True))  # fmt: skip
-    data = replace(run.data, train=train, val=val, classes=tuple(f"cluster {i}" for i in range(clusters)))
+    sets = zip((run.data.train, run.data.val), found, strict=True)
+    relabelled = [part.relabelled(torch.from_numpy(means.predict(x)).long()) for part, x in sets]
+    data = replace(
+        run.data, train=relabelled[0], val=relabelled[1], classes=tuple(f"cluster {i}" for i in range(clusters))
+    )
     torch.manual_seed(seed)
     fit(build(recipe.model, num_classes=clusters), data, recipe, out, resume=out.is_dir())
 
@@ -164,17 +172,34 @@ def paired_difference(paired: list[float]) -> list[Any]:
     return [len(paired), *(round(v, 3) for v in (mean, low, high)), verdict]
 
 
+def measured(options: argparse.Namespace) -> dict[tuple[str, int], list[list[Any]]]:
+    """Rows of every arm and seed: arm, seed, metric, value, low, high, n; from the table, and from newer runs."""
+    found: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
+    table = options.results / "grafit.csv"
+    if table.is_file():
+        with table.open(encoding="utf-8", newline="") as file:
+            for arm, seed, metric, value, *interval in list(csv.reader(file))[1:]:
+                if seed != "mean":
+                    found[arm, int(seed)].append([arm, int(seed), metric, float(value), *interval])
+    for arm in ARMS:
+        for seed in options.seeds:
+            path = folder(options, arm, seed) / "retrieval.json"
+            if path.is_file():
+                rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+                found[arm, seed] = [
+                    [arm, seed, row.metric, *(v and round(v, 3) for v in (row.value, row.low, row.high)), row.n]
+                    for row in rows
+                ]
+    return found
+
+
 def collect(options: argparse.Namespace) -> None:
     """Every number with its interval over the images; means over the seeds; differences from CE, by conditioning and by
     attention; what became of the claims."""
-    rows: list[list[Any]] = []
+    rows = [row for _, found in sorted(measured(options).items(), key=lambda item: item[0][1]) for row in found]
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for seed in options.seeds:
-        for arm in ARMS:
-            path = folder(options, arm, seed) / "retrieval.json"
-            for row in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ():
-                rows.append([arm, seed, row["metric"], round(row["value"], 3), row["low"], row["high"], row["n"]])
-                values[arm, row["metric"]][seed] = row["value"]
+    for arm, seed, metric, value, *_ in rows:
+        values[arm, metric][seed] = value
     for (arm, metric), found in values.items():
         if metric in METRICS and len(found) > 1:
             interval = mean_interval(list(found.values()))
@@ -251,8 +276,11 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if options.memory:
         return memory(options)
+    done = () if options.held_out else measured(options)
     for seed in () if options.collect else options.seeds:
         for arm in options.arms:
+            if (arm, seed) in done:
+                continue
             out = folder(options, arm, seed)
             print(out, flush=True)
             if arm == CLUSTERFIT:

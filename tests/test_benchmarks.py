@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -122,12 +123,22 @@ def test_the_gpu_benchmarks_on_a_cpu(tmp_path: Path) -> None:
         ]
         assert float(row["difference"]) == pytest.approx(sum(of[0]) / 2 - sum(of[1]) / 2, abs=2e-3)
     assert all(row["study"] == "a-cifar100-cifar10-4000" for row in scores)
-    with zipfile.ZipFile(out / "evidence.zip") as archive:
+    with zipfile.ZipFile(out / "evidence_runs" / "a-cifar100-cifar10-4000.zip") as archive:
         assert {Path(name).name for name in archive.namelist()} == {"result.json", "right.npz", "folded.npz"}
 
     third = call("--out", out, "--toy")
     assert third.returncode == 0
     assert third.stdout.count("from an earlier call") == 3
+
+    left = [*out.glob("evidence*.csv"), *out.glob("evidence_runs/*.zip")]
+    kept = [path.read_bytes() for path in left]
+    shutil.rmtree(out / "evidence")  # the machine is gone, the tables and their runs are not
+    (out / "parts.json").unlink()
+    again = call("--out", out, "--toy", "--parts", "evidence", "--data", tmp_path / "data")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert not list((out / "evidence").rglob("*.safetensors"))
+    assert kept == [path.read_bytes() for path in left]
+    assert len(left) == 3
 
 
 def test_rows_that_passed_are_kept_and_others_measured_again(tmp_path: Path) -> None:

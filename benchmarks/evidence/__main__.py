@@ -5,8 +5,9 @@
     RECAST_DATA=DIR python benchmarks/evidence --out runs/evidence --collect    # only the tables in results/
 
 Needs $RECAST_DATA/{cifar10,cifar100}/{train,test}.zip, classes.txt beside them, and $RECAST_DATA/weights. What is
-finished is left alone, so the same command goes on where it was stopped. `--scale gpu` keeps the images on the GPU,
-computes in bf16, takes larger networks and more updates, and lets `--workers` runs share the GPU.
+finished is left alone, so the same command goes on where it was stopped; records of runs are also packed beside the
+tables (evidence_runs/), and the command goes on from there where --out is gone. `--scale gpu` keeps the images on the
+GPU, computes in bf16, takes larger networks and more updates, and lets `--workers` runs share the GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 
 from claims import judged
 from job import Job
+from kept import pack, unpack, update
 from studies import Study, studies
-from tables import RESULTS, differences, write
+from tables import RESULTS, differences
 from workers import carry_out, images
 
 
@@ -83,6 +85,8 @@ def main() -> None:
     rehearsal = {"updates": options.updates, "num_train": options.num_train}
     rehearsal = {name: value for name, value in rehearsal.items() if value}
     every = {name: replace(study, base=replace(study.base, **rehearsal)) for name, study in every.items()}
+    for name in every:
+        unpack(options.results, name, options.out)
     for name in options.study:
         study = every[name]
         if not options.collect:
@@ -93,11 +97,12 @@ def main() -> None:
             images(root, study.base.data, options.out, options.few, options.num_test, "cpu")  # corrupted images: once
             for batch in jobs(study, every, options):
                 go(batch)
+    for name in every:
+        pack(options.results, name, options.out)
     rows, found = differences(options.out, [every[name] for name in options.study])
-    options.results.mkdir(parents=True, exist_ok=True)
     for file, table in (("", rows), ("_differences", found), ("_claims", judged(found))):
         if table:
-            print(write(options.results / f"evidence{file}.csv", table))
+            print(update(options.results / f"evidence{file}.csv", table))
 
 
 if __name__ == "__main__":

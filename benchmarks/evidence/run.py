@@ -100,10 +100,8 @@ def top1(model: nn.Module, images: Labelled) -> float:
 
 
 def run(job: Job, out: Path, root: Path, data: Data, device: torch.device) -> Path:
-    """Carry a job out, or leave it alone where its result lies already."""
+    """Carry a job out."""
     folder = out / job.folder
-    if (folder / "result.json").is_file():
-        return folder
     images = data.train.take(choose_balanced(data.train.labels.cpu(), job.num_train, "num_train", job.seed).to(device))
     model = parent_of(job, out, root).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     record: dict[str, Any] = {"job": asdict(job)} | train(job, model, images, device)

@@ -1,8 +1,8 @@
 """The studies: which networks, images, arms and rates, as plain data, at the scale of a CPU and of a GPU.
 
 Every arm's rates are chosen on the 10 % of the training images that are held out, each from as many trials as the
-others' (`Study.trials`), and the test images are looked at once for each final run. Arms that differ only in when they
-leave the convolution share the rates of the arm that `rates_of` names.
+others' (`Study.num_trials`), and the test images are looked at once for each final run. Arms that differ only in when
+they leave the convolution share the rates of the arm that `rates_of` names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Arms = dict[str, dict[str, Any]]
 C100 = "cifar100_resnet20_chenyaofo.safetensors"
 C10 = "cifar10_resnet20_akamaster.safetensors"
 TUNING_SEED = 100
-LINEAR_GATES = ((1e-3, 1e-2), (1e-3, 1e-3), (3e-3, 1e-2))
-SIGMOID_GATES = ((1e-3, 1e-2), (1e-3, 1e-1), (3e-3, 1e-2))
+LINEAR_GATES = ((1e-3, 1e-2), (1e-3, 1e-3), (3e-3, 1e-2), (3e-3, 1e-3))
+SIGMOID_GATES = ((1e-3, 1e-2), (1e-3, 1e-1), (3e-3, 1e-2), (3e-3, 1e-1))
 """Trials of an arm with gates: rates of the weights and of γ and s, or of λ (0.1 in T-CNN)."""
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 """Trials of an arm without."""
 
 
@@ -38,6 +38,8 @@ class Study:
     """Another study, whose choice of rates is taken over; None: its own."""
     rates_of: dict[str, str] = field(default_factory=dict)
     """Arm → the arm whose rates it takes; others choose their own."""
+    num_trials: int = 3
+    """Of each arm that chooses; four from random weights, where the best rates lie higher."""
     rates_fixed: bool = False
     """Every arm has the rates that it names, and none is tried."""
     needs: str | None = None
@@ -48,14 +50,14 @@ class Study:
         return replace(self.base, study=self.name, arm=arm, **{**self.arms[arm], **fields})
 
     def trials(self, arm: str) -> list[Job]:
-        """The runs that choose an arm's rates: three for each that does not take another's."""
+        """The runs that choose an arm's rates, for each that does not take another's."""
         if self.rates_fixed or self.tuned_on is not None or arm in self.rates_of:
             return []
         job = self.job(arm, seed=TUNING_SEED, tuning=True)
         if job.where is None or job.gate == "bias":
-            return [replace(job, lr=lr) for lr in RATES]
+            return [replace(job, lr=lr) for lr in RATES[: self.num_trials]]
         rates = SIGMOID_GATES if job.gate == "sigmoid" else LINEAR_GATES
-        return [replace(job, lr=lr, gate_lr=gates) for lr, gates in rates]
+        return [replace(job, lr=lr, gate_lr=gates) for lr, gates in rates[: self.num_trials]]
 
 
 LAST: dict[str, Any] = {"where": "last_stage"}
@@ -160,7 +162,7 @@ def when(scale: Scale) -> Study:
             if share:
                 rates_of[arm] = f"{name}, after 0%"
     pairs = against("convolution", arms) + tuple((arm, first) for arm, first in rates_of.items())
-    return Study("c-when", base, arms, pairs, rates_of=rates_of)
+    return Study("c-when", base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
 MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
@@ -199,7 +201,7 @@ def progressive(scale: Scale) -> list[Study]:
     spectra: Arms = {first: {}, **shares}
     own = {arm: "PRS" for arm in shares} | {first: "convolution"}
     return [
-        Study("d-prs", base, arms, pairs, rates_of=rates_of),
+        Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4),
         Study("e-fourier", base, spectra, against(first, spectra), tuned_on="d-prs", rates_of=own),
     ]
 
@@ -220,7 +222,7 @@ def scales(scale: Scale) -> list[Study]:
     shares = (0.1, 0.05, 0.25, 0.5, 1.0)
     names = [f"f-scale-{share:.0%}" for share in shares]
     return [
-        Study(name, replace(base, num_train=round(14400 * share)), arms, pairs, None if i == 0 else names[0])
+        Study(name, replace(base, num_train=round(14400 * share)), arms, pairs, names[0] if i else None, num_trials=4)
         for i, (name, share) in enumerate(zip(names, shares, strict=True))
     ]
 

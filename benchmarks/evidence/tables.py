@@ -13,7 +13,6 @@ this study would have told from 0 with a probability of 80 %: (t_0.975 + t_0.8)Â
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -143,12 +142,3 @@ def differences(out: Path, chosen: Sequence[Study]) -> tuple[list[dict[str, Any]
 def pairs(study: Study, right: Right) -> Iterable[tuple[str, str]]:
     """What is compared, the folded networks with the study's first control too."""
     return study.pairs + tuple((name, study.pairs[0][1]) for name in right if name.endswith(FOLDED) and study.pairs)
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A tidy CSV."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from images import read, split
 from job import Job
+from kept import is_finished
 from measure import Data, corrupted, few_of
 from run import run
 
@@ -42,7 +43,7 @@ def carry_out(
     jobs: Iterable[Job], out: Path, root: Path, few: int, num_test: int | None, device: str, workers: int
 ) -> None:
     """The jobs that are not finished, `--workers` at a time; one at a time in this process."""
-    waiting = [job for job in jobs if not (out / job.folder / "result.json").is_file()]
+    waiting = [job for job in jobs if not is_finished(out, job)]
     if workers == 1:
         for job in waiting:
             print(work(job, out, root, few, num_test, device), flush=True)

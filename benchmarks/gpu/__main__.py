@@ -6,9 +6,9 @@
 
 exactness   checks.py, 4 minutes at most → exactness.csv
 speed       speed.py, 6 minutes at most → speed.csv
-evidence    benchmarks/evidence --scale gpu with the time that is left → evidence.zip and the tables evidence*.csv;
-            needs $RECAST_DATA or --data. The folder evidence/ is unpacked from the zip where it is missing, so the
-            files beside each other in --out are all that has to go to another machine.
+evidence    benchmarks/evidence --scale gpu with the time that is left → evidence_runs/ and the tables evidence*.csv;
+            needs $RECAST_DATA or --data. The folder evidence/ is made again from evidence_runs/ where it is missing,
+            so the rest of --out is all that has to go to another machine.
 
 Exit status: 1 if anything failed, 2 without a GPU. A part whose time ran out has not failed: call again. Rows that
 failed are measured again, those that passed are kept; for another version of the code give another --out.
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import time
 import traceback
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ SPARE = 0.2
 """Share of a part's time in which it starts nothing new."""
 COLLECTING = 30.0
 """Seconds that the tables of a study that was stopped take."""
-KEPT = ("result.json", "right.npz", "folded.npz")
-"""Files of a run that its study goes on from; its weights only where they are another study's parents."""
 TOY = "--scale cpu --workers 1 --study a-cifar100-cifar10-4000 --seeds 2 --few 10 --updates 3 --num-train 20"
 TOY += " --arms fine-tuned 'recast, zero'"
 
@@ -100,22 +97,13 @@ def measure(part: str, out: Path, seconds: float, toy: bool, environment: Mappin
 
 
 def study(out: Path, data: Path, seconds: float, chosen: str, toy: bool, environment: Mapping[str, str]) -> str:
-    """The runs, as far as the time goes; what is finished is packed."""
-    folder, packed, temporary = out / "evidence", out / "evidence.zip", out / "evidence.part"
-    if packed.is_file() and not folder.is_dir():
-        with zipfile.ZipFile(packed) as archive:
-            archive.extractall(folder)
-    command = [sys.executable, str(HERE.parent / "evidence"), "--out", str(folder), "--results", str(out)]
+    """The runs, as far as the time goes."""
+    command = [sys.executable, str(HERE.parent / "evidence"), "--out", str(out / "evidence"), "--results", str(out)]
     command += shlex.split(TOY if toy else f"--scale gpu {chosen}")
     environment = {**environment, "RECAST_DATA": str(data)}
     status = (rehearse if toy else call)(command, seconds - COLLECTING, environment)
     if status is None:
         call([*command, "--collect"], COLLECTING, environment)
-    with zipfile.ZipFile(temporary, "w") as archive:
-        for file in sorted(folder.rglob("*")):
-            if file.name in KEPT or (file.name == "weights.safetensors" and file.match("*-parents/*/*")):
-                archive.write(file, file.relative_to(folder))
-    temporary.replace(packed)
     return {0: "passed", None: "unfinished"}.get(status, "failed")
 
 
