@@ -49,9 +49,24 @@ def test_where_sources_differ_the_recipe_says_which_it_follows(name: str, field:
 def test_patchconvnet_has_one_test_crop() -> None:
     """That of the registered networks, whether a released one is evaluated or a recipe trains one."""
     for name in RECIPES:
-        if name.startswith("patchconvnet"):
+        if name.startswith("patchconvnet") and not name.endswith("_ade20k"):
             model = make_recipe(name).model.name
             assert make_recipe(name).data.crop_pct == timm.get_pretrained_cfg(model).crop_pct, name
+
+
+@pytest.mark.parametrize(("size", "miou", "multi"), [("s60", 46.0, 46.9), ("b60", 48.1, 48.6), ("b120", 49.4, 50.3)])
+def test_upernet_trains_as_xcit_s(size: str, miou: float, multi: float) -> None:
+    """160,000 updates of 16 crops of 512 pixels, 1,500 of them warm-up, AdamW at 6e-5 falling to 0 in a line."""
+    recipe = make_recipe(f"patchconvnet_{size}_ade20k")
+    updates = 20_210 // recipe.data.batch_size
+    assert recipe.epochs * updates == pytest.approx(160_000, rel=5e-3)
+    assert recipe.optim.warmup_epochs * updates == pytest.approx(1500, rel=5e-3)
+    assert (recipe.data.batch_size, recipe.data.img_size, recipe.augment.resize) == (16, 512, (0.5, 2.0))
+    assert (recipe.optim.opt, recipe.optim.lr, recipe.optim.weight_decay) == ("adamw", 6e-5, 0.01)
+    assert (recipe.optim.betas, recipe.optim.decay, recipe.optim.min_lr) == ((0.9, 0.999), "linear", 0.0)
+    assert RECIPES[f"patchconvnet_{size}_ade20k"].expected.startswith(
+        f"{miou} % mIoU, over scales and mirror images {multi}"
+    )
 
 
 def test_no_recipe_is_there_twice() -> None:

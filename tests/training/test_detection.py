@@ -95,8 +95,10 @@ def test_torchvisions_detectors() -> None:
         create("torchvision", "resnet18", {"img_size": 96}, pretrained=False)
 
 
-def test_a_network_of_timm_with_a_pyramid() -> None:
-    pyramid = TimmPyramid("resnet18", 32).eval()
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224"])
+def test_a_network_of_timm_with_a_pyramid(name: str) -> None:
+    """Also of one whose maps have their channels last."""
+    pyramid = TimmPyramid(name, 32, **{"img_size": 64, "window_size": 2} if name.startswith("swin") else {}).eval()
     with torch.no_grad():
         maps = pyramid(torch.randn(1, 3, 64, 64))
     assert [tuple(one.shape[1:]) for one in maps.values()] == [(32, side, side) for side in (16, 8, 4, 2, 1)]

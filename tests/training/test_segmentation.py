@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data
+from recast.data import Data, scenes
 from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
+from recast.evaluation.run_folder import open_run
+from recast.io import save
+from recast.models import sources
 from recast.models.adapt import classifiers
 from recast.models.build import build
 from recast.models.segment import SceneFCN, UperNet
@@ -119,7 +124,7 @@ def test_upernet(tmp_path: Path, trunk: str) -> None:
     model, image = UperNet(trunk, 3, hidden=16, **small).eval(), torch.rand(1, 3, 64, 48)
     with torch.no_grad():
         before = model(image)["out"]
-        found = model if small else recast_(model, plan(model, image, where="trunk.layer4.*"))
+        found = model if small else recast_(model, plan(model, image, where="body.layer4.*"))
         assert torch.equal(found(image)["out"], before)
     assert before.shape == (1, 3, 16, 12)
     data = dense_data()
@@ -127,8 +132,29 @@ def test_upernet(tmp_path: Path, trunk: str) -> None:
     data = replace(data, train=large, val=large, img_size=32)
     rows = fit(found, data, recipe(), tmp_path / "run", progress=False)
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-    assert classifiers(found) == ("head.classify", "auxiliary.1")
+    assert classifiers(found) == ("head.classify", "auxiliary.2")
     assert "aux" not in found.eval()(image)
+
+
+def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns a few scenes around the weights of a classifier, recast; and the run is opened again."""
+    monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})
+    monkeypatch.setattr(sources, "UperNet", partial(UperNet, hidden=8))
+    classifier = timm.create_model("test_resnet", num_classes=7)
+    save(classifier, tmp_path / "net.safetensors")
+    model = ModelConfig("upernet:test_resnet", str(tmp_path / "net.safetensors"))
+    with pytest.raises(RecastError, match=r"has no head of a UperNet.*set model\.new_head"):
+        build(model, num_classes=9)
+    config = recipe(
+        model=replace(model, new_head=True), data=DataConfig("scenes", img_size=32, batch_size=4), epochs=1,
+        where=["body.layer4.*"], control=False,
+    )  # fmt: skip
+    run = open_run(train(config, tmp_path / "run", progress=False))
+    parent, own = run.models["parent"].body.state_dict(), classifier.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in parent.items())
+    assert not torch.equal(run.models["recast"].head.classify.weight, run.models["parent"].head.classify.weight)
+    with pytest.raises(RecastError, match=r"timm has no model 'test_resne'.*upernet:NAME"):
+        create("upernet", "test_resne", {}, pretrained=False)
 
 
 REFUSED = {
@@ -161,8 +187,9 @@ def test_heads_of_segmenters() -> None:
     assert classifiers(SceneFCN(3)) == ("scores.0", "scores.1", "scores.2")
 
 
-def test_polynomial_decay() -> None:
-    rates = WarmupDecay(OptimConfig(lr=1.0, decay="poly", warmup_epochs=1, warmup_lr=0, min_lr=0), 5, 10, 8)
+@pytest.mark.parametrize(("decay", "power"), [("poly", 0.9), ("linear", 1.0)])
+def test_polynomial_decay(decay: Any, power: float) -> None:
+    rates = WarmupDecay(OptimConfig(lr=1.0, decay=decay, warmup_epochs=1, warmup_lr=0, min_lr=0), 5, 10, 8)
     assert rates.factor(10) == 1
-    assert rates.factor(30) == pytest.approx((1 - 20 / 39) ** 0.9)
+    assert rates.factor(30) == pytest.approx((1 - 20 / 39) ** power)
     assert rates.factor(49) == 0

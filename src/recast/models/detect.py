@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import timm
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -23,6 +22,7 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from recast.errors import RecastError
+from recast.models.neck import Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.small import CifarResNet
 
@@ -69,22 +69,17 @@ def _no_detector(outputs: Any, of: str) -> RecastError:
     )
 
 
-class TimmPyramid(nn.Module):
+class TimmPyramid(Stages):
     """A network of timm with torchvision's feature pyramid, for torchvision's detectors: the maps of its stages from
     stride 4 on, and one that is half the last. `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`."""
 
-    def __init__(self, name: str, out_channels: int = 256, pretrained: bool = False) -> None:
-        super().__init__()
-        self.body = timm.create_model(name, pretrained=pretrained, features_only=True)
-        stages: Any = self.body.feature_info
-        self.kept = [index for index, stride in enumerate(stages.reduction()) if stride >= 4]
-        channels = [stages.channels()[index] for index in self.kept]
-        self.fpn = FeaturePyramidNetwork(channels, out_channels, LastLevelMaxPool())
+    def __init__(self, name: str, out_channels: int = 256, pretrained: bool = False, **options: Any) -> None:
+        super().__init__(name, pretrained, **options)
+        self.fpn = FeaturePyramidNetwork(self.channels, out_channels, LastLevelMaxPool())
         self.out_channels = out_channels
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = self.body(x)
-        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), maps[index]) for i, index in enumerate(self.kept)))
+        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(self.maps(x))))
         return found
 
 

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import timm
+from timm.layers import Format
 from torch import Tensor, nn
 
 from recast.errors import RecastError
 
-__all__ = ["Neck"]
+__all__ = ["Neck", "Stages"]
+
+
+class Stages(nn.Module):
+    """A network of timm, `body`, seen from stride 4 on: `channels` and `strides` describe its maps, finest first.
+
+    `options` are those of the network. Raises RecastError for one without such maps.
+    """
+
+    def __init__(self, name: str, pretrained: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.body = timm.create_model(name, pretrained=pretrained, features_only=True, **options)
+        stages: Any = self.body.feature_info
+        self.kept = [index for index, stride in enumerate(stages.reduction()) if stride >= 4]
+        if not self.kept:
+            raise RecastError(f"{name} has maps of strides {stages.reduction()}, none of 4 or more: take another")
+        self.channels, self.strides = ([told()[i] for i in self.kept] for told in (stages.channels, stages.reduction))
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Of images x, each (B, C, h, w)."""
+        maps = self.body(x)
+        if getattr(self.body, "output_fmt", None) == Format.NHWC:
+            maps = [x.permute(0, 3, 1, 2) for x in maps]
+        return [maps[index] for index in self.kept]
 
 
 class Neck(nn.Module):

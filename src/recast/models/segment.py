@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import timm
 import torch
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.models.neck import Neck
+from recast.models.neck import Neck, Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.small import HALF, CifarResNet
 
@@ -83,7 +82,7 @@ class UperHead(nn.Module):
     """Maps of several strides, finest first, to logits (B, classes, h, w) of the finest (Xiao et al. 2018,
     arXiv:1807.10221): a pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512) -> None:
+    def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
         *finer, coarsest = channels
         self.pooled = nn.ModuleList(
@@ -93,6 +92,7 @@ class UperHead(nn.Module):
         self.lateral = nn.ModuleList(_conv(width, hidden, 1) for width in finer)
         self.smooth = nn.ModuleList(_conv(hidden, hidden, 3) for _ in finer)
         self.fuse = _conv(len(channels) * hidden, hidden, 3)
+        self.dropout = nn.Dropout2d(dropout)
         self.classify = nn.Conv2d(hidden, num_classes, 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -104,40 +104,53 @@ class UperHead(nn.Module):
         for lateral, x in zip(list(self.lateral)[::-1], finer[::-1], strict=True):
             found.insert(0, lateral(x) + to(found[0], x))
         smooth = [layer(x) for layer, x in zip(self.smooth, found[:-1], strict=True)]
-        logits: Tensor = self.classify(self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1)))
+        fused = self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1))
+        logits: Tensor = self.classify(self.dropout(fused))
         return logits
 
 
-class UperNet(nn.Module):
-    """A network of timm with `UperHead` on its stages from stride 4 on, or, where it has one map of stride 16
-    (PatchConvNet), on those that `Neck` makes of it; with an FCN head on the last but one for the auxiliary loss."""
+class UperNet(Stages):
+    """`upernet:NAME`: `UperHead` on the stages of timm's NAME from stride 4 on, or, where all have one stride
+    (PatchConvNet, ViT), on those that `Neck` makes of the last; in training with an FCN head on the last but one for
+    the auxiliary loss."""
 
-    def __init__(self, name: str, num_classes: int, hidden: int = 512, pretrained: bool = False, **trunk: Any) -> None:
-        super().__init__()
-        self.trunk = timm.create_model(name, pretrained=pretrained, features_only=True, **trunk)
-        stages: Any = self.trunk.feature_info
-        self.kept = [index for index, stride in enumerate(stages.reduction()) if stride >= 4]
-        channels, strides = ([told()[index] for index in self.kept] for told in (stages.channels, stages.reduction))
-        self.neck = None
-        if set(strides) == {16}:
-            self.kept, self.neck = self.kept[-1:], Neck(channels[-1])
-            channels = list(self.neck.channels)
+    def __init__(
+        self, name: str, num_classes: int = 150, hidden: int = 512, pretrained: bool = False, **options: Any
+    ) -> None:
+        super().__init__(name, pretrained, **options)
+        self.neck = Neck(self.channels[-1]) if len(set(self.strides)) == 1 else None
+        channels = self.channels if self.neck is None else self.neck.channels
         self.head = UperHead(channels, num_classes, hidden)
         self.auxiliary = fcn_head(channels[-2], num_classes, hidden // 2)
+        told: Any = self.body.pretrained_cfg
+        self.pretrained_cfg = {key: value for key, value in told.items() if key not in ("num_classes", "classifier")}
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
         """Of the head and of the auxiliary one."""
         return self.head.classify, self.auxiliary[-1]
 
+    def with_body(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Its weights with a classifier's for its body, under timm's names; what has no place there is left out.
+
+        timm joins the parts of a name by _ where it is asked for a network's stages.
+        """
+        theirs = {name.replace(".", "_"): value for name, value in weights.items()}
+        found = {}
+        for name, own in self.state_dict().items():
+            is_body, short = name.startswith("body."), name.removeprefix("body.").removeprefix("model.")
+            value = theirs.get(short.replace(".", "_")) if is_body else own
+            if value is not None:
+                found[name] = value
+        return found
+
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = self.trunk(x)
-        maps = [maps[index] for index in self.kept] if self.neck is None else self.neck(maps[-1])
+        maps = self.maps(x) if self.neck is None else self.neck(self.maps(x)[-1])
         return {"out": self.head(maps)} | ({"aux": self.auxiliary(maps[-2])} if self.training else {})
 
 
-def fcn_head(channels: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
+def fcn_head(channels: int, num_classes: int, hidden: int = 256, dropout: float = 0.1) -> nn.Sequential:
     """The auxiliary head on the map of stride 16."""
-    return nn.Sequential(_conv(channels, hidden, 3), nn.Conv2d(hidden, num_classes, 1))
+    return nn.Sequential(_conv(channels, hidden, 3), nn.Dropout2d(dropout), nn.Conv2d(hidden, num_classes, 1))
 
 
 def _conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:

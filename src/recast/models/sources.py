@@ -1,4 +1,4 @@
-"""Where networks come from: timm, torchvision, and functions of the user's own."""
+"""Where networks come from: timm, torchvision, segmenters on timm's, and functions of the user's own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import timm
 from torch import nn
 
 from recast.errors import RecastError, first_line, suggest
+from recast.models.segment import UperNet
 from recast.run.names import FORMS, unknown_model
 from recast.run.trust import check_trusted, elsewhere, import_path, trusting
 
@@ -28,7 +29,7 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
     Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
     or cannot be fetched.
     """
-    make = {"timm": _timm, "torchvision": _torchvision, "function": _function}[source]
+    make = {"timm": _timm, "torchvision": _torchvision, "upernet": _upernet, "function": _function}[source]
     with trusting(trust=True) if trust else nullcontext():
         return make(name, kwargs, pretrained)
 
@@ -37,6 +38,7 @@ def check_registered(source: str, name: str) -> None:
     """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
     if source == "function":
         return
+    source = "timm" if source == "upernet" else source
     architecture, _, tag = name.partition(".")
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
@@ -55,8 +57,7 @@ def check_registered(source: str, name: str) -> None:
 def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered("timm", name)
     if pretrained:
-        if not timm.models.is_model_pretrained(name):
-            raise RecastError(f"timm has no pretrained weights for {name}: pass a checkpoint")
+        _check_published(name)
         return _fetched(name, lambda: timm.create_model(name, pretrained=True, **kwargs))
     if "img_size" not in kwargs:
         return timm.create_model(name, **kwargs)
@@ -72,6 +73,20 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
     cfg["input_size"] = (cfg["input_size"][0], size, size)
     return model
+
+
+def _upernet(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    check_registered("upernet", name)
+    if pretrained:
+        _check_published(name)
+        return _fetched(name, lambda: UperNet(name, pretrained=True, **kwargs))
+    with _told(f"timm's {name} cannot be the trunk of a UperNet"):
+        return UperNet(name, **kwargs)
+
+
+def _check_published(name: str) -> None:
+    if not timm.models.is_model_pretrained(name):
+        raise RecastError(f"timm has no pretrained weights for {name}: pass a checkpoint")
 
 
 def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:

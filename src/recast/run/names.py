@@ -17,7 +17,9 @@ from typing import Any
 
 from recast.errors import RecastError, shown, suggest
 
-FORMS = "timm:NAME (or NAME), torchvision:NAME, or pkg.module:function"
+FORMS = "timm:NAME (or NAME), torchvision:NAME, upernet:NAME, or pkg.module:function"
+REGISTRIES = ("timm", "torchvision", "upernet")
+"""Whose names are known; `upernet:NAME` is a segmenter on the network NAME of timm."""
 OWN = (
     *(f"cifar_resnet{depth}{shortcut}" for depth in (20, 56) for shortcut in ("", "_a")),
     "digits_resnet",
@@ -45,7 +47,7 @@ def split_name(name: str) -> tuple[str, str]:
     prefix, colon, rest = name.partition(":")
     if not colon:
         return "timm", name
-    if prefix in ("timm", "torchvision"):
+    if prefix in REGISTRIES:
         return prefix, rest
     if all(part.isidentifier() for part in prefix.split(".")) and rest.isidentifier():
         return "function", name
@@ -65,6 +67,7 @@ def check_name(name: str, whose: str = "") -> None:
     Their sources are read, which takes a moment; importing them takes seconds.
     """
     source, bare = split_name(name)
+    source = "timm" if source == "upernet" else source
     architecture = bare.partition(".")[0] if source == "timm" else bare
     if source == "function" or source in sys.modules or architecture in OWN:
         return

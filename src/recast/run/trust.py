@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from recast.errors import RecastError
+from recast.run.names import REGISTRIES
 
 _TYPED: ContextVar[frozenset[str]] = ContextVar("_TYPED", default=frozenset())
 _TRUST: ContextVar[bool] = ContextVar("_TRUST", default=False)
@@ -32,7 +33,7 @@ def trusting(*typed: str | None, trust: bool = False) -> Iterator[None]:
 
 def is_function(name: str | None) -> bool:
     """Whether a model's name means a function of the user's."""
-    return name is not None and ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
+    return name is not None and ":" in name and name.partition(":")[0] not in REGISTRIES
 
 
 def may_run(name: str) -> bool:

@@ -5,7 +5,7 @@ updates t = 0 … T − 1 of the run:
 
     f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
     f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
-    f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017)
+    f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017); linear: ^1
 
 With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
 Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
@@ -38,8 +38,7 @@ RATES = {
     "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
 }  # fmt: skip
 """Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
-POWER = 0.9
-"""Of decay=poly."""
+POWERS = {"poly": 0.9, "linear": 1.0}
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -119,7 +118,7 @@ class WarmupDecay:
         self.steps = epochs * steps_per_epoch
         self.warmup = min(self.steps, round(config.warmup_epochs * steps_per_epoch))
         self.falling = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
-        self.decay = config.decay
+        self.power = POWERS.get(config.decay)
 
     def factor(self, step: int) -> float:
         """Share of the peak rate at update `step`."""
@@ -127,7 +126,7 @@ class WarmupDecay:
             return self.start + (1 - self.start) * step / self.warmup
         first, last = self.falling
         done = min(1.0, (step - first) / max(1, last - first))
-        left = (1 - done) ** POWER if self.decay == "poly" else (1 + math.cos(math.pi * done)) / 2
+        left = (1 + math.cos(math.pi * done)) / 2 if self.power is None else (1 - done) ** self.power
         return self.end + (1 - self.end) * left
 
 
