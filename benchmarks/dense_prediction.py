@@ -1,10 +1,13 @@
-"""Is a recast detection or segmentation network the same function? Mask R-CNN with FPN, DeepLabV3, FCN and a U-Net.
+"""Is a recast detection or segmentation network the same function? R-CNNs and RetinaNet with FPN, DeepLabV3, FCN,
+UperNet and a U-Net.
 
-    OMP_NUM_THREADS=1 python benchmarks/dense_prediction.py      # writes results/dense_prediction.csv
+    OMP_NUM_THREADS=1 python benchmarks/dense_prediction.py                       # writes results/dense_prediction.csv
+    OMP_NUM_THREADS=1 python benchmarks/dense_prediction.py --only 'retinanet*'   # its rows are replaced
 
 Random telling weights, one image, sizes that such networks are used at. Feature maps and head outputs are compared (the
-pyramid, the RPN head, the mask head on given RoI features, segmentation logits); `maskrcnn_resnet50_fpn (boxes)` is the
-whole model after NMS, where one ulp may pick another box: bitwise or not at all.
+pyramid, the RPN head, the mask head on given RoI features, segmentation logits); `(boxes)` is the whole detector after
+NMS with boxes, scores, labels and masks, where one ulp may pick another box: bitwise or not at all. RetinaNet and
+Faster R-CNN keep every score, as random weights are sure of nothing.
 
 split_bitwise, split_error   the default form against the parent, max|a − b| / max|b| over all outputs
 dense_error                  with all maps written out; `dense_not_run` says why where it is empty
@@ -16,18 +19,29 @@ largest_map_mib              the maps of the largest layer in `dense`, heads × 
 
 from __future__ import annotations
 
+import argparse
 import copy
 import csv
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import torch
+from timing import write_table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
+from torchvision.models.detection import (
+    MaskRCNN,
+    fasterrcnn_resnet50_fpn,
+    maskrcnn_resnet50_fpn,
+    retinanet_resnet50_fpn,
+    retinanet_resnet50_fpn_v2,
+)
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50
 
+from recast.models.segment import UperNet
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import Plan
@@ -90,16 +104,19 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-def mask_rcnn(size: Size) -> MaskRCNN:
+def detector(make: Callable[..., nn.Module], size: Size, **options: float) -> nn.Module:
     """It takes images of `size` as they are."""
-    model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, min_size=min(size), max_size=max(size))
+    model = make(weights=None, weights_backbone=None, min_size=min(size), max_size=max(size), **options)
     return randomize_scales_(model).eval()
 
 
-def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
-    """Network, model, example, size, selection and budget of every row."""
+Case = tuple[str, nn.Module, Example, Size, str, str | None]
+
+
+def rcnn() -> Iterator[Case]:
+    """Mask R-CNN."""
     for size, budget in (((480, 640), None), ((800, 1216), "tokens=4200")):
-        model = mask_rcnn(size)
+        model = detector(maskrcnn_resnet50_fpn, size)
         example = torch.randn(1, 3, *size), torch.randn(8, 256, 14, 14)
         heads = ("maskrcnn_resnet50_fpn", Heads(model).eval(), example, size)
         backbone = (f"{heads[0]} (backbone)", model.backbone, torch.randn(1, 3, *size), size)
@@ -110,34 +127,70 @@ def cases() -> Iterator[tuple[str, nn.Module, Example, Size, str, str | None]]:
         whole = (f"{heads[0]} (boxes)", model, ([torch.rand(3, *size)],), size)
         yield *whole, "last_stage", budget
         yield *whole, " ".join(boxes), "tokens=4200"
-    for build, name in (
-        (deeplabv3_resnet50, "deeplabv3_resnet50"),
-        (deeplabv3_mobilenet_v3_large, "deeplabv3_mobilenet_v3_large"),
-    ):
-        for size in ((240, 320), (480, 640)):
-            # a batch of two, so that the norm of the pooled branch has statistics
-            model = randomize_scales_(build(weights=None, weights_backbone=None), torch.randn(2, 3, *size)).eval()
-            x = torch.randn(1, 3, *size)
-            small = size == (240, 320)
-            if build is deeplabv3_resnet50:
-                yield name, model, x, size, "last_stage", "tokens=2000" if small else "tokens=6000"
-                # all of it with 20,064 tokens would take layer1 too, whose maps are 13 GiB a layer
-                yield name, model, x, size, "all", "tokens=12000"
-                yield name, model, x, size, "classifier.*", "tokens=21000"
-            else:
-                yield name, model, x, size, "last_stage", None if small else "tokens=2500"
-                yield name, model, x, size, "all", "tokens=1024" if small else "tokens=1400"
-                yield name, model, x, size, "all", "tokens=12000"
+
+
+def boxes(make: Callable[..., nn.Module], **options: float) -> Iterator[Case]:
+    """C5; and C4, C5 and the pyramid as far as the budget goes."""
+    for size in ((480, 640), (800, 1216)):
+        model, example = detector(make, size, **options), ([torch.rand(3, *size)],)
+        for where in ("backbone.body.layer4.*", "backbone.body.layer[34].* backbone.fpn.layer_blocks.*"):
+            yield f"{make.__name__} (boxes)", model, example, size, where, "tokens=4200"
+
+
+def upernet() -> Iterator[Case]:
+    """The trunk's last stage, and everything within the budget."""
+    for size in ((480, 640), (800, 1216)):
+        image = torch.randn(1, 3, *size)
+        model = randomize_scales_(UperNet("resnet50", 150), torch.randn(2, 3, 64, 64)).eval()
+        yield "upernet:resnet50", model, image, size, "body.layer4.*", "tokens=4200"
+        yield "upernet:resnet50", model, image, size, "all", "tokens=4200"
+
+
+def deeplab(build: Callable[..., nn.Module]) -> Iterator[Case]:
+    """At two sizes."""
+    for size in ((240, 320), (480, 640)):
+        # a batch of two, so that the norm of the pooled branch has statistics
+        model = randomize_scales_(build(weights=None, weights_backbone=None), torch.randn(2, 3, *size)).eval()
+        whole, small = (build.__name__, model, torch.randn(1, 3, *size), size), size == (240, 320)
+        if build is deeplabv3_resnet50:
+            yield *whole, "last_stage", "tokens=2000" if small else "tokens=6000"
+            # all of it with 20,064 tokens would take layer1 too, whose maps are 13 GiB a layer
+            yield *whole, "all", "tokens=12000"
+            yield *whole, "classifier.*", "tokens=21000"
+        else:
+            yield *whole, "last_stage", None if small else "tokens=2500"
+            yield *whole, "all", "tokens=1024" if small else "tokens=1400"
+            yield *whole, "all", "tokens=12000"
+
+
+def unet() -> Iterator[Case]:
+    """At two sizes."""
     for size in ((240, 320), (480, 640)):
         model, x = randomize_scales_(UNet(), torch.randn(2, 3, *size)).eval(), torch.randn(1, 3, *size)
         yield "U-Net", model, x, size, "last_stage", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=1500"
         yield "U-Net", model, x, size, "all", "tokens=5100"
-    torch.manual_seed(0)
+
+
+def fcn() -> Iterator[Case]:
+    """With its auxiliary head."""
     for size, budget in (((240, 320), "tokens=2000"), ((480, 640), "tokens=6000")):
         model = fcn_resnet50(weights=None, weights_backbone=None, aux_loss=True)
         model = randomize_scales_(model, torch.randn(2, 3, *size)).eval()
         yield "fcn_resnet50", model, torch.randn(1, 3, *size), size, "last_stage", budget
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "maskrcnn_resnet50_fpn": rcnn,
+    "fasterrcnn_resnet50_fpn": partial(boxes, fasterrcnn_resnet50_fpn, box_score_thresh=0.0),
+    "retinanet_resnet50_fpn": partial(boxes, retinanet_resnet50_fpn, score_thresh=0.0),
+    "retinanet_resnet50_fpn_v2": partial(boxes, retinanet_resnet50_fpn_v2, score_thresh=0.0),
+    "deeplabv3_resnet50": partial(deeplab, deeplabv3_resnet50),
+    "deeplabv3_mobilenet_v3_large": partial(deeplab, deeplabv3_mobilenet_v3_large),
+    "U-Net": unet,
+    "fcn_resnet50": fcn,
+    "upernet:resnet50": upernet,
+}
 
 
 def largest_map(planned: Plan) -> int:
@@ -159,6 +212,9 @@ def row(
     """Plan, recast and verify; and what it took."""
     started = time.perf_counter()
     planned = plan(model, example, where=where.split(), budget=budget)
+    if name.endswith("(boxes)"):
+        with torch.no_grad():
+            assert len(run_example(model, example)[0]["boxes"]), "no boxes: the row would prove nothing"
     child = recast_(copy.deepcopy(model), planned)
     before = trace(model, planned, example)
     split = verify(before, child, example)
@@ -179,21 +235,24 @@ def row(
 
 
 def main() -> None:
-    """Print each row as it comes, keep them all."""
-    torch.manual_seed(0)
+    """Print each row as it comes; the table is written anew after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help=f"a pattern; of {', '.join(CASES)}")
+    only = parser.parse_args().only
     torch.set_num_threads(1)
-    RESULT.parent.mkdir(exist_ok=True)
-    with RESULT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        known: dict[tuple[str, Size], float] = {}
-        for name, model, example, size, where, budget in cases():
-            if (name, size) not in known:
-                known[name, size] = rounding(model, example)
-            found = row(name, model, example, size, where, budget, known[name, size])
-            writer.writerow(found)
-            file.flush()
-            print(*found, flush=True)
+    rows: list[tuple[object, ...]] = []
+    if RESULT.is_file():
+        with RESULT.open(encoding="utf-8", newline="") as file:
+            rows = [tuple(found) for found in list(csv.reader(file))[1:] if not fnmatch(found[0].split(" ")[0], only)]
+    known: dict[tuple[str, Size], float] = {}
+    for name, cases in CASES.items():
+        torch.manual_seed(0)  # so that a network's rows are the same without the others
+        for of, model, example, size, where, budget in cases() if fnmatch(name, only) else ():
+            if (of, size) not in known:
+                known[of, size] = rounding(model, example)
+            rows.append(row(of, model, example, size, where, budget, known[of, size]))
+            print(*rows[-1], flush=True)
+            write_table(RESULT, HEADER, rows)
 
 
 if __name__ == "__main__":
