@@ -21,6 +21,7 @@ from recast.models.sources import create
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
+from recast.training import prepare
 from recast.training.loop import fit
 from recast.training.metrics import read_metrics
 from recast.training.run import train
@@ -73,11 +74,15 @@ def test_losses_in_eval_mode_move_no_statistics(data: Data) -> None:
     assert not any(module.training for module in model.modules())
 
 
-def test_what_is_refused(tmp_path: Path, data: Data) -> None:
+def test_what_is_refused(tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecastError, match=r"augment.mixup has no meaning for detection .data.name=scene_objects"):
         fit(child(), data, recipe(augment=AugmentConfig(mixup=0.2)), tmp_path, progress=False)
     with pytest.raises(RecastError, match="resnet20 must give losses in training"):
         train(recipe(model=ModelConfig("cifar_resnet20")), tmp_path / "run", progress=False)
+    boxes = replace(data.val, objects=[replace(one, masks=None) for one in data.val.objects])  # type: ignore[arg-type]
+    monkeypatch.setattr(prepare, "load_data", lambda *_: replace(data, val=boxes))
+    with pytest.raises(RecastError, match="scenes_rcnn learns masks, and objects of scene_objects have none"):
+        train(recipe(), tmp_path / "run", progress=False)
 
 
 def test_torchvisions_detectors() -> None:

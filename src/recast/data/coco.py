@@ -82,7 +82,7 @@ def parsed(found: Mapping[str, Any], where: str) -> list[Annotations]:
         if isinstance(error, RecastError):
             raise
         raise RecastError(f"{where} is no COCO JSON of objects ({type(error).__name__}: {first_line(error)})") from None
-    has_masks = all(one.get("segmentation") for one in found["annotations"]) and bool(found["annotations"])
+    has_masks = all(one.get("segmentation") for one in found["annotations"])
     return [_annotations(of[number], classes, has_masks) for number in images]
 
 

@@ -122,5 +122,6 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
         val.append(of_class[:held_out])
         train.append(of_class[held_out:])
     if not any(map(len, val)):
-        raise RecastError("a validation part cannot be held out: every class has a single image. Add a val/ part")
+        few = "every class has a single image" if len(labels) > 1 else "there is a single image"
+        raise RecastError(f"a validation part cannot be held out: {few}. Add a val/ part")
     return torch.cat(train).sort().values, torch.cat(val).sort().values

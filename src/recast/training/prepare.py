@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
 from recast.data.datasets import LabelledImages
+from recast.data.objects import ObjectImages
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
 from recast.device import check_memory, choose_device
@@ -184,6 +185,12 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         class_maps(logits, len(data.classes), (size, size), config.name)
     elif data.task == "detect":
         check_detections(logits, 1, config.name)
+        parts = [part for part in (data.train, data.val) if isinstance(part, ObjectImages)]
+        if "masks" in logits[0] and any(one.masks is None for part in parts for one in part.objects):
+            raise RecastError(
+                f"{config.name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
+                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
+            )
     else:
         check_logits(logits, 1, len(data.classes), data.name)
     if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
