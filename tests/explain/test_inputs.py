@@ -11,10 +11,14 @@ import torch
 from PIL import Image
 
 from recast.data import Data
+from recast.data.coco import Annotations
 from recast.data.datasets import ImageTensors
 from recast.data.images import open_image, resize_and_crop, to_pixels
+from recast.data.objects import ObjectImages
+from recast.data.pairs import ImagePairs
 from recast.errors import RecastError
 from recast.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
+from recast.run.config import AugmentConfig
 
 SIZE = (16, 16)
 
@@ -161,3 +165,15 @@ def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
         read(["val:4"])
     with pytest.raises(RecastError, match="leave --img-size away"):
         read(["val:1"], size=(8, 8))
+
+
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_images_of_many_classes_are_shown_without_one(task: str) -> None:
+    pixels = torch.zeros(5, 3, *SIZE, dtype=torch.uint8)
+    nothing = Annotations(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0))
+    pairs, objects = ImagePairs(pixels, pixels[:, 0], SIZE[0]), ObjectImages(pixels, [nothing] * 5, SIZE[0])
+    part = pairs if task == "segment" else objects
+    data = Data("dense", part, part, ["a", "b"], (0.5,) * 3, (0.5,) * 3, SIZE[0], AugmentConfig())
+    assert data.task == task
+    shown, _ = read_inputs(some_of_validation(data), SIZE, 16, data=data)
+    assert [(one.name, one.label) for one in shown] == [(f"val:{index}", None) for index in range(4)]

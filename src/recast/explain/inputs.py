@@ -124,7 +124,9 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def some_of_validation(data: Data) -> list[int | Path]:
-    """The first validation image of each of `DIFFERENT` classes."""
+    """The first validation image of each of `DIFFERENT` classes; where images have none, the first ones."""
+    if data.task != "classify":
+        return list(range(min(DIFFERENT, len(data.val))))
     first: dict[int, int | Path] = {}
     for index, label in enumerate(data.val.labels.tolist()):
         first.setdefault(int(label), index)
@@ -180,7 +182,8 @@ def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
             f"val:{index} is an image of {pixels.shape[-2]}×{pixels.shape[-1]} pixels: leave --img-size away, or name "
             "a file"
         )
-    return Input(f"val:{index}", pixels[0], data.classes[int(labels[0])])
+    label = data.classes[int(labels[0])] if data.task == "classify" else None  # else a mask, or objects
+    return Input(f"val:{index}", pixels[0], label)
 
 
 def imagenet_names() -> tuple[list[str], dict[str, str]]:
