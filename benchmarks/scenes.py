@@ -5,7 +5,9 @@
 
 Of every seed a network learns the scenes from random weights (the parent), then goes on learning as it is (fine-tuned)
 and with its last stage recast, both by the recipe `segment` or `detect`, the same images in the same order. On the 200
-held-out scenes: the metric over all classes, and over the local and the distant ones (KIND in recast.data.scenes).
+held-out scenes: the metric over all classes, and over the local and the distant ones (KINDS in recast.data.scenes);
+also of the recast network, not trained again, with uniform content maps (W_key = 0: a global mean), without content
+(γ = 0) and without Gaussians (s = 0).
 
 results/scenes.csv               of every arm and seed with its 95 % interval over the images, of seeds `mean` with
                                  Student's over them; `updates` of the arms, and `heads awake` of n
@@ -18,6 +20,7 @@ A run that is finished, or whose rows stand in the tables, is left alone; one th
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 from collections import defaultdict
 from dataclasses import replace
@@ -25,12 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from odd_digit import WITHOUT
 from timing import RESULTS, machine, write_table
 
+import recast
 from recast.data.scenes import KINDS
-from recast.evaluation.run_folder import evaluate_run
+from recast.evaluation import evaluate
+from recast.evaluation.run_folder import evaluate_run, open_run
+from recast.layers.gpsa import gpsa_layers
 from recast.recipes import make_recipe
-from recast.run.records import Wakefulness
+from recast.run.records import Row, Wakefulness
 from recast.run.statistics import mean_interval
 from recast.run.suites import MAIN
 from recast.training.metrics import read_metrics
@@ -53,13 +60,25 @@ def arms(options: argparse.Namespace, seed: int) -> Path:
     return Path(out)
 
 
+def ablated(out: Path, suite: str) -> list[Row]:
+    """Of the recast network without each part of attention."""
+    run, models = open_run(out), {}
+    for name, parameter in WITHOUT.items():
+        model = models[f"recast, {name}"] = copy.deepcopy(run.models["recast"])
+        with torch.no_grad():
+            for layer in gpsa_layers(model).values():
+                getattr(layer, parameter).zero_()
+        recast.refresh_gates_(model.eval())
+    return evaluate(models, suite, run.data, progress=False)
+
+
 def measure(options: argparse.Namespace, seed: int) -> tuple[Rows, Rows]:
     """Rows of both tables."""
     out, (suite, metric) = arms(options, seed), MAIN[make_recipe(options.task).data.task]
     found, wanted = evaluate_run(out, [suite], progress=False), [metric, *(f"{metric}@{kind}" for kind in KINDS)]
     rows: Rows = [
         [options.task, row.model, seed, row.metric, row.value, row.low, row.high, row.n, machine()]
-        for row in found.rows
+        for row in (*found.rows, *ablated(out, suite))
         if row.metric in wanted
     ]
     awake = Wakefulness.of(read_metrics(out / "metrics.jsonl")[-1]["layers"])
