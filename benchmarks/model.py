@@ -1,16 +1,17 @@
-"""Whole models: T-CNNs against the same network without attention, and beside other attention networks, by turns.
+"""Whole models: T-CNNs against the same network without attention, small ones, and other attention networks, by turns.
 
     python benchmarks/model.py                     # writes results/model.csv (about 25 minutes on 2 cores)
     python benchmarks/model.py --only resnetrs50   # one family, its rows in model.csv are replaced
+    python benchmarks/model.py --only cifar_resnet20 digits_resnet     # or some
 
 Columns: family, arm, img_size, batch, pass (inference, or a training step: forward, backward and SGD), median_ms,
 spread, images_per_s, relative_speed (time of the network without attention over this one's, median of ratios within a
 round), mac_bound (its multiply-accumulates over this one's), share_of_bound, saved_mib (kept for backward).
 
 "no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it, and "stride kept" the
-network as it is published; the other arms of a family have GPSA in their three last 3×3 convolutions: N of 9 heads open
-(content and Gaussian; the other maps and W_val folded away), positional (Gaussians alone, folded), all open (as it is
-trained), folded (all heads closed, `fold_`).
+network as it is published (a small network's stride is always kept); the other arms of a family have GPSA in the 3×3
+convolutions of their last stage: N of 9 heads open (content and Gaussian; the other maps and W_val folded away),
+positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`).
 """
 
 from __future__ import annotations
@@ -29,22 +30,31 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
+import recast.models
 from recast.layers.gpsa import gpsa_layers
 from recast.tracing.cost import saved_sizes
 
 RESULT = RESULTS / "model.csv"
-FAMILIES = {"resnetrs50": (224, 8, 4), "resnetrs152": (320, 2, 2)}
-"""Parent: image size, images of an inference pass, images of a training step."""
+FAMILIES = {
+    "resnetrs50": (224, (8,), (4,)), "resnetrs152": (320, (2,), (2,)),
+    "cifar_resnet20": (32, (1, 32, 256), (32, 256)), "digits_resnet": (32, (1, 32, 256), (32, 256)),
+}  # fmt: skip
+"""Parent: image size, images of inference passes, images of training steps."""
+SMALL = ("cifar_resnet20", "digits_resnet")
 OTHERS = {"convit_small": 224, "botnet50ts_256": 256, "resnet50": 224}
+
+
+def channels_of(model: nn.Module) -> int:
+    """Of its images."""
+    return next(model.parameters()).shape[1]
 
 
 def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) -> nn.Module:
     """A T-CNN with open gates in the first heads of every layer."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=1000)
-    model = recast.recast_(
-        model, recast.plan(model, torch.zeros(1, 3, size, size), recast.RecastConfig(stride="remove"))
-    )
+    config = recast.RecastConfig(stride="keep" if name in SMALL else "remove")
+    model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
     with torch.no_grad():
         for layer in gpsa_layers(model).values():
             layer.key.normal_(std=0.02)
@@ -114,7 +124,8 @@ def measure(
     name: str, arms: dict[str, nn.Module], size: int, batch: int, training: bool, rounds: int
 ) -> list[dict[str, Any]]:
     """Rows of one family in one pass."""
-    images = torch.randn(batch, 3, size, size, device=next(next(iter(arms.values())).parameters()).device)
+    one = next(iter(arms.values()))
+    images = torch.randn(batch, channels_of(one), size, size, device=next(one.parameters()).device)
     for model in arms.values():
         model.train(training)
         recast.refresh_gates_(model)
@@ -147,20 +158,22 @@ def measure(
 def main() -> None:
     """All families and the other networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="one family")
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="families")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     rows = []
-    for name, (size, batch, train_batch) in FAMILIES.items():
-        if arguments.only in (None, name):
-            arms = family(name, size)
-            rows += measure(name, arms, size, batch, False, arguments.rounds)
-            trained = {arm: arms[arm] for arm in IN_TRAINING}
-            rows += measure(name, copy.deepcopy(trained), size, train_batch, True, arguments.rounds)
+    for name, (size, batches, train_batches) in FAMILIES.items():
+        if arguments.only is None or name in arguments.only:
+            arms = family(name, size, [arm for arm in ARMS if not (name in SMALL and arm == "stride kept")])
+            for batch in batches:
+                rows += measure(name, arms, size, batch, False, arguments.rounds)
+            trained = {arm: arms[arm] for arm in IN_TRAINING if arm in arms}
+            for batch in train_batches:
+                rows += measure(name, copy.deepcopy(trained), size, batch, True, arguments.rounds)
             del arms, trained
     if arguments.only is None:
-        size, batch, train_batch = FAMILIES["resnetrs50"]
+        size, (batch,), (train_batch,) = FAMILIES["resnetrs50"]
         arms = {"resnetrs50, no attention": recast_model("resnetrs50", size, 0, 0, fold=True),
                 "T-ResNet50-RS, all open": recast_model("resnetrs50", size, 9, 9, fold=False)}  # fmt: skip
         for name in OTHERS:
@@ -172,7 +185,7 @@ def main() -> None:
             rows += measure("beside others at 256", at_256, 256, train_batch if training else batch, training, 5)
     else:  # the other rows stay
         with RESULT.open(encoding="utf-8", newline="") as file:
-            rows += [row for row in csv.DictReader(file) if row["family"] != arguments.only]
+            rows += [row for row in csv.DictReader(file) if row["family"] not in arguments.only]
     write(RESULT, rows)
 
 

@@ -60,7 +60,7 @@ def test_what_is_no_file_is_not_waited_for(read: object, tmp_path: Path) -> None
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path / "loop", tmp_path, "/proc/self/mem"):
         with pytest.raises(RecastError, match=told):
             read(path)
-    with contextlib.suppress(RecastError):  # calls itself a regular file, and would wait; a sandbox has plain text there
+    with contextlib.suppress(RecastError):  # would wait; where a sandbox has plain text, it is read
         read("/proc/kmsg")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.layers.functional import backends, operands
-from recast.layers.functional.streaming import stream
+from recast.layers.functional.streaming import short, stream
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
 
@@ -116,6 +116,9 @@ def test_backends_agree_with_random_open_gates(
         monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", rng.choice((2**20, 60, 7)))
         monkeypatch.setitem(stream.VALUE_NUMBERS, "cpu", rng.choice((2**20, 40)))
         monkeypatch.setattr(stream, "MERGE_KEYS", rng.choice((0, 10**6)))
+        monkeypatch.setitem(short.GROUP_NUMBERS, "cpu", rng.choice((2**18, 300, 1)))  # heads together
+        for name in ("WIDE", "WIDE_TRANSPOSED"):  # which library multiplies
+            monkeypatch.setattr(stream, name, rng.choice((0, 10**12)))
         monkeypatch.setattr(backends, "KEEP_COST", rng.choice((0.1, 0.0, 9.0)))
         kind = rng.choice(("Conv2d", "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"))
         module, x, text = case_of(kind, seed, dtype)

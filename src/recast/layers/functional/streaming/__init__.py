@@ -1,4 +1,4 @@
-"""The operator under the fast backends: heads gather and project one after another, and no map is ever held whole.
+"""The operator under the fast backends: heads gather and project a few at a time, and no map is ever held whole.
 
     y = b + Σ_h (shift_h · S_h + R_h ⊗ K_h + content_h · softmax(Q_h K_hᵀ / √D)) V W_out^h
 
@@ -7,7 +7,8 @@ thousand queries at a time stay in the processor's cache. The backward pass comp
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
 Here are the two custom operators, one node each for `torch.compile`, and their cost; the steps are in `stream` and
-`backward`. Where a derivative of the gradient is asked for (`create_graph=True`), the backward pass writes maps out.
+`backward`, those of short maps, whose heads go together, in `short`. Where a derivative of the gradient is asked for
+(`create_graph=True`), the backward pass writes maps out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from recast.layers.functional.streaming import short
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
 from recast.layers.functional.streaming.stream import Stream, project
 
@@ -48,10 +50,14 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
         if bias is not None:
             y += bias
         kept = values.new_empty(len(weight) if keep else 0, s.batch, s.I, s.J, s.channels)
-        for h, W_out in enumerate(s.weight.transpose(-1, -2)):
+        if s.merges:
+            short.forward(s, y, kept if keep else None)
+        first = len(weight) - len(s.single)
+        for slot, h in enumerate(s.single, first):
+            W_out = s.weight[h].transpose(-1, -2)
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
-                gathered = kept[h][at] if keep else s.buffer("gathered", *shape)
+                gathered = kept[slot][at] if keep else s.buffer("gathered", *shape)
                 s.gather(h, chunk, s.maps(h, chunk), gathered)
                 project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
     return y.to(values.dtype), kept
@@ -75,22 +81,23 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     tensors, kept, numbers = inputs[:8], inputs[8], inputs[9:]
     with torch.autocast(dy.device.type, enabled=False):
         s = Backward(*tensors, *numbers)
-        for h, W_out in enumerate(s.weight):
+        if s.merges:
+            short.backward(s, dy, kept if len(kept) else None)
+        first = len(s.weight) - len(s.single)
+        for slot, h in enumerate(s.single, first):
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
                 dy_part = dy[at].flatten(0, 2)
                 d_gathered = s.buffer("d_gathered", *shape).zero_()
-                project(dy_part, W_out, d_gathered.view(-1, s.channels))
+                project(dy_part, s.weight[h], d_gathered.view(-1, s.channels))
                 maps = s.maps(h, chunk)
                 if len(kept):
-                    gathered = kept[h][at]
+                    gathered = kept[slot][at]
                 else:
                     gathered = s.buffer("gathered", *shape)
                     s.gather(h, chunk, maps, gathered)
                 add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
                 s.add(h, chunk, maps, d_gathered)
-            if s.is_merged(h):
-                s.finish(h)
     return s.results()
 
 

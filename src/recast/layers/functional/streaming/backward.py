@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import Chunk, HeadMaps, Stream, add_product
+from recast.layers.functional.streaming.stream import Chunk, HeadMaps, Stream, add_product, is_wide, product
 
 
 class Backward(Stream):
@@ -24,17 +24,12 @@ class Backward(Stream):
         self.d_query, self.d_rows, self.d_columns = torch.empty_like(self.query), zeros(self.rows), zeros(self.columns)
         self.d_shift = self.content.new_empty(0) if self.shift is None else torch.zeros_like(self.shift)
         self.d_content = torch.zeros_like(self.content)
-        self.d_positional: Tensor | None = None
-        """Of a merged head's positional map, (N, keys)."""
 
     def add(self, head: int, chunk: Chunk, maps: HeadMaps, d: Tensor) -> None:
         """Of what `head` gathered in a chunk, `d` (n, r, J, C), back to all that it was made from."""
         content, gaussian = self.head_maps(head)
         attention, by_rows = maps
         flat = d.view(chunk.n, chunk.r * self.J, self.channels)
-        if attention is not None and self.is_merged(head):
-            self._merged(head, chunk, attention, flat)
-            return
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
             hit, source = d[:, views[0][0], views[0][1]], (chunk.images, *views[1])
             self.d_shift[head].add_((hit * self.values[source]).sum(dtype=self.d_shift.dtype))
@@ -60,32 +55,8 @@ class Backward(Stream):
 
     def _d_map(self, chunk: Chunk, d: Tensor) -> Tensor:
         """The gradient of a head's whole map, (n, r·J, keys)."""
-        out = self.buffer("logits", *d.shape[:2], self.num_keys)
-        return torch.bmm(d, self.seen[chunk.images].transpose(1, 2), out=out)
-
-    def _merged(self, head: int, chunk: Chunk, attention: Tensor, d: Tensor) -> None:
-        d_map = self._d_map(chunk, d)
-        if self.d_positional is None:
-            self.d_positional = torch.empty(d_map.shape[1:], dtype=self.sum_dtype, device=d.device)
-        if chunk.images.start == 0:
-            torch.sum(d_map, 0, dtype=self.sum_dtype, out=self.d_positional)
-        else:
-            self.d_positional.add_(d_map.sum(0, dtype=self.sum_dtype))
-        # before `attention` is needed for the last time, and the map's gradient is written over
-        add_product(self.d_seen[chunk.images], self.mixed(head, attention).transpose(1, 2), d)
-        self._logits(self.content_heads.index(head), chunk, attention, d_map)
-
-    def finish(self, head: int) -> None:
-        """From the gradient of a merged head's positional map to the factors of its Gaussian and to its shift."""
-        assert self.d_positional is not None
-        grid = self.d_positional.view(self.I, self.J, self.Y, self.X)
-        _, gaussian = self.head_maps(head)
-        if gaussian is not None:
-            rows, columns = self.rows[gaussian].to(grid.dtype), self.columns[gaussian].to(grid.dtype)
-            self.d_rows[gaussian] = (grid * columns[:, None]).sum((1, 3))
-            self.d_columns[gaussian] = (grid * rows[:, None, :, None]).sum((0, 2))
-        if self.shift is not None and (at := self.shift_index(head, grid.device)):
-            self.d_shift[head] = grid[at].sum(dtype=self.d_shift.dtype)
+        space = self.buffer("logits", *d.shape[:2], self.num_keys)
+        return product(d, self.seen[chunk.images].transpose(1, 2), space)
 
     def _linear(self, at: int, chunk: Chunk, d: Tensor) -> None:
         """What was gathered is gate · Q S: Σ dA ∘ Q S, the gate's gradient, is Σ (dA Sᵀ) ∘ Q as well."""
@@ -106,11 +77,13 @@ class Backward(Stream):
         d_map.addcmul_(attention, inner, value=-1)
         factor = self.content[at] * self.scale
         q, k = self.query[chunk.images, chunk.queries, part], self.key[chunk.images, :, part]
-        # both products with the narrow side first: a head of 7 channels takes a fifth of the other order's time
-        d_query = torch.bmm(k.transpose(1, 2), d_map.transpose(1, 2)).mul_(factor)
-        self.d_query[chunk.images, chunk.queries, part] = d_query.transpose(1, 2)
-        d_key = torch.bmm(q.transpose(1, 2), d_map).mul_(factor)
-        self.d_key[chunk.images, :, part].add_(d_key.transpose(1, 2))
+        if is_wide(d_map, k):
+            d_query = product(d_map, k, self.buffer("d_query", *q.shape))
+        else:  # the narrow side first: a head of 7 channels takes a fifth of the other order's time
+            d_query = torch.bmm(k.transpose(1, 2), d_map.transpose(1, 2)).transpose(1, 2)
+        self.d_query[chunk.images, chunk.queries, part] = d_query.mul_(factor)
+        d_key = product(q.transpose(1, 2).contiguous(), d_map, self.buffer("d_key", *k.transpose(1, 2).shape))
+        self.d_key[chunk.images, :, part].add_(d_key.mul_(factor).transpose(1, 2))
 
     def results(self) -> tuple[Tensor, ...]:
         """In the order and the types of the operator's inputs."""

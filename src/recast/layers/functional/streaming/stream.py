@@ -12,9 +12,12 @@ from torch import Tensor
 MAP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a content map that are held at a time: 4 MiB on a CPU, whose cache they should stay in."""
 MERGE_KEYS = 2
-"""Keys per channel up to which a head's content map is mixed with its other two before the product with the values."""
+"""Keys per channel up to which content heads' three maps are mixed before the product with the values (`short`)."""
 VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
+WIDE, WIDE_TRANSPOSED = 2**21, 2**23
+"""Multiply-accumulates from which oneDNN is asked for a product, and for one whose first matrix is transposed."""
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 HeadMaps = tuple[Tensor | None, Tensor | None]
 """Of one head and chunk, where it has them: the content map (n, r·J, keys), and R V (n, r, X·C)."""
@@ -61,15 +64,17 @@ class Stream:
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
-        kind = "cpu" if values.device.type == "cpu" else "cuda"
+        self.kind = kind = "cpu" if values.device.type == "cpu" else "cuda"
         per_row = self.J * max(1, self.num_keys)
         queries = VALUE_NUMBERS[kind] // self.channels
         self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, queries // self.J)))
         images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
         self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
         is_short = self.num_keys <= MERGE_KEYS * self.channels
-        self.merges = self.whole and self.chunk_rows == self.I and is_short and not linear
-        self.positional_of = -1
+        self.merges = bool(self.num_keys) and self.whole and self.chunk_rows == self.I and is_short
+        """Whether the content heads' maps are mixed: on short maps that is cheaper than a product for each."""
+        self.single = [h for h in range(len(weight)) if not (self.merges and h in self.content_heads)]
+        """Heads that are computed one after another."""
         self.buffers: dict[str, Tensor] = {}
 
     def chunks(self) -> Iterator[Chunk]:
@@ -95,10 +100,6 @@ class Stream:
         c, g = self.content_heads, self.gaussian_heads
         return c.index(head) if head in c else None, g.index(head) if head in g else None
 
-    def is_merged(self, head: int) -> bool:
-        """Whether `head`'s three maps are mixed: on short maps that is cheaper than a product for each."""
-        return self.merges and head in self.content_heads
-
     def part(self, at: int) -> slice:
         """Channels of the queries and keys of the content head `at`."""
         return slice(at * self.head_dim, (at + 1) * self.head_dim)
@@ -116,74 +117,50 @@ class Stream:
         at = (slice(first - rows.start, last - rows.start), slice(c, d))
         return at, (slice(y, y + (last - first - 1) * s + 1, s), slice(x0, x0 + (d - c - 1) * t + 1, t))
 
-    def shift_index(self, head: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """The same for all rows, as an index of maps (I, J, Y, X)."""
+    def shifted(self, head: int, maps: Tensor) -> Tensor | None:
+        """The same for all rows, as a view of maps (I, J, Y, X): where S is one, a number a query."""
         if (views := self.shift_views(head, slice(0, self.I))) is None:
             return None
-        ends = (self.I, self.J, self.Y, self.X)
-        i, j, y, x = (
-            torch.arange(*v.indices(n), device=device) for v, n in zip((*views[0], *views[1]), ends, strict=True)
-        )
-        return i[:, None], j, y[:, None], x
+        corner = maps[(*views[0], *views[1])]
+        i, j, y, x = corner.stride()
+        return corner.as_strided(corner.shape[:2], (i + y, j + x))
 
     # --- the maps -----------------------------------------------------------------------------------------------------
 
     def maps(self, head: int, chunk: Chunk) -> HeadMaps:
-        """softmax(Q Kᵀ / √D) and R V of a chunk, where `head` has them and needs them on their own."""
+        """softmax(Q Kᵀ / √D) and R V of a chunk, where `head` has them."""
         content, gaussian = self.head_maps(head)
         attention = by_rows = None
         if content is not None and not self.linear:
             shape, part = (chunk.n, chunk.r * self.J, self.num_keys), self.part(content)
-            logits, attention = self.buffer("logits", *shape), self.buffer("attention", *shape)
-            q, k = self.query[chunk.images, chunk.queries, part], self.key[chunk.images, :, part]
-            torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=logits)
-            torch.softmax(logits, -1, out=attention)
-        if gaussian is not None and not self.is_merged(head):
+            attention = self.buffer("attention", *shape)
+            q, k = self.query[chunk.images, chunk.queries, part] * self.scale, self.key[chunk.images, :, part]
+            torch.softmax(product(q, k.transpose(1, 2), self.buffer("logits", *shape)), -1, out=attention)
+        if gaussian is not None:
             values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
             weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
             by_rows = torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
         return attention, by_rows
-
-    def _positional(self, head: int) -> Tensor:
-        """shift · S + R ⊗ K of a merged head, (N, keys): the same for all images, made once a head."""
-        out = self.buffer("positional", self.I * self.J, self.num_keys)
-        if self.positional_of == head:
-            return out
-        self.positional_of = head
-        grid, (_, gaussian) = out.view(self.I, self.J, self.Y, self.X), self.head_maps(head)
-        if gaussian is None:
-            grid.zero_()
-        else:
-            torch.mul(self.rows[gaussian][:, None, :, None], self.columns[gaussian][:, None], out=grid)
-        if self.shift is not None and (at := self.shift_index(head, out.device)):
-            grid[at] += self.shift[head].to(out.dtype)
-        return out
-
-    def mixed(self, head: int, attention: Tensor) -> Tensor:
-        """All three maps of a merged head, its content `attention` given: (n, N, keys)."""
-        gate = self.content[self.content_heads.index(head)].to(attention.dtype)
-        return torch.addcmul(self._positional(head), attention, gate, out=self.buffer("mixed", *attention.shape))
 
     def gather(self, head: int, chunk: Chunk, maps: HeadMaps, out: Tensor) -> None:
         """What `head` gathers for a chunk, into `out` (n, r, J, C)."""
         content, gaussian = self.head_maps(head)
         attention, by_rows = maps
         flat = out.view(chunk.n, chunk.r * self.J, self.channels)
-        if attention is not None and self.is_merged(head):
-            torch.bmm(self.mixed(head, attention), self.seen[chunk.images], out=flat)
-            return
         if content is not None:
             if attention is None:  # linear: `key` holds the head's summaries of the values
                 q = self.query[chunk.images, chunk.queries, self.part(content)]
                 torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
             else:
-                torch.bmm(attention, self.seen[chunk.images], out=flat)
+                found = product(attention, self.seen[chunk.images], flat)
+                if found is not flat:
+                    flat.copy_(found)
             out.mul_(self.content[content])
         if by_rows is not None:
             rows = chunk.n * chunk.r
-            product = out.view(rows, self.J, self.channels)
+            by_columns = out.view(rows, self.J, self.channels)
             factor = self.columns[gaussian].expand(rows, self.J, self.X)
-            product.baddbmm_(factor, by_rows.view(rows, self.X, self.channels), beta=0 if content is None else 1)
+            by_columns.baddbmm_(factor, by_rows.view(rows, self.X, self.channels), beta=0 if content is None else 1)
         if content is None and gaussian is None:
             out.zero_()
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
@@ -203,11 +180,49 @@ def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
         out.unflatten(1, (groups, -1)).add_(product.transpose(0, 1))
 
 
+# --- products of matrices ---------------------------------------------------------------------------------------------
+
+
+def is_wide(a: Tensor, b: Tensor) -> bool:
+    """Whether oneDNN takes a product of matrices, or of batches of them: large ones in single precision on a CPU."""
+    if not HAS_ONEDNN or a.dtype != torch.float32 or a.device.type != "cpu":
+        return False
+    return math.prod((*a.shape[-2:], b.shape[-1])) >= (WIDE if a.stride(-1) == 1 else WIDE_TRANSPOSED)
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    """a b, (T, K) and (K, N), by the library of torch's convolutions.
+
+    torch gives products to MKL, which leaves the wide vectors of AMD's processors unused: there it takes up to three
+    times as long.
+    """
+    a, b = (t if t.is_contiguous() or t.T.is_contiguous() else t.contiguous() for t in (a, b))  # else 100 times as slow
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    return found
+
+
+def product(a: Tensor, b: Tensor, space: Tensor) -> Tensor:
+    """a b, batches of matrices: in `space`, or, of a single large product, where oneDNN put it."""
+    if not is_wide(a, b):
+        return torch.bmm(a, b, out=space)
+    if len(a) == 1:
+        return _by_onednn(a[0], b[0])[None]
+    for left, right, out in zip(a, b, space, strict=True):
+        out.copy_(_by_onednn(left, right))
+    return space
+
+
 def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
     """out += a b, matrices or batches of them; half precision is summed in the type of `out`."""
     if out.dtype != a.dtype:
         out.add_(a @ b)
     elif out.dim() == 2:
-        out.addmm_(a, b)
+        if is_wide(a, b):
+            out.add_(_by_onednn(a, b))
+        else:
+            out.addmm_(a, b)
+    elif is_wide(a, b):
+        for left, right, into in zip(a, b, out, strict=True):
+            add_product(into, left, right)
     else:
         out.baddbmm_(a, b)
