@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recast.cli.help import Command
 from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
-from recast.errors import RecastError
 from recast.run.config import ModelConfig
+from recast.run.files import check_place
 from recast.run.trust import trusting
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
     default = (subject if subject.is_dir() else subject.parent) / f"model{SUFFIX[options.to]}"
     out = Path(options.out) if options.out else default
-    if not out.parent.is_dir():
-        raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    check_place(out, "--out", default.name)
     with trusting(options.subject, trust=options.trust):
         model, parent = _open(options)
     torch.manual_seed(0)

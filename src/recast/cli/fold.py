@@ -14,6 +14,7 @@ from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_j
 from recast.errors import RecastError
 from recast.run.config import ModelConfig
 from recast.run.fields import CountOrZero, NotNegative
+from recast.run.files import check_place
 from recast.run.records import FrontierLine
 from recast.run.trust import trusting
 
@@ -56,8 +57,7 @@ def run(argv: Sequence[str]) -> int:
     out = Path(options.out or (subject if subject.is_dir() else subject.parent) / "folded.safetensors")
     if out.resolve() in (subject.resolve(), (subject / "weights.safetensors").resolve()):
         raise RecastError(f"{out} is what is folded: choose another file with --out")
-    if not out.parent.is_dir():
-        raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    check_place(out, "--out", "folded.safetensors")
     if out.exists() and not _is_folded(out):
         raise RecastError(f"{out} exists and is no file of recast fold: choose another file with --out")
     with trusting(options.subject, trust=options.trust):

@@ -14,7 +14,7 @@ from recast.errors import RecastError
 from recast.run.budget import Budget
 from recast.run.config import DataConfig, ModelConfig, Recipe
 from recast.run.fields import Count
-from recast.run.files import write_text
+from recast.run.files import check_place, write_text
 from recast.run.names import check_name
 from recast.run.reading import decode, read_bytes
 from recast.run.trust import trusting
@@ -124,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
     Budget.parse(options.budget)
     out = Path(options.out) if options.out else None
     if out is not None:
-        _check_target(out)
+        _check_plan_file(out)
 
     if ranked := options.rank is not None or options.where == ["auto"]:
         if options.data is None:
@@ -171,12 +171,9 @@ def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ran
     return planned, rank(model, planned, images, labels)
 
 
-def _check_target(out: Path) -> None:
+def _check_plan_file(out: Path) -> None:
     """A plan replaces an older plan, but no other file."""
-    if out.is_dir():
-        raise RecastError(f"--out must be a file, got the folder {out}: add a name such as plan.json")
-    if not out.parent.is_dir():
-        raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    check_place(out, "--out", "plan.json")
     if out.exists():
         from recast.surgery.plan import Plan
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from recast.cli.help import Command
 from recast.cli.options import OutputOptions, Words, parse, print_json
-from recast.errors import RecastError
 from recast.run.fields import Count, Positive
+from recast.run.files import check_place
 
 if TYPE_CHECKING:
     from recast.zoo.rows import ZooRow
@@ -51,8 +51,7 @@ def run(argv: Sequence[str]) -> int:
     """Walk, print what came out; 1 if an architecture is not recast exactly."""
     options = parse(Command("zoo", "[GLOB ...] [options]", ABOUT, EXAMPLES), ZooOptions(), argv)
     out = Path(options.out)
-    if not out.parent.is_dir():
-        raise RecastError(f"the folder of --out does not exist: {out.parent}")
+    check_place(out, "--out", "zoo.csv")
 
     from recast.zoo.architectures import architectures
     from recast.zoo.rows import EXACT, NOTHING, read_zoo, summary, write_zoo

@@ -20,7 +20,7 @@ from recast.errors import RecastError
 from recast.explain.pack import LIMIT, pack
 from recast.explain.scene import Picture, Scene, percent
 from recast.report.neighbours import png
-from recast.run.files import check_ours, write_text
+from recast.run.files import check_ours, check_place, write_text
 
 THUMBNAIL = 240
 """Sides of the pictures of a list, at most."""
@@ -79,15 +79,12 @@ def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[
 
 def check_target(out: Path) -> None:
     """Raise `RecastError` unless `out` can be the name of a page, or of a picture that can be drawn here."""
-    if out.is_dir():
-        raise RecastError(f"the page must be a file, got the folder {out}: add a name such as explain.html")
+    check_place(out, "the page", "explain.html")
     ending = out.suffix.lower()
     if ending in (".jpg", ".jpeg"):
         raise RecastError(f"maps are drawn as PNG, JPEG would blur them, got {out}: give it the ending .png")
     if ending not in (*PAGES, PICTURE):
         raise RecastError(f"maps are written as an HTML page or a PNG, got {out}: give it the ending .html or .png")
-    if not out.parent.is_dir():
-        raise RecastError(f"the folder of the page does not exist: {out.parent}")
     check_ours(out)
     if ending == PICTURE and find_spec("matplotlib") is None:
         raise RecastError("a PNG of maps needs matplotlib: pip install matplotlib, or write an .html page")

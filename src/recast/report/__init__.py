@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recast.errors import RecastError
-from recast.run.files import check_ours, write_text
+from recast.run.files import check_ours, check_place, write_text
 
 __all__ = ["write_report"]
 
@@ -35,10 +35,8 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     if out is None and len(folders) > 1:
         raise RecastError(f"a report of {len(folders)} runs belongs to none of them: say where (--out FILE.html)")
     target = Path(out) if out is not None else folders[0] / "report.html"
-    if target.is_dir():
-        raise RecastError(f"the report must be a file, got the folder {target}: add a name such as report.html")
-    if out is not None and not target.parent.is_dir():
-        raise RecastError(f"the folder of the report does not exist: {target.parent}")
+    if out is not None:
+        check_place(target, "the report", "report.html")
     check_ours(target)
     try:
         from recast.report.export import check_folder, write_figures

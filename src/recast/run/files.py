@@ -142,6 +142,14 @@ def check_ours(path: Path) -> None:
     raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")
 
 
+def check_place(path: Path, what: str, example: str) -> None:
+    """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
+    if path.is_dir():
+        raise RecastError(f"{what} must be a file, got the folder {path}: add a name such as {example}")
+    if not path.parent.is_dir():
+        raise RecastError(f"the folder of {what} does not exist: {path.parent}")
+
+
 def free_space(folder: Path) -> str:
     """What is left of the disk below a folder."""
     return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB"
