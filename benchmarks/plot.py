@@ -1,4 +1,4 @@
-"""Results as pictures: docs/speed_layer.png, docs/speed_tokens.png, docs/schedules.png.
+"""Results as pictures: docs/speed_layer.png, speed_tokens.png, speed_roofline.png, schedules.png.
 
 python benchmarks/plot.py
 """
@@ -95,6 +95,41 @@ def tokens() -> None:
     figure.savefig(ROOT / "docs" / "speed_tokens.png", dpi=110)
 
 
+def roofline() -> None:
+    """What a content head's steps take, over what its multiply-accumulates take at the convolution's speed."""
+    rows = read("roofline.csv")
+    maps = list(dict.fromkeys((row["side"], row["channels"]) for row in rows))
+    parts = {"values (C wide)": "#0072B2", "queries, keys (C/9 wide)": "#56B4E9", "softmax": "#E69F00"}
+    figure, axis = plt.subplots(figsize=(7, 3.8))
+    for number, (side, channels) in enumerate(maps):
+        here = [row for row in rows if (row["side"], row["channels"]) == (side, channels)]
+        speed = next(float(row["gmacs"]) for row in here if row["step"] == "convolution")
+        for place, kind in enumerate(("forward", "backward")):
+            picoseconds: dict[str, float] = {}
+            macs: dict[str, int] = {}
+            for row in here:  # by the faster library
+                if row["pass"] == kind and row["step"] != "convolution":
+                    step, time = row["step"], float(row["picoseconds"])
+                    picoseconds[step], macs[step] = min(picoseconds.get(step, time), time), int(row["macs"])
+            least, bottom = 1e3 * sum(macs.values()) / speed, 0.0
+            for part, colour in parts.items():
+                wide = {"softmax": 0, "values (C wide)": int(channels)}.get(part)
+                chosen = [s for s, n in macs.items() if n == wide or (wide is None and 0 < n < int(channels))]
+                height = sum(picoseconds[step] for step in chosen) / least
+                label = part if number + place == 0 else None
+                axis.bar(number + 0.4 * place, height, 0.36, bottom, color=colour, label=label)
+                bottom += height
+            axis.annotate(f"{1 / bottom:.2f}", (number + 0.4 * place, bottom), ha="center", va="bottom", fontsize=8)
+    names = [f"{side}²\n{channels} channels" for side, channels in maps]
+    axis.set_xticks([n + 0.2 for n in range(len(maps))], names)
+    axis.axhline(1, color="black", linewidth=1)
+    axis.set_title("a content head's steps, over their bound (left forward, right backward)", fontsize=10)
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "speed_roofline.png", dpi=110)
+
+
 def schedules() -> None:
     """Loss by epoch, mean over the seeds, with the range over the seeds as a band."""
     rows = read("schedules_curves.csv")
@@ -122,4 +157,5 @@ def schedules() -> None:
 if __name__ == "__main__":
     bars()
     tokens()
+    roofline()
     schedules()

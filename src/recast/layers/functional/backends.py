@@ -18,7 +18,7 @@ from recast.layers.geometry import Geometry, is_channels_last
 
 KEEP_COST = 0.1
 """What heads gathered is computed again for the backward pass where that takes at most this share of a step."""
-PRODUCT = 1.3
+PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
 
 

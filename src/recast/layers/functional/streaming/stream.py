@@ -64,6 +64,9 @@ class Stream:
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
+        shape = (len(self.content_heads), self.head_dim)
+        self.keys = key.new_empty(0) if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).contiguous()
+        """(H_c, B, D, keys): a head's lie together, as its products want them."""
         self.kind = kind = "cpu" if values.device.type == "cpu" else "cuda"
         per_row = self.J * max(1, self.num_keys)
         queries = VALUE_NUMBERS[kind] // self.channels
@@ -134,8 +137,8 @@ class Stream:
         if content is not None and not self.linear:
             shape, part = (chunk.n, chunk.r * self.J, self.num_keys), self.part(content)
             attention = self.buffer("attention", *shape)
-            q, k = self.query[chunk.images, chunk.queries, part] * self.scale, self.key[chunk.images, :, part]
-            torch.softmax(product(q, k.transpose(1, 2), self.buffer("logits", *shape)), -1, out=attention)
+            q, k = self.query[chunk.images, chunk.queries, part] * self.scale, self.keys[content][chunk.images]
+            torch.softmax(product(q, k, self.buffer("logits", *shape)), -1, out=attention)
         if gaussian is not None:
             values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
             weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
