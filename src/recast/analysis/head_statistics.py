@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
-from recast.analysis.queries import pieces, positions, under_taps
+from recast.analysis.queries import pieces
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
+from recast.layers.functional.maps import positions, under_taps
 from recast.layers.gpsa import GPSA
 from recast.run.records import HeadLine
 from recast.run.tables import Table
@@ -111,7 +112,7 @@ class _Sums:
         """What the heads do on the layer's input (B, C, height, width)."""
         x: Tensor = inputs[0]
         geometry, (height, width) = self.layer.geometry, x.shape[-2:]
-        queries_at, keys_at = (at.to(x.device) for at in positions(geometry, height, width))
+        queries_at, keys_at = positions(geometry, height, width, x.device)
         chosen = torch.arange(len(queries_at))
         if len(chosen) > self._most:
             generator = torch.Generator().manual_seed(self._seed)

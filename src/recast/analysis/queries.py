@@ -10,8 +10,7 @@ from torch.nn.functional import one_hot
 
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.functional import expand_heads, gaussian_factors
-from recast.layers.functional.maps import keys, queries, real_keys
-from recast.layers.geometry import Geometry
+from recast.layers.functional.maps import content_rows, keys, positions, queries, under_taps
 from recast.layers.gpsa import GPSA
 
 MAX_NUMBERS = 2**18
@@ -23,22 +22,6 @@ ASKED = 8
 
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
-
-
-def positions(geometry: Geometry, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Rows and columns of all queries (N, 2) and keys (M, 2) on the padded grid, row-major."""
-    rows_at, columns_at = geometry.query_positions(height, width)
-    rows, columns = geometry.padded_size(height, width)
-    return (
-        torch.cartesian_prod(torch.tensor(list(rows_at)), torch.tensor(list(columns_at))),
-        torch.cartesian_prod(torch.arange(rows), torch.arange(columns)),
-    )
-
-
-def under_taps(geometry: Geometry, queries_at: Tensor, width: int) -> Tensor:
-    """Index of the key under every head's tap: queries (n, 2) on a padded grid of so many columns → (H, n)."""
-    at = queries_at + torch.tensor(geometry.offsets(), device=queries_at.device)[:, None]
-    return at[..., 0] * width + at[..., 1]
 
 
 def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,8 +56,8 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
     w = expand_heads(layer.weights())
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, *size)
     columns, padded = geometry.output_size(*size)[1], geometry.padded_size(*size)
-    queries_at = positions(geometry, *size)[0].to(x.device)
-    content = content_of(layer, x) if bool(w.gates.content.any()) else None
+    queries_at, _ = positions(geometry, size[0], size[1], x.device)
+    content = content_rows(x, w) if bool(w.gates.content.any()) else None
 
     def rows(at: Tensor) -> Tensor:
         G = (row_factors[:, at // columns, :, None] * column_factors[:, at % columns, None, :]).flatten(2)
@@ -85,16 +68,8 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
 
 
 def content_of(layer: GPSA, x: Tensor) -> Rows:
-    """The function that gives any queries' content maps C alone, also those of heads whose gate is 0."""
-    w, (height, width) = expand_heads(layer.weights()), x.shape[-2:]
-    q, k = queries(x, w), keys(x, w)
-    hidden = ~real_keys(layer.geometry, height, width, x.device) & (not layer.config.attend_padding)
-    bias = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, float("-inf"))
-    if layer.config.content == "linear":
-        shares = torch.softmax(k + bias[:, None], dim=-2).transpose(-1, -2)
-        return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
-    scale = q.shape[-1] ** -0.5
-    return lambda at: torch.softmax(q[:, :, at] @ k.transpose(-1, -2) * scale + bias, dim=-1)
+    """The function that gives any queries' content maps C alone (`content_rows`)."""
+    return content_rows(x, expand_heads(layer.weights()))
 
 
 def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:

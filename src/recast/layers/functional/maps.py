@@ -8,6 +8,7 @@ exported layer computes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -34,23 +35,33 @@ class AttentionMaps(NamedTuple):
     mix: Tensor
 
 
+def positions(geometry: Geometry, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and columns of all queries (N, 2) and keys (M, 2) on the padded grid, row-major."""
+    grids = geometry.query_positions(height, width), map(range, geometry.padded_size(height, width))
+    queries_at, keys_at = (
+        torch.cartesian_prod(*(torch.tensor(axis, device=device) for axis in axes)) for axes in grids
+    )
+    return queries_at, keys_at
+
+
+def under_taps(geometry: Geometry, queries_at: Tensor, width: int) -> Tensor:
+    """Index of the key under every head's tap: queries (n, 2) on a padded grid of so many columns → (H, n)."""
+    at = queries_at + torch.tensor(geometry.offsets(), device=queries_at.device)[:, None]
+    return at[..., 0] * width + at[..., 1]
+
+
 def shift_map(geometry: Geometry, height: int, width: int, like: Tensor) -> Tensor:
     """One-hot S, (H, N, M): head h of a query attends to the pixel under position h of the kernel."""
     rows, columns = geometry.padded_size(height, width)
-    rows_at, columns_at = geometry.query_positions(height, width)
-    anchors = torch.tensor([(i, j) for i in rows_at for j in columns_at], device=like.device)
-    seen = anchors + torch.tensor(geometry.offsets(), device=like.device)[:, None]
-    return F.one_hot(seen[..., 0] * columns + seen[..., 1], rows * columns).to(like.dtype)
+    queries_at, _ = positions(geometry, height, width, like.device)
+    return F.one_hot(under_taps(geometry, queries_at, columns), rows * columns).to(like.dtype)
 
 
 def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
     """G = softmax_δ(−α‖δ−Δ‖²), (H, N, M), written out over all pairs of query and key; at least fp32."""
     dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
-    rows, columns = geometry.padded_size(height, width)
-    rows_at, columns_at = geometry.query_positions(height, width)
-    keys_at = torch.tensor([(y, x) for y in range(rows) for x in range(columns)], dtype=dtype, device=center.device)
-    queries_at = torch.tensor([(i, j) for i in rows_at for j in columns_at], dtype=dtype, device=center.device)
-    delta = keys_at[None, :] - queries_at[:, None]
+    queries_at, keys_at = positions(geometry, height, width, center.device)
+    delta = (keys_at - queries_at[:, None]).to(dtype)
     distance = (delta - center.to(dtype)[:, None, None]).square().sum(-1)
     return torch.softmax(-alpha.to(dtype)[:, None, None] * distance, dim=-1)
 
@@ -111,19 +122,24 @@ def keys(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
     return F.linear(tokens, w.key).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
-def content_map(x: Tensor, w: Weights) -> Tensor:
-    """C over the padded grid, (B, H, N, M); padding gets exactly 0 unless `attend_padding`.
+def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
+    """The function that gives the rows of C, (B, H, n, M), of some queries (n,): also of heads whose gate is 0.
 
-    softmax: C = softmax(Q Kᵀ / √D). linear: C = softmax_D(Q) · softmax_tokens(K)ᵀ, positive, rows sum to one, and of
-    rank D (Shen et al. 2021, Efficient Attention).
+    Padding gets exactly 0 unless `attend_padding`. softmax: C = softmax(Q Kᵀ / √D). linear: C = softmax_D(Q) ·
+    softmax_tokens(K)ᵀ, positive, rows sum to one, and of rank D (Shen et al. 2021, Efficient Attention).
     """
     q, k, (height, width) = queries(x, w), keys(x, w), x.shape[-2:]
     hidden = ~real_keys(w.geometry, height, width, x.device) & (not w.attend_padding)
     if w.content == "linear":
-        k = k.masked_fill(hidden[:, None], float("-inf"))
-        return torch.softmax(q, dim=-1) @ torch.softmax(k, dim=-2).transpose(-1, -2)
-    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return torch.softmax(logits.masked_fill(hidden, float("-inf")), dim=-1)
+        shares = torch.softmax(k.masked_fill(hidden[:, None], float("-inf")), dim=-2).transpose(-1, -2)
+        return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
+    k, scale = k.transpose(-1, -2), q.shape[-1] ** -0.5
+    return lambda at: torch.softmax((q[:, :, at] @ k * scale).masked_fill(hidden, float("-inf")), dim=-1)
+
+
+def content_map(x: Tensor, w: Weights) -> Tensor:
+    """C of all queries over the padded grid, (B, H, N, M)."""
+    return content_rows(x, w)(slice(None))
 
 
 def relative_entropy(maps: Tensor) -> Tensor:
