@@ -154,10 +154,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ranking]:
     """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
+    from recast.data.sources import labelled_images
     from recast.models.build import input_defaults
     from recast.surgery.planning import plan_best
     from recast.surgery.ranking import rank
-    from recast.training.prepare import labelled_images
 
     if data.task != "classify":
         raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")

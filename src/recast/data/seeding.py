@@ -69,7 +69,7 @@ def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Te
     return order if repeats == 1 else order[: -(-size // repeats)].repeat_interleave(repeats)[:size]
 
 
-def _shuffled(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
+def shuffled_classes(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
     """All indices in a random order, and in that order those of each class."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     return shuffled, [shuffled[labels[shuffled] == label] for label in labels.unique()]
@@ -80,7 +80,7 @@ def balanced_order(labels: Tensor, seed: int = 0) -> Tensor:
 
     The images of each class are shuffled; then come the first of every class, the second of every class, ...
     """
-    shuffled, classes = _shuffled(labels, seed)
+    shuffled, classes = shuffled_classes(labels, seed)
     turn = torch.empty_like(shuffled)
     for of_class in classes:
         turn[of_class] = torch.arange(len(of_class))
@@ -102,7 +102,7 @@ def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
 
     The images of a smaller fraction are among those of a larger one.
     """
-    _, classes = _shuffled(labels, 0)
+    _, classes = shuffled_classes(labels, 0)
     chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
     return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
+from torchvision.transforms.v2.functional import normalize
 
 from recast.data import digits
 from recast.data.augment import resolve
@@ -14,6 +17,7 @@ from recast.data.datasets import Found, ImageFiles, LabelledImages
 from recast.data.folders import data_dir, find_archives, find_folder
 from recast.data.images import PHOTO
 from recast.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
+from recast.data.loading import Loader
 from recast.data.objects import find_coco
 from recast.data.pairs import DenseImages, find_masks
 from recast.data.scenes import find_scene_objects, find_scenes
@@ -56,6 +60,19 @@ class Data:
     def test_size(self) -> int:
         """Side of the validation images in pixels."""
         return self.val.img_size
+
+    def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Pixels (B, 3, H, W) as the network takes them, on its device."""
+        return normalize(pixels.to(device), list(self.mean), list(self.std))
+
+
+def labelled_images(
+    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
+    source = Loader(data.train.plain(), min(count, len(data.train)), shuffle_seed=seed, bad_image=bad_image)
+    images, labels = next(iter(source))
+    return data.normalised(images, device), labels.to(device)
 
 
 def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
+from torchvision.ops import box_area, box_iou
 
 from recast.evaluation.context import Batch, Context, Score
 
@@ -62,7 +62,7 @@ def overlaps(found: Tensor, objects: Tensor, crowd: np.ndarray, what: str) -> tu
     """IoU (detections, objects), of a crowd the share of the detection in it; and the detections' areas."""
     if what == "boxes":
         found, objects = found.double(), objects.double()
-        iou, own, theirs = (one.numpy() for one in (box_iou(found, objects), _area(found), _area(objects)))
+        iou, own, theirs = (one.numpy() for one in (box_iou(found, objects), box_area(found), box_area(objects)))
         both = iou * (own[:, None] + theirs) / (1 + iou)
     else:
         flat = [(one > 0.5).flatten(1).float() for one in (found, objects)]
@@ -70,10 +70,6 @@ def overlaps(found: Tensor, objects: Tensor, crowd: np.ndarray, what: str) -> tu
         own, theirs = (one.sum(1).double().numpy() for one in flat)
     whole = np.where(crowd, own[:, None], own[:, None] + theirs - both)
     return np.divide(both, whole, out=np.zeros_like(both), where=whole > 0), own
-
-
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
 
 
 def _match(overlap: np.ndarray, ignored: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

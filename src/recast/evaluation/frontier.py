@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torchvision.transforms.v2.functional import normalize
+from torch import nn
 
-from recast.data import Data, Loader
+from recast.data.sources import labelled_images
 from recast.errors import RecastError
 from recast.evaluation.basic_corruptions import corrupt
 from recast.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
@@ -47,7 +46,7 @@ def tabulate_frontier(context: Context) -> Table:
         raise NotMeasured("frontier closes heads of GPSA layers, and no model here has one")
     name, first = named[-1], fold_exactly(context.models[named[-1]])
     count = min(CHOSEN_ON, context.options.num_samples or CHOSEN_ON)
-    images, labels = chosen_images(context.data, count, context.device)
+    images, labels = labelled_images(context.data, count, 0, "stop", context.device)
     rest, total = copy.deepcopy(context.models[name]), len(heads_left(first.model))
     source, reference = Source(sampled(context.data.val, context.options.num_samples or IMAGES)), list[float]()
     few = next(context.batches(source)).images[:BATCH]
@@ -77,13 +76,6 @@ def fold_exactly(model: PixelModel) -> PixelModel:
     return folded
 
 
-def chosen_images(data: Data, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`count` training images, always the same, without augmentation, normalised; and their labels."""
-    source = Loader(data.train.plain(), min(count, len(data.train)), shuffle_seed=0)
-    images, labels = next(iter(source))
-    return normalize(images.to(device), list(data.mean), list(data.std)), labels.to(device)
-
-
 def close_to(run: Run, heads: int) -> None:
     """Close heads of a run's recast network, in place, as RUN/analysis/frontier.csv has it with `heads` heads open.
 
@@ -98,7 +90,7 @@ def close_to(run: Run, heads: int) -> None:
         raise RecastError(f"the curve goes from {counts[0]} open heads to {counts[-1]}, got heads={heads}")
     model = run.models["recast"].eval()
     wanted = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
-    images, _ = chosen_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
+    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, "stop", next(model.parameters()).device)
     for layer in gpsa_layers(model).values():
         layer.close_maps_(0.0)
     close_(model, wanted, images)

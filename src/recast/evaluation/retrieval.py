@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recast.data.seeding import choose_balanced
+from recast.data.seeding import choose_balanced, shuffled_classes
 from recast.errors import RecastError
 from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, optional_package, sampled
 from recast.evaluation.knn import (
@@ -204,9 +204,7 @@ def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
 def random_halves(labels: Tensor, seed: int) -> Tensor:
     """(N,) 0 or 1: of every class a random half, the larger one 0 where the number is odd."""
     found = torch.zeros_like(labels)
-    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    for label in labels.unique():
-        own = shuffled[labels[shuffled] == label]
+    for own in shuffled_classes(labels, seed)[1]:
         found[own[(len(own) + 1) // 2 :]] = 1
     return found
 

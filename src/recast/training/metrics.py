@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.wakefulness import wakefulness
 from recast.data import Data, Loader
@@ -87,7 +86,7 @@ def measure(
     for pixels, labels in source:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
-        images = normalize(pixels.to(device), list(data.mean), list(data.std))
+        images = data.normalised(pixels, device)
         logits = model(images)
         if data.task == "detect":
             check_detections(logits, len(labels))

@@ -6,11 +6,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
-from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
@@ -18,6 +16,7 @@ from recast.data.datasets import LabelledImages
 from recast.data.objects import ObjectImages
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
+from recast.data.sources import labelled_images
 from recast.device import check_memory, choose_device
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
@@ -31,7 +30,6 @@ from recast.run.files import LOCK, read_lines
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan, plan_best
-from recast.surgery.ranking import Batch
 from recast.surgery.scales import batch_norms
 from recast.surgery.select import is_auto
 from recast.tracing.hooks import in_eval
@@ -263,15 +261,6 @@ def _check_memory(parent: nn.Module, example: torch.Tensor, recipe: Recipe) -> N
     check_memory(count * (example.nbytes + kept), what, choose_device(recipe.device))
 
 
-def labelled_images(
-    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
-) -> Batch:
-    """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
-    source = Loader(data.train.plain(), min(count, len(data.train)), shuffle_seed=seed, bad_image=bad_image)
-    images, labels = next(iter(source))
-    return normalize(images.to(device), list(data.mean), list(data.std)), labels.to(device)
-
-
 def some_images(
     part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
 ) -> Iterator[torch.Tensor]:
@@ -279,7 +268,7 @@ def some_images(
     size, missing = min(recipe.data.batch_size, 128), count
     for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
         images = images if whole else images[:missing]
-        yield normalize(images.to(device), list(data.mean), list(data.std))
+        yield data.normalised(images, device)
         missing -= len(images)
         if missing <= 0:
             return

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 
 from recast.data import Data
 from recast.data.seeding import mix_seed, seeded_on
+from recast.data.sources import labelled_images
 from recast.errors import RecastError
 from recast.run.config import Recipe
 from recast.run.records import Measured, Probe, Switch, Switching
@@ -42,7 +43,7 @@ from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
 from recast.surgery.ranking import PART, Batch, Loss, gate_slopes
 from recast.surgery.wake import wake_
-from recast.training.prepare import WAKING_IMAGES, labelled_images, some_images
+from recast.training.prepare import WAKING_IMAGES, some_images
 
 
 @dataclass
