@@ -28,18 +28,8 @@ from torch import Tensor
 
 from recast.data.seeding import choose_balanced, shuffled_classes
 from recast.errors import RecastError
+from recast.evaluation import knn
 from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, optional_package, sampled
-from recast.evaluation.knn import (
-    banks,
-    fit_probe,
-    nearest,
-    outputs_of,
-    posterior,
-    sources_knn,
-    to_choose_on,
-    unit_features,
-    vote,
-)
 from recast.models.embedding import embedding_head
 from recast.run.records import PlaneLine
 from recast.run.tables import Table
@@ -73,7 +63,7 @@ def average_precision(relevant: Tensor) -> Tensor:
 
 def choose_k(bank: Tensor, labels: Tensor, num_classes: int, ks: Sequence[int] = NEIGHBOURS) -> int:
     """The k with which held-out rows of the bank (N, D) are best classified by the others; the smallest of equals."""
-    kept, held = to_choose_on(labels, "retrieval chooses k")
+    kept, held = knn.to_choose_on(labels, "retrieval chooses k")
     held = held[choose_balanced(labels.cpu()[held], min(HELD_OUT, len(held)), "held-out images")]
     if not (possible := [k for k in ks if k <= len(kept)]):
         raise RecastError(
@@ -83,8 +73,8 @@ def choose_k(bank: Tensor, labels: Tensor, num_classes: int, ks: Sequence[int] =
     right = dict.fromkeys(possible, 0)
     others, theirs = bank[kept], labels[kept]
     for queries, own in zip(bank[held].split(256), labels[held].split(256), strict=True):
-        similarities, indices = nearest(queries, others, max(possible))
-        for k, classes in vote(similarities, theirs[indices], possible, num_classes, SIGMA).items():
+        similarities, indices = knn.nearest(queries, others, max(possible))
+        for k, classes in knn.vote(similarities, theirs[indices], possible, num_classes, SIGMA).items():
             right[k] += int((classes == own).sum())
     return max(possible, key=lambda k: right[k])
 
@@ -111,7 +101,7 @@ def rankings(cosines: Tensor, above: Above | None) -> Iterator[tuple[str, Tensor
 
 def score_retrieval(batch: Batch) -> Iterator[Score]:
     """map and top1; map/conditioned and map/oracle where the coarse classes are known; the k that was chosen."""
-    context, found = batch.context, banks(batch)
+    context, found = batch.context, knn.banks(batch)
     data, chosen = context.data, context.store.setdefault("k", {})
     for name, model in batch.models.items():
         bank, labels = found[name]
@@ -123,17 +113,17 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
             )
         if name not in chosen:
             chosen[name] = choose_k(bank, labels, len(data.classes))
-        k, queries = chosen[name], unit_features(model, batch.images, outputs_of(context))
-        similarities, indices = nearest(queries, bank, k)
+        k, queries = chosen[name], knn.unit_features(model, batch.images, knn.outputs_of(context))
+        similarities, indices = knn.nearest(queries, bank, k)
         near = labels[indices]
-        voted = vote(similarities, near, (k,), len(data.classes), SIGMA)[k]
+        voted = knn.vote(similarities, near, (k,), len(data.classes), SIGMA)[k]
         yield Score(name, "top1", (voted == batch.labels).float())
         yield Score(name, "neighbours", torch.full((len(batch),), float(k)))
         above = None
         if data.coarse is not None:
             of, classes = data.coarse.of.to(labels.device), len(data.coarse.names)
             given = coarse_logits(batch, name, classes)
-            told = posterior(similarities, of[near], classes, SIGMA) if given is None else given.softmax(1)
+            told = knn.posterior(similarities, of[near], classes, SIGMA) if given is None else given.softmax(1)
             above = Above(of[batch.labels], of[labels], told)
         precisions: dict[str, list[Tensor]] = {}
         for part in torch.arange(len(batch), device=labels.device).split(max(1, PAIRS // len(bank))):
@@ -158,9 +148,9 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
 
 def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
     """halves, halves/given and energy@K, in percent, K a power of two."""
-    (source,) = sources_knn(context)
+    (source,) = knn.sources_knn(context)
     with in_eval(*context.models.values()):
-        found = banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
+        found = knn.banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
     for name, (bank, labels) in found.items():
         draws = [halves_told(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
         for metric, values in zip(("halves", "halves/given"), zip(*draws, strict=True), strict=True):
@@ -182,7 +172,7 @@ def tabulate_tsne(context: Context) -> Table:
     lines = []
     for name, model in context.models.items():
         batches = context.batches(Source(images))
-        found = torch.cat([unit_features(model, batch.images, outputs_of(context)) for batch in batches])
+        found = torch.cat([knn.unit_features(model, batch.images, knn.outputs_of(context)) for batch in batches])
         tsne = manifold.TSNE(
             init="pca", metric="cosine", perplexity=min(30.0, (len(found) - 1) / 3), random_state=context.options.seed
         )
@@ -196,7 +186,7 @@ def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
     classes = int(labels.max()) + 1
     halves = 2 * labels + random_halves(labels.cpu(), seed).to(labels.device)
     x = bank * bank.shape[1] ** 0.5
-    logits = fit_probe(x, halves, 2 * classes, DECAY)(x)
+    logits = knn.fit_probe(x, halves, 2 * classes, DECAY)(x)
     within = logits.view(len(x), classes, 2)[torch.arange(len(x), device=labels.device), labels].argmax(1)
     return float((logits.argmax(1) == halves).float().mean()), float((within == halves % 2).float().mean())
 

@@ -12,22 +12,9 @@ from torch.nn.utils import parametrize
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.attention_conv import AttentionConv2d, in_transform, is_exported
+from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
-from recast.layers.functional.operands import (
-    Gates,
-    OpenMaps,
-    SeenGates,
-    Weights,
-    clamp_inward,
-    inverse_softplus,
-    linear_gates,
-    nonzero,
-    scatter_heads,
-    select_heads,
-    sigmoid_gates,
-    softplus,
-    take_heads,
-)  # fmt: skip
+from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
 
 LAMBDA_WITHOUT_CONTENT = 40.0
@@ -86,7 +73,7 @@ class GPSA(AttentionConv2d):
         """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; positions at the kernel's."""
         super().reset_parameters()
         self.center.copy_(torch.tensor(self.geometry.offsets(), dtype=torch.float32))
-        nn.init.constant_(self.raw_alpha, inverse_softplus(self.config.alpha))
+        nn.init.constant_(self.raw_alpha, operands.inverse_softplus(self.config.alpha))
         if self.config.gate == "linear":
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
@@ -100,7 +87,7 @@ class GPSA(AttentionConv2d):
     @property
     def alpha(self) -> Tensor:
         """Locality strength α > 0 of the heads that have a Gaussian, (H_g,), at least fp32."""
-        return softplus(self.raw_alpha)
+        return operands.softplus(self.raw_alpha)
 
     def spans(self) -> Tensor:
         """Attention span 1/α of every head, (H,); 0 for one whose Gaussian was pruned."""
@@ -117,7 +104,7 @@ class GPSA(AttentionConv2d):
         gamma: Tensor = self.gamma
         s: Tensor = self.spread
         if self.config.gate_range is not None:
-            gamma, s = (clamp_inward(gate, *self.config.gate_range) for gate in (gamma, s))
+            gamma, s = (operands.clamp_inward(gate, *self.config.gate_range) for gate in (gamma, s))
         return {
             "gamma": scatter_heads(gamma, self.content_heads, self.num_heads),
             "s": scatter_heads(s, self.gaussian_heads, self.num_heads),
@@ -127,7 +114,11 @@ class GPSA(AttentionConv2d):
         """Shares of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; those of a head sum to one."""
         gates = self.gates()
         sigmoid = self.config.gate == "sigmoid"
-        every = sigmoid_gates(gates["lambda"]) if sigmoid else linear_gates(gates["gamma"], gates["s"])
+        every = (
+            functional.sigmoid_gates(gates["lambda"])
+            if sigmoid
+            else functional.linear_gates(gates["gamma"], gates["s"])
+        )
         gaussian = take_heads(every.gaussian, self.gaussian_heads, self.num_heads)
         return Gates(every.shift, gaussian, take_heads(every.content, self.content_heads, self.num_heads))
 
@@ -198,7 +189,7 @@ class GPSA(AttentionConv2d):
         self._check_input(input)
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
-            w = select_heads(w, *maps)
+            w = functional.select_heads(w, *maps)
         backend = "plain" if is_exported() or in_transform() else self.chosen_backend()
         output: Tensor = getattr(functional, backend)(input, w)
         return output

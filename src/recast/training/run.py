@@ -39,17 +39,8 @@ from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.verify import verify
 from recast.surgery.wake import told, wake_
+from recast.training import distributed
 from recast.training.checkpoint import newest_state, states
-from recast.training.distributed import (
-    Interrupted,
-    check_shares,
-    first_then_all,
-    held,
-    is_first,
-    on_first,
-    process_count,
-    process_group,
-)
 from recast.training.loop import fit
 from recast.training.prepare import (
     WAKING_IMAGES,
@@ -94,33 +85,33 @@ def train(
     and what `fit` raises; Interrupted after Ctrl-C or SIGTERM.
     """
     out = Path(out)
-    with trusting(trust=trust), process_group(recipe.device) as device, held(out):
+    with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
         given = recipe.model.checkpoint
-        if resume and on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
+        if resume and distributed.on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
             # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
             resume = given is not None and Path(given).parent == out.resolve()
         if resume:
-            recipe = first_then_all(lambda: recipe_of_run(recipe, out))
+            recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
         else:
-            on_first(lambda: refuse_used(out))
-        on_first(lambda: check_shares(recipe))
-        prepared = first_then_all(lambda: prepare(recipe, out, resume))
-        if is_first():
+            distributed.on_first(lambda: refuse_used(out))
+        distributed.on_first(lambda: distributed.check_shares(recipe))
+        prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
+        if distributed.is_first():
             _warn(prepared, device)
         run = _Run(prepared, out, device, resume, progress, say)
-        on_first(run.open)
+        distributed.on_first(run.open)
         try:
             with _environment(out, device, command):
                 run.train()
         except (RecastError, OSError):  # the mistake mended, the same command starts again
-            if is_first() and not resume and never_began(out):
+            if distributed.is_first() and not resume and never_began(out):
                 withdraw(out, given)
             raise
         except KeyboardInterrupt as stopped:
             folder = f'"{out}"' if " " in str(out) else str(out)
-            saved = isinstance(stopped, Interrupted) and stopped.saved
+            saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
             what = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
-            raise Interrupted(f"{what}; continue with: recast train --resume {folder}", saved) from None
+            raise distributed.Interrupted(f"{what}; continue with: recast train --resume {folder}", saved) from None
     return out
 
 
@@ -147,7 +138,7 @@ def _warn(prepared: Prepared, device: torch.device) -> None:
 @contextmanager
 def _environment(out: Path, device: torch.device, command: str) -> Iterator[None]:
     """Keep environment.json while and after the block runs; a resumed run adds its seconds to those before."""
-    if not is_first():
+    if not distributed.is_first():
         yield
         return
     path, started = out / "environment.json", time.time()
@@ -158,7 +149,7 @@ def _environment(out: Path, device: torch.device, command: str) -> Iterator[None
         warnings.warn(f"{error}; it is written anew", stacklevel=4)
     environment = {
         **surroundings(device),
-        "processes": process_count(),
+        "processes": distributed.process_count(),
         "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
         "command": before.get("command") or command,
     }
@@ -205,7 +196,7 @@ class _Run:
         later = recipe.schedule.is_during
         arm(child, recipe=recipe, out=self.out, name="recast", plan=planned if later else None)
         if later:
-            on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
+            distributed.on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
         if recipe.control:  # the control arm stays the network that it is
             unscheduled = replace(recipe, schedule=ScheduleConfig())
             arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
@@ -217,7 +208,7 @@ class _Run:
         recipe, file = self.recipe, self.out / "plan.json"
         images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
         later = recipe.schedule.is_during
-        if on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
+        if distributed.on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
             planned = Plan.from_json(read_text(file), str(file))
             child = copy.deepcopy(self.parent)
             if not later:
@@ -231,9 +222,9 @@ class _Run:
             if recipe.recast.query_key == "images" and recast_layers(child):
                 batches = images(self.data.train.plain(), WAKING_IMAGES)
                 woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)
-                on_first(lambda: self.say(told(woken)))
+                distributed.on_first(lambda: self.say(told(woken)))
             schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
-            on_first(lambda: self._announce(planned, child, schedule))
+            distributed.on_first(lambda: self._announce(planned, child, schedule))
             if later:
                 child = copy.deepcopy(self.parent)
             else:
@@ -242,7 +233,7 @@ class _Run:
                 if recipe.recalibrate_bn:
                     recalibrate_batch_norm_(child, images(self.data.train.plain(), recipe.recalibrate_bn))
                 planned = applied_plan(child)
-            on_first(lambda: write_text(file, planned.to_json()))
+            distributed.on_first(lambda: write_text(file, planned.to_json()))
         if later and planned.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
                 recast_(child, planned.without_steps())
