@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recast import RecastConfig, RecastError, plan, rank, recast_, wake_
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.budget import Budget, Limit
-from recast.surgery.milliseconds import Times
+from recast.surgery.budget import Times
 from recast.surgery.ranking import Ranking
 
 TWO = ["early", "late"]

@@ -15,8 +15,7 @@ from recast.layers.geometry import Geometry
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import typed
-from recast.surgery.budget import keep_within
-from recast.surgery.milliseconds import UNTIMED, measure_times
+from recast.surgery.budget import UNTIMED, keep_within, measure_times
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import noise, put_pool_

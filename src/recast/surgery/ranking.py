@@ -27,7 +27,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig
 from recast.run.fields import typed
 from recast.surgery.apply import recast_
-from recast.surgery.milliseconds import UNTIMED, Times, measure_times
+from recast.surgery.budget import UNTIMED, Times, measure_times
 from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.surgery.table import WIDTH, quantity, render
 from recast.surgery.wake import wake_
