@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal obeys instead of showing (escapes, changes of the direction of writing), and what is no UTF-8."""
@@ -60,3 +62,11 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def optional_package(name: str, package: str, what: str, error: type[RecastError] = RecastError) -> Any:
+    """The module of an optional package; an `error` that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as missing:
+        raise error(f"{what} ({missing}): pip install {package}") from None

@@ -12,13 +12,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recast.errors import RecastError, first_line, shown
+from recast.errors import RecastError, first_line, optional_package, shown
 from recast.run.files import require
 from recast.run.reading import decode, parse_json, read_bytes
 
@@ -157,10 +156,7 @@ def drawn_masks(masks: tuple[Any, ...] | None, height: int, width: int, name: st
             flat = np.repeat(np.arange(len(runs)) % 2, runs)
             found.append(flat.reshape(width, height).T.astype(np.uint8))
             continue
-        try:
-            coco = import_module("pycocotools.mask")
-        except ImportError:
-            raise RecastError(f"{name} has masks as polygons: pip install pycocotools") from None
+        coco = optional_package("pycocotools.mask", "pycocotools", f"{name} has masks as polygons")
         found.append(np.ascontiguousarray(coco.decode(coco.merge(coco.frPyObjects(mask, height, width)))))
     return found
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from recast.data.datasets import Found, ImageTensors
 from recast.data.seeding import choose_balanced
 from recast.device import check_memory
-from recast.errors import RecastError
+from recast.errors import optional_package
 from recast.run.config import DataConfig
 
 NUM_VAL = 500
@@ -79,11 +79,7 @@ def _enlarged(images: Tensor, side: int) -> Tensor:
 
 def read_digits() -> tuple[Tensor, Tensor, Tensor]:
     """Grey levels (1797, 1, 8, 8) in [0, 1], classes, and which are held out."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise RecastError("the digits come with scikit-learn: pip install scikit-learn") from None
-    digits = load_digits()
+    digits = optional_package("sklearn.datasets", "scikit-learn", "the digits come with scikit-learn").load_digits()
     labels = torch.tensor(digits.target, dtype=torch.long)
     is_val = torch.zeros(len(labels), dtype=torch.bool)
     is_val[choose_balanced(labels, NUM_VAL, "the validation part")] = True

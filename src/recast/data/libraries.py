@@ -20,7 +20,7 @@ from torchvision import datasets as vision
 from recast.data.datasets import IMAGENET, Found, ImageFiles
 from recast.data.folders import data_dir
 from recast.data.images import PHOTO, decode_errors, open_image, to_rgb
-from recast.errors import RecastError, first_line, suggest
+from recast.errors import RecastError, first_line, optional_package, suggest
 from recast.run.config import DataConfig
 
 NORMS = {
@@ -160,10 +160,7 @@ def find_on_hub(config: DataConfig) -> Found:
 
 
 def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, Any]:
-    try:
-        import datasets
-    except ImportError:
-        raise RecastError("hfds/NAME needs another package: pip install datasets") from None
+    datasets = optional_package("datasets", "datasets", "hfds/NAME needs another package")
     try:
         splits: Mapping[str, Any] = datasets.load_dataset(name, cache_dir=cache)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:

@@ -26,7 +26,7 @@ from recast.data.folders import MAX_CLASSES, data_dir
 from recast.data.images import PHOTO, open_image
 from recast.data.libraries import pick_splits
 from recast.data.seeding import mix_seed
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError, first_line, optional_package
 from recast.run.config import AugmentConfig, DataConfig
 from recast.run.reading import decode, parse_json, read_bytes
 
@@ -154,11 +154,7 @@ def find_shards(config: DataConfig) -> Found:
     Raises RecastError for what is missing, for a split without an image, and for subsets: a stream cannot be chosen
     from.
     """
-    try:
-        import webdataset  # noqa: F401
-    except ImportError:
-        raise RecastError("wds/NAME needs another package: pip install webdataset") from None
-
+    optional_package("webdataset", "webdataset", "wds/NAME needs another package")
     root = data_dir(config)
     info = _info(root)
     classes = _classes(root, info)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.data.seeding import mix_seed, seeded_on
-from recast.errors import RecastError
-from recast.evaluation.context import Batch, Context, Score, Source, is_correct, loss_gradient, optional_package
+from recast.errors import RecastError, optional_package
+from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct, loss_gradient
 from recast.run.config.evaluation import Options
 
 TARGETS = 9
@@ -118,7 +118,8 @@ def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, cl
 
 
 def _package() -> Any:
-    return optional_package("pyautoattack", "pyautoattack", "AutoAttack comes with pyautoattack").AutoAttack
+    what = "AutoAttack comes with pyautoattack"
+    return optional_package("pyautoattack", "pyautoattack", what, NotMeasured).AutoAttack
 
 
 def sources_autoattack(context: Context) -> list[Source]:

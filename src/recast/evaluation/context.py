@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -46,14 +45,6 @@ class NotMeasured(RecastError):
 
     The message says how to get the data, or what to do.
     """
-
-
-def optional_package(name: str, package: str, what: str) -> Any:
-    """The module of an optional package; NotMeasured that says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise NotMeasured(f"{what} ({error}): pip install {package}") from None
 
 
 def sampled(images: Images, most: int | None) -> Images:

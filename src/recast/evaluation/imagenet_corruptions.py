@@ -20,7 +20,8 @@ from torch import Tensor
 
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
-from recast.evaluation.context import Context, NotMeasured, Source, optional_package
+from recast.errors import optional_package
+from recast.evaluation.context import Context, NotMeasured, Source
 from recast.evaluation.derived_images import DerivedImages
 from recast.run.suites import CATEGORIES, SEVERITIES
 
@@ -55,7 +56,7 @@ def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) ->
 
 def _package() -> Any:
     package = "imagecorruptions-imaug"
-    return optional_package("imagecorruptions", package, f"corruptions come with {package}").corrupt
+    return optional_package("imagecorruptions", package, f"corruptions come with {package}", NotMeasured).corrupt
 
 
 @dataclass(eq=False)

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from recast.data.seeding import choose_balanced, shuffled_classes
-from recast.errors import RecastError
+from recast.errors import RecastError, optional_package
 from recast.evaluation import knn
-from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, optional_package, sampled
+from recast.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.models.embedding import embedding_head
 from recast.run.records import PlaneLine
 from recast.run.tables import Table
@@ -165,7 +165,7 @@ def tabulate_tsne(context: Context) -> Table:
 
     scikit-learn's, from the principal components, with a perplexity of 30 or a third of the images.
     """
-    manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne needs scikit-learn")
+    manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne needs scikit-learn", NotMeasured)
     images = sampled(context.data.val, context.options.num_samples or ON_PLANE)
     if len(images) < 10:
         raise NotMeasured(f"tsne lays out 10 images or more, {context.data.name} has {len(images)}")

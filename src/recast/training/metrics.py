@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from recast.data import Data, Loader
 from recast.data.pairs import IGNORE
 from recast.data.seeding import seeded
 from recast.device import peak_bytes
-from recast.errors import RecastError
+from recast.errors import RecastError, optional_package
 from recast.evaluation.detection import average_precisions, rows_of, stacked, summarised
 from recast.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.layers.cmhsa import recast_layers
@@ -150,10 +149,8 @@ class Journal:
 
     def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool, device: torch.device) -> None:
         for kind in recipe.trackers:
-            try:
-                importlib.import_module("torch.utils.tensorboard" if kind == "tensorboard" else kind)
-            except ImportError:
-                raise RecastError(f"trackers={kind} needs it: pip install {kind}") from None
+            module = "torch.utils.tensorboard" if kind == "tensorboard" else kind
+            optional_package(module, kind, f"trackers={kind} needs it")
         self.recipe, self.out, self.name, self.path = recipe, out, name, out / "metrics.jsonl"
         self.shown, self.warned = shown and is_first(), False
         self.batches, self.device, self.steps, self.validation = batches, device, 0, 0.0
