@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ import matplotlib as mpl
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from recast.run.records import FourierLine, FrontierLine, HeadLine, PlaneLine, SimilarityLine
 
 DEPTHS = 9
 """Steps of the ordered colours, from the first block (or the earliest run) to the last."""
@@ -63,6 +65,7 @@ class Hit(NamedTuple):
 Panel = Callable[[Axes, Palette], list[Hit]]
 """Draws into axes that stand; gives what can be pointed at."""
 Cells = Sequence[Sequence[Any]]
+Line = FourierLine | FrontierLine | HeadLine | PlaneLine | SimilarityLine
 
 
 class Key(NamedTuple):
@@ -109,6 +112,11 @@ class Chart:
         """The picture for the page, an <svg> element."""
         with styled(PAGE):
             return _inline_svg(*self.draw(PAGE), self.story)
+
+
+def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
+    """The numbers behind a chart of lines of a table, as that table has them."""
+    return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
 def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:

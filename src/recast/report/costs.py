@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
 from itertools import product
 from typing import Any
 
 from recast.report import formats
-from recast.report.charts import Chart, joined
+from recast.report.charts import Chart, joined, lines_table
 from recast.report.curves import SMALL, settings
 from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, arm_keys, suite_title, words
@@ -101,7 +100,6 @@ def frontier(run: Run) -> list[Chart]:
     """Accuracy against time as the recast network's heads are closed one by one, and the other networks beside it."""
     path = [line for line in run.frontier if line.model == "recast"]
     others = [line for line in run.frontier if line.model in words(run).drawn and line.model != "recast"]
-    columns = tuple(column.name for column in fields(FrontierLine))
     charts = []
     for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")):
         if path:
@@ -110,10 +108,10 @@ def frontier(run: Run) -> list[Chart]:
                 for lines in (path, *([line] for line in others))
             ]
             series.append(Series("", _best(series[0].points), "recast", "thin"))
-            rows = [astuple(line) for line in (*others, *path)]
+            table = lines_table([*others, *path])
             axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
             name, said = f"frontier_{metric}", f"{title}: top-1 against milliseconds as heads are closed"
-            charts.append(series_chart(name, title, series, (columns, rows), told_as=said, unit=" %", **axis))
+            charts.append(series_chart(name, title, series, table, told_as=said, unit=" %", **axis))
     return charts
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, fields
 from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from recast.report import formats
-from recast.report.charts import Chart, Hit, Palette
+from recast.report.charts import Chart, Hit, Palette, lines_table
 from recast.report.draw import Point, Series, series_chart
 from recast.report.labels import CORRUPTIONS, suite_title, words
 from recast.report.load import Run
@@ -221,9 +220,8 @@ def planes(run: Run) -> list[Chart]:
         lines = [line for line in run.plane if line.model == arm]
         title, classes = f"Features: {words(run).arms.get(arm, arm)}", len({line.label for line in lines})
         story = f"{title}. {len(lines)} images of {classes} classes on a plane by t-SNE."
-        columns = tuple(column.name for column in fields(PlaneLine))
         panel = partial(_draw_plane, lines=lines, classes=run.classes)
-        charts.append(Chart(f"tsne_{arm}", title, story, columns, [*map(astuple, lines)], panel, (3.5, 3.5)))
+        charts.append(Chart(f"tsne_{arm}", title, story, *lines_table(lines), panel, (3.5, 3.5)))
     return charts
 
 

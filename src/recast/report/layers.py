@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recast.report import formats
-from recast.report.charts import Cells, Chart, Key
+from recast.report.charts import Chart, Key, lines_table
 from recast.report.draw import Point, Series, draw_heat_map, layer_ticks, series_chart
 from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.maps import head_labels
 from recast.report.tables import last_heads
 from recast.run.files import number
-from recast.run.records import ARMS, FourierLine, HeadLine, SimilarityLine
+from recast.run.records import ARMS, FourierLine, HeadLine
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
@@ -28,13 +28,7 @@ BY_DEPTH: dict[str, Any] = {
     "size": SMALL,
 }
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
-Line = FourierLine | HeadLine | SimilarityLine
 Blocks = Mapping[str, Sequence[FourierLine]]
-
-
-def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
-    """The numbers behind a chart of lines of a table, as that table has them."""
-    return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
 def _blocks(run: Run, arm: str) -> Blocks:
