@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -62,6 +62,11 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """`"a, b and 7 more"`: the first `most` of the names, and how many there are besides."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def optional_package(name: str, package: str, what: str, error: type[RecastError] = RecastError) -> Any:

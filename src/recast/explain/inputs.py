@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recast.data import Data
 from recast.data.images import crop_fraction, is_image_name, middle, opened, resize_and_crop, to_pixels, to_rgb
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.explain.scene import Prediction
 from recast.explain.write import safe_stem
 from recast.run.reading import decode, read_bytes
@@ -165,9 +165,8 @@ def read_inputs(
         raise RecastError(f"none of {len(wanted)} files is an image that can be read; the first: {broken[0][1]}")
     notes = []
     if broken:
-        names = ", ".join(str(path) for path, _ in broken[:NAMED])
-        rest = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-        notes.append(f"Left out, because it is no image that can be read: {names}{rest}.")
+        names = listed([str(path) for path, _ in broken], NAMED)
+        notes.append(f"Left out, because it is no image that can be read: {names}.")
     if len(wanted) - len(broken) > most:
         notes.append(f"{most} of {len(wanted) - len(broken)} images are shown: --num-images takes more.")
     return found, notes

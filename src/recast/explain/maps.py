@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recast.analysis.queries import MAX_NUMBERS, content_of, rows_of
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.explain.inputs import ranked
 from recast.explain.scene import Floats, Layer, Maps, Prediction, percent
 from recast.layers.attention_pool import attention_pools
@@ -73,8 +73,7 @@ def record_maps(
     notes = []
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        notes.append(f"Without maps: {', '.join(names[:NAMED])}{more} ({reason}).")
+        notes.append(f"Without maps: {listed(names, NAMED)} ({reason}).")
     return output, described, notes
 
 

@@ -13,8 +13,9 @@ import torch
 from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
 from recast.run.config import PoolStart
+from recast.run.fields import mismatch
 
 INIT_STD = 0.02
 
@@ -98,7 +99,7 @@ class AttentionPool(nn.Module):
     ) -> None:
         super().__init__()
         if start not in (starts := get_args(PoolStart)):
-            raise RecastError(f"start must be {' or '.join(starts)}, got {start!r}.{suggest(start, starts)}")
+            raise mismatch("start", " or ".join(starts), start, starts)
         averages = start == "average"
         if averages and cls_in_keys:
             raise RecastError(

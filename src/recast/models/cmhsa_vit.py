@@ -27,10 +27,11 @@ from timm.layers import DropPath, LayerNorm2d, Mlp
 from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import Tensor, nn
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
 from recast.models.pixel_conv import PixelConv2d
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
 from recast.models.trunk import FEATURES, Trunk, start_small_
+from recast.run.fields import mismatch
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
 
@@ -93,7 +94,7 @@ class CMHSAViT(Trunk):
         global_pool: str = "avg",
     ) -> None:
         if mixer not in MIXERS:
-            raise RecastError(f"mixer must be {' or '.join(MIXERS)}, got {mixer!r}.{suggest(mixer, MIXERS)}")
+            raise mismatch("mixer", " or ".join(MIXERS), mixer, tuple(MIXERS))
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
 

@@ -17,11 +17,12 @@ from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SelectAdaptivePool2
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.register import IMAGENET, pretrained_cfg, register
 from recast.models.trunk import FEATURES, Trunk
+from recast.run.fields import mismatch
 
 __all__ = ["Block", "PatchConvNet"]
 
@@ -97,9 +98,7 @@ class PatchConvNet(Trunk):
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
         if norm_layer not in NORMS:
-            raise RecastError(
-                f"norm_layer must be {' or '.join(NORMS)}, got {norm_layer!r}.{suggest(norm_layer, NORMS)}"
-            )
+            raise mismatch("norm_layer", " or ".join(NORMS), norm_layer, tuple(NORMS))
         blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
         stem = nn.Conv2d(in_chans, embed_dim, 16, stride=16) if linear_stem else _stem(in_chans, embed_dim)
         super().__init__(embed_dim, in_chans, 16, stem, blocks)

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import PurePath
 from typing import NamedTuple
 
+from recast.errors import listed
 from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import FROM_START, words
@@ -234,8 +235,7 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         recipe[f"{section}.{field}"] = path and PurePath(path).name
     differ = sorted(key for key in recipes[0] if any(recipe[key] != recipes[0][key] for recipe in recipes))
     if differ:
-        more = f" and {len(differ) - LISTED} more" if len(differ) > LISTED else ""
-        return f"No mean is given: these runs differ in more than the seed ({', '.join(differ[:LISTED])}{more})."
+        return f"No mean is given: these runs differ in more than the seed ({listed(differ, LISTED)})."
     if len({run.epochs for run in runs}) > 1:
         return "No mean is given: these runs have not been trained for the same number of epochs."
     seeds = [run.recipe.seed for run in runs]

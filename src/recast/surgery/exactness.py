@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recast.errors import listed
+
 TOLERANCE = 1e-5
 SIGNAL = 100 * TOLERANCE
 """A layer whose output varies by less than this share of itself proves nothing: an error would be as small."""
@@ -82,8 +84,7 @@ class Exactness:
         if self.max_relative_error <= TOLERANCE and self.layers.get(worst, 0.0) > TOLERANCE:
             how += f", but {self.layers[worst]:.2e} in {worst or 'the layer'}"
         if not self.signal or self.blind:
-            more = f" and {len(self.blind) - 1} more" if len(self.blind) > 1 else ""
-            where = f"{self.blind[0] or 'the layer'}{more}" if self.blind else "a recast layer"
+            where = listed([name or "the layer" for name in self.blind], 1) if self.blind else "a recast layer"
             how = f"nothing is proved, no signal reached {where} (outputs: {how})"
         if math.isnan(self.argmax_agreement):
             return f"{how} ({self.backend})"

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from recast.errors import listed
 from recast.run.config import PoolConfig
 from recast.surgery.records import Left, Step
 from recast.tracing.cost import Cost
@@ -94,8 +95,7 @@ def left(convolutions: Sequence[Left], width: int) -> str:
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for reason, names in reasons.items():
-        rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        table.add_row(str(len(names)), f"{reason}\n{', '.join(names[:NAMED])}{rest}")
+        table.add_row(str(len(names)), f"{reason}\n{listed(names, NAMED)}")
     return f"\n{len(convolutions)} left as they are\n{render(table, width)}\n"
 
 

@@ -21,7 +21,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError, first_line, listed
 from recast.models.weights import first_nonfinite, mismatch
 from recast.run.config import Recipe
 from recast.run.fields import read_fields
@@ -162,8 +162,7 @@ def restore_(
         gone = [f"epoch {epoch} of metrics.jsonl" for epoch in state.rows if epoch not in known]
         gone += [f"checkpoints/{name}" for name in content.get("kept", ()) if name not in _kept(folder)]
         if gone:
-            named = ", ".join(gone[:5]) + (f" and {len(gone) - 5} more" if len(gone) > 5 else "")
-            warnings.warn(f"{folder} has lost {named}: it goes on without", stacklevel=2)
+            warnings.warn(f"{folder} has lost {listed(gone, 5)}: it goes on without", stacklevel=2)
     return chosen
 
 
