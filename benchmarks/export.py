@@ -5,7 +5,8 @@
 Random weights with telling scales; the last stage is recast, a third of its heads opened in both maps ("closed": none,
 folded). `any_size`: height and width are free in the file. `error`: largest relative error of the file's outputs over 1
 and 3 images of two sizes. `over_module`, `over_parent`: median time of a pass of the file on 2 images over the module's
-and the parent's, by turns. `seconds`: export, checks and timing. `parent_error`: that of the parent alone, in ONNX.
+and the parent's, by turns. `seconds`: export, checks and timing (those of patchconvnet_s60 count pauses of a shared
+machine). `parent_error`: that of the parent alone, in ONNX.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 from trained import trained
 
+from recast.analysis.grad_cam import grad_cam
 from recast.data import load_data
 from recast.evaluation.stats import Resampled, plain_mean
 from recast.layers.attention_pool import attention_pools
@@ -76,24 +77,16 @@ class Study:
     """That map to logits, in a network with attention pooling."""
 
 
-def grad_cam(model: nn.Module, layer: str, images: Tensor, targets: Tensor) -> Tensor:
-    """max(0, Σ_c mean(∂logit/∂A_c)·A_c) of the layer's maps A: (B, h, w)."""
-    seen: list[Tensor] = []
-
-    def leaf(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        seen.append(output.detach().requires_grad_(True))  # nothing before it needs a gradient
-        return seen[0]
-
-    handle = model.get_submodule(layer).register_forward_hook(leaf)
-    logits = model(images)
-    handle.remove()
-    (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), seen)
-    return (gradient.mean((2, 3), keepdim=True) * seen[0]).sum(1).relu().detach()
+def cam_of(model: nn.Module, layer: str, images: Tensor, targets: Tensor) -> Tensor:
+    """Grad-CAM of one class an image: (B, h, w)."""
+    found = grad_cam(model, images, targets[:, None], layer)
+    assert found is not None
+    return found[:, 0]
 
 
 def check_grad_cam(model: nn.Module, layer: str, images: Tensor, targets: Tensor) -> None:
     """Ours against pytorch-grad-cam's, which enlarges its maps and stretches them to 0 … 1."""
-    ours = grad_cam(model, layer, images, targets)
+    ours = cam_of(model, layer, images, targets)
     copied = copy.deepcopy(model).requires_grad_(True)
     with GradCAM(model=copied, target_layers=[copied.get_submodule(layer)]) as cam:
         theirs = torch.from_numpy(cam(images, [ClassifierOutputTarget(int(target)) for target in targets]))
@@ -193,7 +186,7 @@ def areas_of(
     if not controls:
         found.pop("pool_mean", None)
     pairs = list(zip(images.split(50), targets.split(50), strict=True))
-    found["grad_cam"] = torch.cat([grad_cam(model, study.layer, *pair) for pair in pairs])
+    found["grad_cam"] = torch.cat([cam_of(model, study.layer, *pair) for pair in pairs])
     if controls:
         check_grad_cam(model, study.layer, images[:16], targets[:16])
         n, height, width = found["pool"].shape

@@ -1,4 +1,4 @@
-"""pytorch-grad-cam (Gildenblat et al.) runs unchanged on what we make."""
+"""pytorch-grad-cam (Gildenblat et al.) runs unchanged on what we make, and gives what ours gives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 
+from recast.analysis.grad_cam import grad_cam
 from recast.models.patchconvnet import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -43,3 +44,34 @@ def test_maps_differ_between_images_and_classes(name: str, make_non_vacuous: Cal
     assert np.ptp(maps, axis=0).max() > 0.1
     assert np.ptp(maps, axis=1).max() > 0.1
     assert all(not module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "patchconvnet"])
+def test_ours_is_theirs(name: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
+    build, blocks = NETWORKS[name]
+    model, images = make_non_vacuous(build()).train(), torch.randn(2, 3, 64, 96)
+    with torch.no_grad():  # as a page is made
+        ours = grad_cam(model, images, torch.tensor([[2, 0], [1, 0]]))
+    assert ours is not None
+    assert ours.shape == (2, 2, 2, 3)
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    with GradCAM(model=model.eval(), target_layers=[model.get_submodule(blocks)[-1]]) as cam:  # type: ignore[index]
+        for column, targets in enumerate(((2, 1), (0, 0))):
+            found = cam.forward(images, [ClassifierOutputTarget(target) for target in targets])
+            assert found.shape == (2, 64, 96)
+            weights = cam.get_cam_weights(
+                images,
+                None,
+                None,
+                cam.activations_and_grads.activations[0],
+                cam.activations_and_grads.gradients[0].numpy(),
+            )
+            theirs = (weights[:, :, None, None] * cam.activations_and_grads.activations[0].numpy()).sum(1).clip(0)
+            assert np.allclose(ours[:, column].numpy(), theirs, atol=1e-6)
+
+
+def test_tokens_have_no_grad_cam() -> None:
+    model, images = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), torch.randn(1, 3, 32, 32)
+    assert grad_cam(model, images, torch.tensor([[0]])) is None
+    assert grad_cam(nn.Sequential(nn.Flatten(), nn.Linear(3072, 2)), images, torch.tensor([[0]])) is None

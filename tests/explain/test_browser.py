@@ -13,6 +13,7 @@ import pytest
 import torch
 from in_browser import CHROMIUM, chromium, opened
 from on_pages import CONFIGS, every_geometry, mix_of, recast_network, scene_of
+from torch import nn
 
 from recast.explain import maps as page_maps
 from recast.explain.inputs import Input
@@ -85,7 +86,7 @@ def test_the_maps_on_the_page_are_the_layers_own(
                     share = layer.coefficients().content.numpy()[:, None, None, None, None]
                     assert np.abs(share * content + (1 - share) * position - found).max() < 1e-5
             x = layer(x)
-    assert len(page.evaluate("page.scene.order")) == (4 if config.get("gate") == "bias" else 5)
+    assert len(page.evaluate("page.scene.order")) == (5 if config.get("gate") == "bias" else 6)  # and Grad-CAM
 
 
 def test_coarse_maps_are_spread_over_their_pixels_and_queries(
@@ -95,7 +96,7 @@ def test_coarse_maps_are_spread_over_their_pixels_and_queries(
     monkeypatch.setattr(page_maps, "MAX_KEYS", 12)
     scene = scene_of(recast_network(open_gates), torch.rand(3, 12, 14))
     page = look(write_pages(scene, tmp_path / "page.html")[0])
-    for layer in scene.states[0].layers:
+    for layer in scene.states[0].layers[:-1]:  # not Grad-CAM
         maps = scene.pictures[0].maps[0][layer.name]
         assert maps.pool > 1
         assert len(maps.rows) < len(layer.queries[0])
@@ -185,9 +186,9 @@ def test_mouse_keys_and_touch(look: Callable[..., Any], open_gates: Callable[...
     assert where(phone) == "Query row 1 of 6, column 1 of 7"
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch says it once a process
 def test_a_model_without_maps_has_its_predictions(look: Callable[..., Any], tmp_path: Path) -> None:
-    page = look(explain(every_geometry(), torch.rand(3, 12, 14), tmp_path / "page.html", classes=["cat", "dog", "cow"]))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 14, 3))
+    page = look(explain(model, torch.rand(3, 12, 14), tmp_path / "page.html", classes=["cat", "dog", "cow"]))
     assert "no recast layer" in page.inner_text("#nothing")
     assert page.locator("#predictions li").count() == 3
     assert not page.is_visible("#grid")

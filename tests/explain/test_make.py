@@ -14,12 +14,13 @@ from on_pages import data_of
 from PIL import Image
 from torch import Tensor, nn
 
+from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
 from recast.evaluation.run_folder import Run
 from recast.explain.inputs import Input
 from recast.explain.make import explain, make_scene
 from recast.explain.pages import kept_states
-from recast.explain.scene import Maps
+from recast.explain.scene import Maps, percent
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -58,7 +59,7 @@ def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:
     assert [name for name, _ in ranked] == [names[i] for i in best.indices.tolist()]
     assert [p for _, p in ranked] == pytest.approx(best.values.tolist(), abs=2e-5)
     assert list(data["arms"].values()) == ["Parent", "Recast"]
-    assert data["order"] == ["0", "2"]
+    assert data["order"] == ["0", "2", "Grad-CAM"]
 
 
 def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
         from_picture[key] for key in ("size", "src", "predictions")
     ]
     assert from_file["predictions"][0]["recast"][0][0] in map(str, range(7))  # numbers where classes have no names
-    assert page_of(child().to(torch.bfloat16), picture, tmp_path, size=8)["order"] == ["0", "2"]
+    assert page_of(child().to(torch.bfloat16), picture, tmp_path, size=8)["order"] == ["0", "2", "Grad-CAM"]
 
     class Dense(nn.Module):
         """One number per pixel and class: nothing that could be ranked."""
@@ -86,6 +87,38 @@ def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
 
     dense = page_of(Dense(), picture, tmp_path, size=8)
     assert (dense["pictures"][0]["predictions"], dense["order"]) == ([{}], ["body.0", "body.2"])
+
+
+def test_grad_cam_of_every_arm_side_by_side() -> None:
+    torch.manual_seed(1)
+    image, (model, parent) = torch.rand(3, 8, 8), (child(), network())
+    with torch.no_grad():
+        parent[6].weight.mul_(-1)
+    model.insert(3, nn.Upsample(scale_factor=2))  # its last map is larger
+    arms, names = {"parent": parent, "recast": model}, [f"class {i}" for i in range(7)]
+    said = {"parent": "Parent", "recast": "Recast"}
+    scene = make_scene("title", [Input("a", image)], [(None, arms)], names, ((0,) * 3, (1,) * 3), said)
+    cams, (stored,) = scene.states[0].layers[-1], (maps["Grad-CAM"] for maps in scene.pictures[0].maps)
+    with torch.no_grad():
+        shares = {arm: one.eval()(image[None]).softmax(1)[0] for arm, one in arms.items()}
+    best = shares["recast"].topk(3).indices
+    assert stored.names == tuple(
+        f"{said[arm]}: {names[i]} {percent(float(shares[arm][i]))}" for arm in arms for i in best.tolist()
+    )
+    wanted = [grad_cam(one, image[None], best[None]) for one in arms.values()]
+    assert [maps.shape[-2:] for maps in wanted if maps is not None] == [(4, 4), (8, 8)]
+    large = torch.cat(
+        [nn.functional.interpolate(maps, (8, 8), mode="bilinear")[0] for maps in wanted if maps is not None]
+    )
+    found = np.stack([cams.weights(stored, i) for i in range(6)])
+    assert np.abs(found - large.numpy()).max() < 0.004 * float(large.max())
+    assert float(large[:3].max()) > 0
+    assert float(large[3:].max()) > 0
+    other = nn.Sequential(network()[:6], nn.Linear(4, 5))  # of other classes
+    scene = make_scene(
+        "title", [Input("a", image)], [(None, {"parent": other, "recast": model})], None, (MEAN, STD), said
+    )
+    assert all(name.startswith("Recast: ") for name in scene.pictures[0].maps[0]["Grad-CAM"].names)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
@@ -111,10 +144,12 @@ def test_states_have_the_layers_they_had_then(open_gates: Callable[..., GPSA]) -
     images = [Input(name, torch.rand(3, 8, 8)) for name in "ab"]
     networks = ((epoch, {"recast": model}) for epoch, model in ((0, network()), (1, half), (2, done)))
     scene = make_scene("title", images, networks, None, (MEAN, STD), {"recast": "Network"})
-    assert [[layer.name for layer in state.layers] for state in scene.states] == [[], ["2"], ["0", "2"]]
-    assert scene.layer_order == ("0", "2")  # as the image meets them, not as they came
+    assert [[layer.name for layer in state.layers] for state in scene.states] == [
+        [*names, "Grad-CAM"] for names in ([], ["2"], ["0", "2"])
+    ]
+    assert scene.layer_order == ("0", "2", "Grad-CAM")  # as the image meets them, not as they came
     for picture in scene.pictures:
-        assert [list(maps) for maps in picture.maps] == [[], ["2"], ["0", "2"]]
+        assert [list(maps) for maps in picture.maps] == [[*names, "Grad-CAM"] for names in ([], ["2"], ["0", "2"])]
         assert len(picture.predictions) == 3
     one, other = (picture.maps[2]["0"].stored for picture in scene.pictures)
     assert not np.array_equal(one, other)

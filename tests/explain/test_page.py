@@ -17,7 +17,7 @@ from on_pages import data_of
 import recast.explain
 from recast.errors import RecastError
 from recast.explain.pack import LIMIT, first_layer, pack
-from recast.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
+from recast.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, State
 from recast.explain.write import page_names, write_pages
 
 PAGE = Path(recast.explain.__file__).parent / "assets"
@@ -72,6 +72,11 @@ def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
     assert first_layer(scene, "a") == "a"
     assert first_layer(a_scene()) == "layer4"
     assert first_layer(replace(a_scene(), layer_order=())) is None
+    cam = replace(a_layer(GRAD_CAM), kind="classes")  # where there is nothing else
+    for before in ((), (a_layer("d"),)):
+        layers = (*before, cam)
+        scene = replace(a_scene(), states=(State(0, layers),), layer_order=tuple(one.name for one in layers))
+        assert first_layer(scene) == layers[0].name
     with pytest.raises(RecastError, match=r"no layer 'layer5' has maps. Did you mean layer4\? Those that do: layer4"):
         write_pages(a_scene(), tmp_path / "page.html", layer="layer5")
     assert list(tmp_path.iterdir()) == []

@@ -143,6 +143,10 @@ def test_a_browser_drops_an_image_and_clicks_a_pixel(server: Server, tmp_path: P
         before = inner.locator("#where").inner_text()
         inner.locator("#stage").click(position={"x": 5, "y": 5})
         assert inner.locator("#where").inner_text() != before
+        inner.get_by_label("Grad-CAM").check()  # class maps of both, side by side
+        inner.get_by_text(re.compile("^Parent: (cat|dog|cow) ")).first.wait_for()
+        assert inner.locator(".caption").filter(has_text="Parent: ").count() == 3
+        assert inner.locator(".caption").filter(has_text="Recast: ").count() == 3
         assert [text for text in complaints if not text.startswith((home, "data:"))] == []
         page.set_input_files("#file", tmp_path / "broken.png")
         page.get_by_text("cannot read image broken.png").wait_for()

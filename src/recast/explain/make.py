@@ -13,10 +13,11 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
+from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError, first_line
 from recast.explain.inputs import Input, ranked, read_image
-from recast.explain.maps import record_maps
-from recast.explain.scene import Layer, Picture, Scene, State
+from recast.explain.maps import TOP_CLASSES, Described, called, cam_layer, record_maps
+from recast.explain.scene import Layer, Picture, Prediction, Scene, State
 from recast.explain.write import check_target, write_pages
 from recast.models.build import InputDefaults, input_defaults
 from recast.run.records import ARMS
@@ -88,7 +89,7 @@ def make_scene(
     notes: Sequence[str] = (),
     about: Sequence[tuple[str, str]] = (),
 ) -> Scene:
-    """Run every image through the networks of every state; of the arm "recast" the maps are kept.
+    """Run every image through the networks of every state; of the arm "recast" the maps are kept, of all Grad-CAM.
 
     states: (epoch, arms), the earliest first; may be a generator that loads one after the other.
     """
@@ -100,7 +101,7 @@ def make_scene(
     for epoch, networks in states:
         layers: tuple[Layer, ...] = ()
         for picture, shown in zip(pictures, inputs, strict=True):
-            best = {}
+            seen: dict[str, tuple[Tensor, Any]] = {}
             for arm, network in networks.items():
                 x = normalize(shown.pixels[None], mean, std)
                 x = x.to(next(network.parameters(), x))  # its device and dtype
@@ -121,11 +122,34 @@ def make_scene(
                     raise RecastError(
                         f"{which} cannot take an image of {height}×{width} pixels: {first_line(error)}"
                     ) from None
-                best[arm] = ranked(output, classes, TOP)
+                seen[arm] = x, output
+            best = {arm: ranked(output, classes, TOP) for arm, (_, output) in seen.items()}
             picture.predictions.append({arm: found for arm, found in best.items() if found})
+            if cams := _grad_cam(networks, seen, best, arms):
+                layers = (*layers, cams[0])
+                picture.maps[-1][cams[0].name] = cams[1]
         done.append(State(epoch, layers))
         order = _merged(order, [layer.name for layer in layers])
     return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
+
+
+def _grad_cam(
+    networks: Mapping[str, nn.Module], seen: Mapping[str, tuple[Tensor, Any]],
+    best: Mapping[str, Sequence[Prediction]], arms: Mapping[str, str],
+) -> Described | None:  # fmt: skip
+    """Grad-CAM of the classes that are the likeliest of the network shown, in every arm that has as many outputs."""
+    chosen = best["recast"][:TOP_CLASSES]
+    numbers = [one.number for one in chosen]
+    maps, names = {}, {}
+    for arm, (x, output) in seen.items():
+        if not chosen or not best[arm] or output.shape != seen["recast"][1].shape:
+            continue
+        found = grad_cam(networks[arm], x, torch.tensor([numbers], device=x.device))
+        if found is not None:
+            maps[arm], shares = found, output.float().softmax(1)[0, numbers].tolist()
+            who = f"{arms[arm]}: " if len(arms) > 1 else ""
+            names[arm] = [f"{who}{called(one._replace(probability=p))}" for one, p in zip(chosen, shares, strict=True)]
+    return cam_layer(maps, names) if maps else None
 
 
 def _bytes(pixels: Tensor) -> Any:

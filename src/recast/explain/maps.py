@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
 from recast.explain.inputs import ranked
-from recast.explain.scene import Floats, Layer, Maps, Prediction, percent
+from recast.explain.scene import GRAD_CAM, Floats, Layer, Maps, Prediction, percent
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -155,10 +155,19 @@ def pool_layer(name: str, attention: Attention, num_classes: int | None, best: S
         chosen = [one.number for one in known[:TOP_CLASSES]]
         maps, kept = maps.mean(0)[chosen], kept.mean(0)[chosen]
         names = tuple(f"likeliest class, {i + 1}" for i in range(len(chosen)))
-        here = tuple(_called(one) for one in known[:TOP_CLASSES])
+        here = tuple(called(one) for one in known[:TOP_CLASSES])
     if attention.num_prefix:
         here = tuple(f"{n} ({percent(p)} on the token itself)" for n, p in zip(here, kept.tolist(), strict=True))
     return _of_classes(name, told, maps, names, here)
+
+
+def cam_layer(maps: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Described:
+    """Grad-CAM (1, T, h, w) of the same classes in every arm, side by side; names: those of its maps, by arm."""
+    size = [max(of.shape[axis] for of in maps.values()) for axis in (-2, -1)]
+    large = [nn.functional.interpolate(of.float(), size, mode="bilinear")[0] for of in maps.values()]
+    here = tuple(name for arm in maps for name in names[arm])
+    told = f"of the last map, {' and '.join(dict.fromkeys('{}×{}'.format(*of.shape[-2:]) for of in maps.values()))}"
+    return _of_classes(GRAD_CAM, f"{told}: what raises a class's logit, not attention", torch.cat(large), here, here)
 
 
 def _stored(
@@ -199,7 +208,7 @@ def _mean_first(of_heads: Tensor) -> Tensor:
     return of_heads if len(of_heads) == 1 else torch.cat((of_heads.mean(0, keepdim=True), of_heads))
 
 
-def _called(one: Prediction) -> str:
+def called(one: Prediction) -> str:
     """ "tabby 61 %"; classes without a name are called by their number."""
     if not one.name:
         return f"class {one.number}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recast.errors import RecastError, suggest
-from recast.explain.scene import Maps, Scene
+from recast.explain.scene import GRAD_CAM, Maps, Scene
 from recast.report.neighbours import png
 
 LIMIT = 7_600_000
@@ -42,6 +42,8 @@ def pack_maps(maps: Maps) -> dict[str, Any]:
 def first_layer(scene: Scene, wanted: str | None = None) -> str | None:
     """The layer that is shown first: the wanted one, else the last that has a map for each class, else the first.
 
+    Grad-CAM is no layer: it comes first where there is nothing else.
+
     None where nothing has maps. Raises `RecastError` for a wanted layer that the scene does not have.
     """
     if wanted is not None:
@@ -51,7 +53,7 @@ def first_layer(scene: Scene, wanted: str | None = None) -> str | None:
                 f"no layer {wanted!r} has maps.{suggest(wanted, scene.layer_order)} Those that do: {known}"
             )
         return wanted
-    kinds = {layer.name: layer.kind for state in scene.states for layer in state.layers}
+    kinds = {layer.name: layer.kind for state in scene.states for layer in state.layers if layer.name != GRAD_CAM}
     of_classes = [name for name in scene.layer_order if kinds.get(name) == "classes"]
     return of_classes[-1] if of_classes else next(iter(scene.layer_order), None)
 

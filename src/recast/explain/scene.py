@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+GRAD_CAM = "Grad-CAM"
+"""Stands for a layer, after all others; it opens only where there is no other."""
+
 
 def percent(share: float) -> str:
     """ "61 %", "3.2 %"; the page's script does the same."""

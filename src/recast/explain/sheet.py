@@ -17,7 +17,7 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.explain.pack import first_layer
-from recast.explain.scene import Floats, Layer, Picture, Scene, percent
+from recast.explain.scene import GRAD_CAM, Floats, Layer, Picture, Scene, percent
 from recast.run.files import check_ours, replaced
 
 SIDE = 224
@@ -59,8 +59,8 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path
     """
     last = {one.name: one for one in scene.states[-1].layers}
     if layer is None:  # without class maps the deepest: it has most to say of what the network sees
-        of_classes = [name for name, one in last.items() if one.kind == "classes"]
-        name = next(reversed(of_classes or [*last]), None)
+        layers = [one for one in last if one != GRAD_CAM] or [*last]
+        name = next(reversed([one for one in layers if last[one].kind == "classes"] or layers), None)
     else:
         name = first_layer(scene, layer)
     if name is None:
@@ -109,7 +109,7 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     if maps is None:
         return tiles
     query = len(layer.queries[0]) // 2, len(layer.queries[1]) // 2
-    most = MOST_CLASSES if layer.kind == "classes" else MOST_HEADS
+    most = MOST_CLASSES if layer.kind == "classes" and layer.name != GRAD_CAM else MOST_HEADS
     for head, name in enumerate(layer.map_names(maps)[:most]):
         weights = layer.weights(maps, head, query)
         signed = maps.signed or float(weights.min()) < -1e-6 * float(np.abs(weights).max())

@@ -1,0 +1,54 @@
+"""Grad-CAM: which places of a convolutional network's last map raise the logit of a class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.layers.attention_pool import attention_pools
+from recast.surgery.pooling.probe import is_one
+from recast.tracing.hooks import hooked, in_eval, replaced_output
+
+
+def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | None = None) -> Tensor | None:
+    """max(0, Σ_c mean(∂logit_t/∂A_c) · A_c) over the channels c of a map A, for every target class t.
+
+    images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what `layer` gives, or the
+    last module that gives a map of more than one position: None where there is none, or tokens come after it. The
+    model gives logits (B, classes); it runs in eval mode and is left as it was.
+    """
+    leaves: list[Tensor] = []
+
+    def cut(output: Tensor) -> Tensor:
+        torch.set_grad_enabled(True)  # until the `no_grad` below ends: nothing before the map needs a gradient
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1].clone()  # what follows may write into it
+
+    with in_eval(model), torch.no_grad():
+        if layer is None and (layer := _last_map(model, images)) is None:
+            return None
+        with replaced_output(model.get_submodule(layer), cut):
+            logits = model(images)
+        maps = []
+        for classes in targets.unbind(1):
+            chosen = logits.gather(1, classes[:, None]).sum()
+            (gradient,) = torch.autograd.grad(chosen, leaves[-1], retain_graph=True)
+            maps.append((gradient.mean((2, 3), keepdim=True) * leaves[-1].detach()).sum(1).relu())
+    return torch.stack(maps, 1).detach()
+
+
+def _last_map(model: nn.Module, images: Tensor) -> str | None:
+    """The last module that gives (B, C, h, w), if none after it but attention pooling gives more than one position."""
+    inside = tuple(f"{name}." for name in attention_pools(model))
+    given: list[tuple[str, torch.Size]] = []
+
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not is_one(output.shape) and not name.startswith(inside):
+            given.append((name, output.shape))
+
+    with hooked(model.named_modules(), after=note):
+        model(images[:1])
+    is_map = bool(given) and len(given[-1][1]) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW"
+    return given[-1][0] if is_map else None
