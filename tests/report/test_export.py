@@ -14,7 +14,7 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.report import export, write_report
 from recast.report.export import check_folder, write_figures
-from recast.report.load import read_run
+from recast.report.load import Run, read_run
 from recast.report.page import group_parts, run_part
 
 MakeRun = Callable[..., Path]
@@ -63,7 +63,9 @@ def test_several_runs_have_folders_of_their_own(
 
 def test_tables_in_latex(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "write_chart", lambda path, chart: None)
+    monkeypatch.setattr(Run, "name", "run-\udcff")  # a folder's name need not be text
     write_figures(tmp_path / "figures", *parts(make_run()))
+    assert {line["run"] for line in read(tmp_path / "figures" / "tables.csv")} == {"run-\\udcff"}
     text = (tmp_path / "figures" / "tables.tex").read_text(encoding="utf-8")
     body = [line for line in re.findall(r"^(.*) \\\\$", text, flags=re.MULTILINE) if r"\multicolumn{7}" not in line]
     assert len(body) > 10

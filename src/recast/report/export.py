@@ -8,12 +8,11 @@ DIR/tables.csv tables.md tables.tex    every number of the arms, with intervals
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -28,6 +27,8 @@ from recast.report.labels import words
 from recast.report.load import Run
 from recast.report.page import Part
 from recast.report.table import NOTE, latex, markdown
+from recast.run.files import write_text
+from recast.run.tables import write_csv
 
 INDEX = "index.csv"
 HEADER = ("file", "run", "title", "description")
@@ -67,7 +68,7 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
                 stem = f"{place}{_stem(chart.name)}"
                 write_chart(partial / stem, chart)
                 index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
-        _write_csv(partial / INDEX, HEADER, index)
+        write_csv(partial / INDEX, HEADER, index)
         _write_tables(partial, [part["run"] for part in runs])
         _swap(partial, target)
     except OSError as error:
@@ -112,7 +113,7 @@ def write_chart(path: Path, chart: Chart) -> None:
             metadata = {"Title": chart.title} | ({"Date": None} if suffix == ".svg" else {})
             name = path.with_name(path.name + suffix)
             figure.savefig(name, dpi=DPI, facecolor="white", bbox_inches=around, metadata=metadata)
-    _write_csv(path.with_name(path.name + ".csv"), chart.columns, chart.rows)
+    write_csv(path.with_name(path.name + ".csv"), chart.columns, _written(chart.rows))
 
 
 def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
@@ -140,7 +141,7 @@ def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
 
 def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
     """Every row of rows.csv and differences.csv as tidy CSV, and the tables of the page as Markdown and LaTeX."""
-    _write_csv(folder / "tables.csv", COLUMNS, tidy(runs))
+    write_csv(folder / "tables.csv", COLUMNS, _written(tidy(runs)))
     found = []
     for run in runs:
         tables = [arms_table(run, which) for which in LABELS]
@@ -152,7 +153,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
         "tables.tex": [*(f"% {title}\n{latex(groups, heads)}" for title, groups, heads in found), f"% {NOTE}"],
     }
     for name, parts in texts.items():
-        (folder / name).write_text("\n\n".join(parts) + "\n", encoding="utf-8", newline="\n")
+        write_text(folder / name, "\n\n".join(parts) + "\n")
 
 
 def tidy(runs: Sequence[Run]) -> Cells:
@@ -175,13 +176,7 @@ def _stem(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "figure"
 
 
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_written(value) for value in row] for row in rows)
-
-
-def _written(value: object) -> object:
+def _written(rows: Cells) -> Iterator[list[object]]:
     """As in every CSV file of a run: "true" and "false"; nothing where there is no number."""
-    return str(value).lower() if isinstance(value, bool) else "" if value != value else value
+    for row in rows:
+        yield [str(cell).lower() if isinstance(cell, bool) else "" if cell != cell else cell for cell in row]

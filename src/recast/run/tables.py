@@ -92,8 +92,13 @@ def _columns(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}  # names of files
-    with replaced(path) as temporary, temporary.open("w", **how) as file:
+    with replaced(path) as temporary:
+        write_csv(temporary, columns, rows)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """A line of columns, then the rows; names of files need not be text."""
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
