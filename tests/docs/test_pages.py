@@ -91,6 +91,7 @@ def test_the_pages_have_blocks() -> None:
     assert set(PAGES) >= SLOW
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
 def test_every_block_of_a_page_runs(page: str, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

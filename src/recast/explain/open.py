@@ -52,7 +52,7 @@ def open_model(config: ModelConfig) -> nn.Module:
     if Path(name).is_file() and is_image_name(name):
         raise RecastError(f"{name} is an image, and the network comes first: recast explain RUN|MODEL {name}")
     if Path(name).is_file() and name.endswith(PICKLED):
-        raise RecastError(f"{name} holds weights alone: recast explain MODEL IMAGE --checkpoint {name}")
+        raise RecastError(f"{name} holds weights alone: name the model, and add --checkpoint {name}")
     if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
         return load(config.checkpoint, parent=build(replace(config, checkpoint=None)))
     try:
@@ -72,11 +72,11 @@ def _saved(config: ModelConfig) -> nn.Module:
     try:
         constructor = read_header(path)["constructor"]
     except RecastError as error:
-        raise RecastError(f"{error}. Weights alone: recast explain MODEL IMAGE --checkpoint {path}") from None
+        raise RecastError(f"{error}. Weights alone: name the model, and add --checkpoint {path}") from None
     name = constructor.get("name") if isinstance(constructor, Mapping) else None
     if constructor is None:
         raise RecastError(
-            f"{path} does not say how to build its network: recast explain MODEL IMAGE --checkpoint {path}. "
+            f"{path} does not say how to build its network: name the model, and add --checkpoint {path}. "
             f"A model is named {FORMS}"
         )
     if isinstance(name, str) and is_function(name) and not may_run(name):
