@@ -483,12 +483,13 @@ def output_of(path: Path) -> list[str]:
 
 
 def saved() -> Any:
-    """Files of `recast.save`, and what the models gave as they were saved."""
+    """What files of `recast.save` give; one that is there stays, as the version before wrote it."""
     outputs = {}
-    with one_thread(), torch.no_grad():
-        for name, model in _saved_models().items():
-            recast.save(model, FOLDER / "saved" / f"{name}.safetensors")
-            outputs[name] = hexes(model(images(2, 3, 16, 16)))
+    for name, model in _saved_models().items():
+        path = FOLDER / "saved" / f"{name}.safetensors"
+        if not path.exists():
+            recast.save(model, path)
+        outputs[name] = output_of(path)
     return {"platform": platform(), "outputs": outputs}
 
 
