@@ -1,6 +1,6 @@
 """Losses of short runs, held in git: to the last bit where they were written, to 1e-4 on other machines.
 
-A change that should not alter results must reproduce them. `python tests/training/test_golden.py` writes them anew.
+A change that should not alter results must reproduce them. `PYTHONPATH=tests/frozen python tests/training/test_golden.py` writes them anew.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from small import small_child, small_fit
+from write_cli import platform
 
 from recast.run.config import AugmentConfig, RegularizationConfig
 
@@ -37,11 +38,6 @@ def losses(name: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         rows = small_fit(Path(folder), child, losses=found, **RUNS[name])
     return found + [row["val_loss"] for row in rows]
-
-
-def platform() -> dict[str, str]:
-    """What decides the last digits of a float32 sum."""
-    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
 @pytest.mark.parametrize("name", RUNS)
