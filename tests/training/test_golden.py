@@ -1,6 +1,7 @@
 """Losses of short runs, held in git: to the last bit where they were written, to 1e-4 on other machines.
 
-A change that should not alter results must reproduce them. `PYTHONPATH=tests/frozen python tests/training/test_golden.py` writes them anew.
+A change that should not alter results must reproduce them. They are written anew by
+`PYTHONPATH=tests/frozen python tests/training/test_golden.py`.
 """
 
 from __future__ import annotations
