@@ -174,8 +174,8 @@ def main() -> None:
     def trained() -> None:
         shutil.rmtree(run, ignore_errors=True)
         process(
-            *"-m recast train finetune --model cifar_resnet20 --new-head --data cifar10 --crop pad --device cpu".split(),
-            *f"--batch-size {BATCH} --lr {LR} --gate-lr {GATE_LR} --checkpoint {WEIGHTS}".split(),
+            *"-m recast train finetune --model cifar_resnet20 --new-head --data cifar10 --crop pad".split(),
+            *f"--device cpu --batch-size {BATCH} --lr {LR} --gate-lr {GATE_LR} --checkpoint {WEIGHTS}".split(),
             *["--data-dir", str(ROOT / "cifar10"), "--out", str(run), *size],
         )  # fmt: skip
 
