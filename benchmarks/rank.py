@@ -30,8 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from scipy.stats import spearmanr
 from timing import RESULTS, write_table
-from torch import Tensor
 
 from recast.data import load_data
 from recast.models.build import build
@@ -118,16 +118,6 @@ def arms(
     return chosen | ({f"only {name}": [name] for name in by_cost} if options.each else {})
 
 
-def spearman(one: list[float], other: list[float]) -> float:
-    """Correlation of the ranks; ties share theirs."""
-
-    def ranks(values: list[float]) -> Tensor:
-        found = torch.tensor(values, dtype=torch.double)
-        return (found[:, None] > found).double().sum(1) + (found[:, None] == found).double().sum(1) / 2
-
-    return float(torch.corrcoef(torch.stack([ranks(one), ranks(other)]))[0, 1])
-
-
 def main() -> None:
     """Train, and collect."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -170,7 +160,7 @@ def main() -> None:
                 table.append([arm, seed, "promised", f"{promised[layers[0]]:.6g}"])
         if "none" in fall and len(single := [arm for arm in fall if arm.startswith("only ")]) > 2:
             falls = [fall[arm] - fall["none"] for arm in single]
-            agreement = spearman([promised[arm.removeprefix("only ")] for arm in single], falls)
+            agreement = spearmanr([promised[arm.removeprefix("only ")] for arm in single], falls).statistic
             table.append(["only", seed, "spearman", f"{agreement:.3f}"])
     write_table(RESULTS / f"rank_{options.study}.csv", ["arm", "seed", "metric", "value"], table)
 

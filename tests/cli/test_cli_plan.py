@@ -14,6 +14,9 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
+from recast.data.sources import labelled_images
+from recast.models.build import build
+from recast.run.config import ModelConfig
 from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
@@ -41,6 +44,17 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
     found = json.loads(cli("plan", *trained, "--rank", "data", "--where", "layer3.*", "--json").out)
     assert (found["images"], found["parent_ms"] > 0, len(found["layers"])) == (32, True, 4)
     done = cli("plan", *trained, "--where", "auto")
+    note = "right, chance is 10.0%; train it on these classes before its layers are ranked"  # one update is no training
+    assert note in done.err
+    model = build(ModelConfig("digits_resnet", str(shared / "weights.safetensors")), num_classes=10).eval()
+
+    def known(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        images, _ = labelled_images(*args)
+        with torch.no_grad():
+            return images, model(images).argmax(1)
+
+    with mock.patch("recast.data.sources.labelled_images", known):
+        assert cli("plan", *trained, "--rank", "data", "--where", "layer3.1.conv1").err == ""
     assert "layers by the fall of the loss that their gates promise" in done.out
     assert " of 11 convolutions recast" in done.out
     assert "give --data NAME" in refused("plan", *MODEL, "--rank", "data")

@@ -154,21 +154,30 @@ def run(argv: Sequence[str]) -> int:
 
 def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ranking]:
     """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
+    import torch
+
     from recast.data.sources import labelled_images
     from recast.models.build import input_defaults
     from recast.surgery.planning import plan_best
     from recast.surgery.ranking import rank
+    from recast.tracing.hooks import in_eval
 
     if data.task != "classify":
         raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
-    if not (options.pretrained or options.checkpoint):
-        print("note: random weights promise what trained ones would not: --checkpoint or --pretrained", file=sys.stderr)
     data = replace(data, mean=(known := input_defaults(model) or data).mean, std=known.std)
     images, labels = labelled_images(data, options.num_images, 0, "stop", next(model.parameters()).device)
     if options.where == ["auto"] and options.plan is None:
-        return plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)
-    planned = make_plan(model, images[:1], options)
-    return planned, rank(model, planned, images, labels)
+        found = plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)
+    else:
+        planned = make_plan(model, images[:1], options)
+        found = planned, rank(model, planned, images, labels)
+    with torch.inference_mode(), in_eval(model):
+        right = torch.cat([model(part).argmax(1) for part in images.split(64)]).eq(labels).double().mean().item()
+    chance, n = 1 / len(data.classes), len(images)
+    if right < chance + 3 * (chance * (1 - chance) / n) ** 0.5:  # random weights, a new head, classes in another order
+        seen = f"{right:.1%} of {n} images right, chance is {chance:.1%}"
+        print(f"note: {options.model}: {seen}; train it on these classes before its layers are ranked", file=sys.stderr)
+    return found
 
 
 def _check_plan_file(out: Path) -> None:
