@@ -6,7 +6,8 @@ CIFAR-100 ResNet-20 with a new head goes on learning on CIFAR-10, as it is and w
 fine-tuned and recast network are then measured clean and under FGSM. The bare script is what one would write by hand
 with `recast_` as its one call of ours: images in one tensor, crop and flip by index, AdamW, top-1 after every epoch.
 It makes no plan, no proof, no probe, no interval, no file but the weights. Both are processes of their own, by turns;
-every phase begins with a new one, imports included. `share` of `intervals` is their part of evaluate's seconds.
+every phase begins with a new one, imports included. Beside `train --help` stands `import torch, timm`; the ratio of
+`intervals of evaluate` is their part of evaluate's seconds.
 """
 
 from __future__ import annotations
@@ -30,16 +31,15 @@ BATCH, LR, GATE_LR, EPS, VAL = 100, 1e-3, 1e-2, 1 / 255, 1000
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def images_of(train: bool, count: int) -> tuple[Any, Any]:
-    """(count, 3, 32, 32) in [0, 1] and labels, the same number of each class."""
+def images_of(num_train: int) -> list[tuple[Any, Any]]:
+    """(N, 3, 32, 32) in [0, 1] and labels, the same number of each class: for training and for validation."""
+    import torch
+
     from recast.data import load_data
     from recast.run.config import DataConfig
 
-    data = load_data(DataConfig("cifar10", data_dir=str(ROOT / "cifar10"), num_train=count, num_val=count))
-    part = data.train if train else data.val
-    import torch
-
-    return torch.stack([part[i][0] for i in range(len(part))]), part.labels
+    data = load_data(DataConfig("cifar10", data_dir=str(ROOT / "cifar10"), num_train=num_train, num_val=VAL))
+    return [(torch.stack([part[i][0] for i in range(len(part))]), part.labels) for part in (data.train, data.val)]
 
 
 def networks() -> dict[str, Any]:
@@ -65,8 +65,7 @@ def bare_train(out: Path, num_train: int, epochs: int) -> None:
 
     from recast.surgery.parameters import param_groups
 
-    images, labels = images_of(True, num_train)
-    val, val_labels = images_of(False, VAL)
+    (images, labels), (val, val_labels) = images_of(num_train)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     rows = torch.arange(32).view(1, 32, 1)
     for name, model in networks().items():
@@ -103,7 +102,7 @@ def bare_evaluate(out: Path) -> None:
     from safetensors.torch import load_model
     from torch.nn import functional as F
 
-    val, val_labels = images_of(False, VAL)
+    val, val_labels = images_of(BATCH)[1]
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     for name, model in networks().items():
         load_model(model.eval(), str(out / f"{name}.safetensors"))
@@ -115,8 +114,8 @@ def bare_evaluate(out: Path) -> None:
             logits = model((part - mean) / std)
             (gradient,) = torch.autograd.grad(F.cross_entropy(logits, true, reduction="sum"), part)
             moved = (part + EPS * gradient.sign()).clamp(0, 1).detach()
+            clean += int((logits.argmax(1) == true).sum())
             with torch.no_grad():
-                clean += int((model((part - mean) / std).argmax(1) == true).sum())
                 attacked += int((model((moved - mean) / std).argmax(1) == true).sum())
         print(name, clean / VAL, attacked / VAL)
 
@@ -179,6 +178,11 @@ def main() -> None:
             *["--data-dir", str(ROOT / "cifar10"), "--out", str(run), *size],
         )  # fmt: skip
 
+    def three() -> list[str]:
+        for name in ("run-1", "run-2"):
+            shutil.copytree(run, out / name, dirs_exist_ok=True)
+        return [str(run), str(out / "run-1"), str(out / "run-2"), "--out", str(out / "three.html")]
+
     phases: dict[str, dict[str, Callable[[], object]]] = {
         "train": {"recast": trained, "bare": lambda: process(__file__, *same, "--job", "train")},
         "evaluate": {
@@ -187,8 +191,9 @@ def main() -> None:
             ),
             "bare": lambda: process(__file__, *same, "--job", "evaluate"),
         },
-        "report": {"recast": lambda: process("-m", "recast", "report", str(run))},
-        "start": {
+        "report of one run": {"recast": lambda: process("-m", "recast", "report", str(run))},
+        "report of three runs": {"recast": lambda: process("-m", "recast", "report", *three())},
+        "train --help": {
             "recast": lambda: process("-m", "recast", "train", "--help"),
             "bare": lambda: process("-c", "import torch, timm"),
         },
