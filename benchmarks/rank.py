@@ -1,11 +1,14 @@
 """Does the ranking of layers on images (`recast.rank`) predict where attention pays? Several seeds.
 
     python benchmarks/rank.py digits --out runs/rank                       # digits_resnet on scikit-learn's digits
-    RECAST_DATA=DIR python benchmarks/rank.py cifar --out runs/rank        # CIFAR-100 ResNet-20 → CIFAR-10; hours
+    python benchmarks/rank.py odd_digit --out runs/rank --epochs 5         # the quickstart's question
+    RECAST_DATA=DIR python benchmarks/rank.py cifar20 --out runs/rank      # CIFAR-100 ResNet-20 → CIFAR-10; hours
+    RECAST_DATA=DIR python benchmarks/rank.py cifar56 --out runs/rank      # the same of ResNet-56
     python benchmarks/rank.py digits --out runs/rank --collect             # only the table
 
-A parent is trained first (`cifar`: the trained ResNet-20 with a new head, on 4,000 images). Its layers are ranked on
-512 of its training images. Every arm then trains the parent on in the same way, and differs in the layers recast:
+A parent is trained first (`cifar`: the trained network with a new head, on 4,000 images; `odd_digit`: the quickstart's,
+which reads one digit and has not seen the question). Its layers are ranked on 512 of the training images. Every arm
+then trains the parent on in the same way, and differs in the layers recast:
 
     none            no layer: the control arm
     last            from the end of the network, up to half of the multiply-adds that the last stage adds (--share)
@@ -35,6 +38,7 @@ from timing import RESULTS, write_table
 
 from recast.data import load_data
 from recast.models.build import build
+from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.run.recipe import load_recipe
 from recast.surgery.plan import Plan
@@ -55,11 +59,14 @@ def base(options: argparse.Namespace, seed: int) -> Recipe:
     if options.study == "digits":
         data = DataConfig("digits", batch_size=50, img_size=16)
         return replace(shared, model=ModelConfig("digits_resnet"), data=data, optim=OptimConfig(lr=1e-3, gate_lr=1e-2))
-    root = Path(os.environ["RECAST_DATA"])
-    weights = str(root / "weights" / "cifar100_resnet20_chenyaofo.safetensors")
+    if options.study == "odd_digit":
+        own = make_recipe("odd_digit")
+        return replace(shared, model=own.model, data=own.data, optim=own.optim, recast=own.recast)
+    root, name = Path(os.environ["RECAST_DATA"]), options.study.replace("cifar", "resnet")
+    weights = str(root / "weights" / f"cifar100_{name}_chenyaofo.safetensors")
     return replace(
         shared,
-        model=ModelConfig("cifar_resnet20", weights, new_head=True, num_classes=10),
+        model=ModelConfig(f"cifar_{name}", weights, new_head=True, num_classes=10),
         data=DataConfig("cifar10", data_dir=str(root / "cifar10"), num_train=4000, num_val=2000, batch_size=100),
         augment=AugmentConfig(crop="pad"),
         optim=OptimConfig(lr=1e-3, gate_lr=1e-2),
@@ -70,7 +77,11 @@ def parent_of(options: argparse.Namespace, seed: int) -> Recipe:
     """The recipe that goes on from the seed's parent, which is trained here where it is not."""
     recipe, out = base(options, seed), options.out / f"{options.study}-parent-{seed}"
     if not (out / "weights.safetensors").is_file():
-        train(recipe, out, resume=(out / "recipe.yaml").is_file())
+        first = recipe
+        if options.study == "odd_digit":
+            one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+            first = replace(recipe, data=one, optim=optim, epochs=3)
+        train(first, out, resume=(out / "recipe.yaml").is_file())
     weights = str(out / "weights.safetensors")
     return replace(recipe, model=replace(recipe.model, checkpoint=weights, new_head=False, num_classes=10))
 
@@ -121,7 +132,7 @@ def arms(
 def main() -> None:
     """Train, and collect."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", choices=["digits", "cifar"])
+    parser.add_argument("study", choices=["digits", "odd_digit", "cifar20", "cifar56"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=10)
