@@ -13,10 +13,7 @@ processes: medians of 5. Of a shared machine, take the processor's.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import platform
 import re
 import resource
 import subprocess
@@ -27,7 +24,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-RESULT = Path(__file__).parents[1] / "results" / "footprint.csv"
+from timing import RESULTS, machine, write_table
+
 REPEATS = 3
 BATCH = 8
 
@@ -68,15 +66,13 @@ def main() -> None:
         for name, results in found.items():
             output = subprocess.run([sys.executable, __file__, name], check=True, capture_output=True, text=True).stdout
             results.append(json.loads(output.splitlines()[-1]))
-    RESULT.parent.mkdir(exist_ok=True)
-    with RESULT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["job", "batch", "seconds", "peak_mib", "repeats", "machine"])
-        machine = f"{platform.machine()} {os.cpu_count()} cores"
-        for name, results in found.items():
-            medians = [sorted(r[key] for r in results)[REPEATS // 2] for key in ("seconds", "peak_mib")]
-            writer.writerow([name, BATCH, *medians, REPEATS, machine])
-            print(name, *medians)
+    medians = {
+        name: [sorted(r[key] for r in results)[REPEATS // 2] for key in ("seconds", "peak_mib")]
+        for name, results in found.items()
+    }
+    rows = [[name, BATCH, *values, REPEATS, machine()] for name, values in medians.items()]
+    write_table(RESULTS / "footprint.csv", ["job", "batch", "seconds", "peak_mib", "repeats", "machine"], rows)
+    print(medians)
 
 
 def needed(name: str, found: dict[str, float]) -> dict[str, float]:
@@ -130,17 +126,18 @@ def light(wheel: str | None) -> None:
             path = str(Path(folder) / f"{name}.safetensors")
             subprocess.run([sys.executable, "-c", save, name, path], check=True)
             jobs[f"recast.load of {name}"] = ["-c", f"import recast; recast.load({path!r})"]
+        program = str(Path(folder) / "resnet50.pt2")
+        subprocess.run([sys.executable, "-m", "recast", "export", path, "--to", "torch", "--out", program], check=True)
+        jobs["torch.export.load of resnet50"] = ["-c", f"import torch; torch.export.load({program!r})"]
         jobs["recast --help"] = ["-m", "recast", "--help"]
         jobs |= {f"recast {name} --help": ["-m", "recast", name, "--help"] for name in COMMANDS}
         for what, arguments in jobs.items():
             elapsed, used = seconds([sys.executable, *arguments])
             rows += [(what, elapsed, "s"), (what, used, "s of the processor")]
-    with RESULT.with_name("light.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["what", "value", "unit", "machine"])
-        for what, value, unit in rows:
-            writer.writerow([what, round(value, 3), unit, f"{platform.machine()} {os.cpu_count()} cores"])
-            print(f"{what:<40}{value:>10.3f} {unit}")
+    for what, value, unit in rows:
+        print(f"{what:<40}{value:>10.3f} {unit}")
+    table = ([what, round(value, 3), unit, machine()] for what, value, unit in rows)
+    write_table(RESULTS / "light.csv", ["what", "value", "unit", "machine"], table)
 
 
 if __name__ == "__main__":
