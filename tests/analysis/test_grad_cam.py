@@ -75,3 +75,15 @@ def test_tokens_have_no_grad_cam() -> None:
     model, images = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), torch.randn(1, 3, 32, 32)
     assert grad_cam(model, images, torch.tensor([[0]])) is None
     assert grad_cam(nn.Sequential(nn.Flatten(), nn.Linear(3072, 2)), images, torch.tensor([[0]])) is None
+
+
+def test_what_writes_into_the_map_is_not_in_it() -> None:
+    model, images = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(144, 2)),
+        torch.randn(2, 3, 8, 8),
+    )
+    maps = grad_cam(model, images, torch.tensor([[0], [1]]))
+    before = model[0](images)
+    slopes = model[3].weight[:2].view(2, 4, 6, 6) * (before > 0)
+    assert maps is not None
+    torch.testing.assert_close(maps[:, 0], (slopes.mean((2, 3), keepdim=True) * before).sum(1).relu().detach())
