@@ -54,9 +54,10 @@ def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
     assert data.train.batch([0])[1].taught()[0].keys() == {"boxes", "labels"}
 
 
-def test_crowds_and_slivers_are_not_taught(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [0, 0.1])
+def test_crowds_and_slivers_are_not_taught(tmp_path: Path, width: float) -> None:
     thin = copy.deepcopy(COCO)
-    thin["annotations"][2]["bbox"] = [1, 2, 0.1, 4]
+    thin["annotations"][2]["bbox"] = [1, 2, width, 4]
     data = load_data(write(tmp_path, thin))
     taught = {data.train.image_name(i)[-5:]: len(data.train.batch([i])[1].taught()[0]["boxes"]) for i in range(2)}
     taught |= {data.val.image_name(i)[-5:]: len(data.val.batch([i])[1].taught()[0]["boxes"]) for i in range(1)}
@@ -96,7 +97,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 BAD = {
-    "annotation 3 has the box .1, 2, 0, 4.: expected .left, top, width, height. with sides": changed(bbox=[1, 2, 0, 4]),
+    "annotation 3 has the box .1, 2, -1, 4.: expected .left, top, width, height. with s": changed(bbox=[1, 2, -1, 4]),
     "annotation 3 has image_id 99, which names nothing": changed(image_id=99),
     "annotation 3 has category_id 1, which names nothing": changed(category_id=1),
     "annotation 3 has the area .*nan.*: expected a number of pixels": changed(area=float("nan")),
@@ -108,9 +109,25 @@ BAD = {
     },
     "is no COCO JSON of objects .KeyError: 'bbox'": {**COCO, "annotations": [{"image_id": 3, "category_id": 4}]},
     "has two categories with the id 4": {**COCO, "categories": [*COCO["categories"], {"id": 4, "name": "owl"}]},
-    "names the image .?d.png.?, which is not in": {**COCO, "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)]},
+    "names the image .?d.png.?, which is in none of": {**COCO, "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)]},
     "has 0 images and 2 categories": {**COCO, "images": [], "annotations": []},
 }
+
+
+@pytest.mark.parametrize(("train", "others"), [
+    ("train/_annotations.coco", ["valid/_annotations.coco", "test/_annotations.coco"]),
+    ("annotations/instances_train2017", ["annotations/instances_val2017", "annotations/captions_val2017"]),
+    ("mine", []),
+])  # fmt: skip
+def test_where_the_json_is(tmp_path: Path, train: str, others: list[str]) -> None:
+    config = write(tmp_path, {**COCO, "images": COCO["images"][:2]})
+    text = (tmp_path / "annotations.json").read_text()
+    (tmp_path / "annotations.json").unlink()
+    for number, name in enumerate([train, *others]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.json").write_text(text if number < 2 else "{}")
+    data = load_data(config)
+    assert (len(data.train), len(data.val)) == ((2, 2) if others else (1, 1))
 
 
 @pytest.mark.parametrize("message", BAD)

@@ -44,6 +44,8 @@ def random_case(seed: int, images: int = 10, stray: int = 4) -> Case:
         guesses = np.concatenate([near, away])
         guesses[:, :2], guesses[:, 2:] = guesses[:, :2].clip(0), guesses[:, 2:].clip(2)
         for one in (boxes, guesses):
+            one[:, 3] *= random.random(len(one)) > 0.1  # flat ones
+        for one in (boxes, guesses):
             one[:, 2:] += one[:, :2]
         tensors = [torch.from_numpy(one) for one in (boxes, guesses)]
         masks = [filled(one) for one in tensors]
@@ -110,7 +112,7 @@ def test_random_detections_against_cocos_code(what: str) -> None:
         found = ours(*case, what)
         got = [found[f"ap{part}"] for part in ("", "50", "75", "_small", "_medium", "_large")]
         assert np.nan_to_num(got, nan=-1) == pytest.approx(wanted, abs=1e-9)
-        assert 0.5 < wanted[0] < 60
+        assert 0.1 < wanted[0] < 60
 
 
 def test_known_values() -> None:

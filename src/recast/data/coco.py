@@ -92,8 +92,8 @@ def _wrong(one: Mapping[str, Any], images: Mapping[Any, tuple[Any, Any]], classe
             return f"has {key} {shown(one[key])}, which names nothing there"
     height, width = images[one["image_id"]]
     box = np.array(one["bbox"], dtype=np.float64)
-    if box.shape != (4,) or not (np.abs(box) < FARTHEST).all() or (box[2:] <= 0).any():
-        expected = "expected [left, top, width, height] with sides above 0"
+    if box.shape != (4,) or not (np.abs(box) < FARTHEST).all() or (box[2:] < 0).any():
+        expected = "expected [left, top, width, height] with sides of 0 or more"
         return f"has the box {shown(one['bbox'])}: {expected}"
     if width is not None and height is not None:
         if box[0] >= width or box[1] >= height or (box[:2] + box[2:] <= 0).any():

@@ -21,7 +21,7 @@ from recast.run.config import DataConfig
 from recast.run.reading import LARGEST
 from recast.run.tables import read_table
 
-VAL_NAMES = ("val", "test", "validation")
+VAL_NAMES = ("val", "valid", "validation", "test")
 """Names of the held-out part, best first."""
 
 SYSTEM = (("proc",), ("sys",), ("dev",))

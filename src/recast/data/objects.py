@@ -110,13 +110,12 @@ class ObjectImages(DenseImages):
 
 
 def find_coco(config: DataConfig) -> Found:
-    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), or one annotations.json of which
-    a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
+    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), train/*.json and valid/*.json, or
+    one annotations.json of which a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
     (train2017). Its categories are the classes, in the order of their ids, gaps and all."""
     root = data_dir(config)
-    files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
-    wanted = {"train": ("train",), "val": VAL_NAMES}
-    by_part = {part: [f for f in files if any(name in f.stem for name in names)] for part, names in wanted.items()}
+    files = _json(root, "", "annotations") or _json(root, "train", *VAL_NAMES)
+    by_part = {"train": _named(files, root, "train"), "val": _named(files, root, *VAL_NAMES)}
     if not any(by_part.values()):
         by_part["train"] = files
     for part, found in by_part.items():
@@ -125,9 +124,8 @@ def find_coco(config: DataConfig) -> Found:
             raise RecastError(f"{root} has {len(instances)} JSON files for {part} ({instances[0].name}, ...): keep one")
         by_part[part] = instances
     if not by_part["train"]:
-        raise RecastError(
-            f"{root} has no COCO JSON: expected annotations.json, or annotations/*train*.json and *val*.json"
-        )
+        expected = "annotations.json, annotations/*train*.json and *val*.json, or train/*.json and valid/*.json"
+        raise RecastError(f"{root} has no COCO JSON: expected {expected}")
     read = {part: _read(found[0], root) for part, found in by_part.items() if found}
     names = read["train"][1]
     if "val" in read and read["val"][1] != names:
@@ -136,15 +134,25 @@ def find_coco(config: DataConfig) -> Found:
     return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none")
 
 
+def _json(root: Path, *folders: str) -> list[Path]:
+    return [file for folder in folders for file in sorted((root / folder).glob("*.json"))]
+
+
+def _named(files: Sequence[Path], root: Path, *names: str) -> list[Path]:
+    """Those whose own name or folder's has the first of the names that any has."""
+    told = {file: str(file.relative_to(root)) for file in files}
+    return next((found for name in names if (found := [file for file in files if name in told[file]])), [])
+
+
 def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
     """The images of a COCO JSON, and the names of its categories."""
     own, objects, classes = read_coco(path)
     paths = []
-    folders = [root, root / "images", path.parent, *(f for f in sorted(root.iterdir()) if f.is_dir())]
+    folders = [root, root / "images", path.parent, path.parent / "images", *(f for f in sorted(root.iterdir()) if f.is_dir())]
     folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
     for name in own:
         there = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if there is None:
-            raise RecastError(f"{path} names the image {shown(name)}, which is not in {root} or {root / 'images'}")
+            raise RecastError(f"{path} names the image {shown(name)}, which is in none of the folders {root}, images/, {path.parent.name}/")
         paths.append(str(there))
     return ObjectImages(paths, objects, PHOTO), classes
