@@ -172,8 +172,8 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     (gap,) = [line for line in found.differences if line.metric == "ap50"]
     assert gap.value > 0
     assert 0 <= gap.low < gap.value < gap.high
-    assert np.asarray(draw_predictions(open_context(models, data, 5), count=2)).shape == (384, 768, 3)
-    assert ENLARGED // 96 * 96 * 4 == 768
+    assert np.asarray(draw_predictions(open_context(models, data, 5), count=2)).shape == (2 * 196, 4 * 196, 3)
+    assert ENLARGED // 96 * 96 == 192
 
 
 def test_what_cannot_be_measured() -> None:

@@ -181,8 +181,8 @@ def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_p
 def test_predictions_are_drawn() -> None:
     data = dense_data()
     drawn = np.asarray(draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), count=3))
-    assert drawn.shape == (3 * 8, 4 * 8, 3)
-    image, mask, recast, finetuned = np.split(drawn[:8], 4, axis=1)
+    assert drawn.shape == (3 * 12, 4 * 12, 3)
+    image, mask, recast, finetuned = (panel[2:10, 2:10] for panel in np.split(drawn[:12], 4, axis=1))
     (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]
     assert np.array_equal((mask == 255).all(-1), data.val[index][1] == IGNORE)
     known = data.val[index][1].numpy() != IGNORE

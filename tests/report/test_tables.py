@@ -224,6 +224,8 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
         (formats.significant(9.13e-6), "9.1e−6"),
         (formats.compact(9_870_000), "9.87\u00a0M"),
         (formats.compact(512), "512"),
+        (formats.compact(13_720_000_000, 4), "13.72\u00a0G"),
+        (formats.compact(640_000_000, 4), "640\u00a0M"),
         (formats.memory(2_097_152), "2.0\u00a0MiB"),
         (formats.error(0.0), "0"),
         (formats.error(3.4e-7), "3e−7"),

@@ -15,17 +15,20 @@ from recast.evaluation.context import Batch, Context, Source, sampled
 
 SURE, ENLARGED = 0.5, 256
 """Score from which on a detection is drawn; side in pixels up to which small images are enlarged for boxes."""
+GAP = ((2, 2), (2, 2), (0, 0))
+"""White pixels around a panel."""
 
 
 def draw_predictions(context: Context, count: int = 6, among: int = 64) -> Image.Image:
     """Image, truth and every model's prediction side by side, a row an image: of the first `among` images those of
-    which the models say most different things."""
+    which the last two models (the fine-tuned parent, the recast network) say most different things."""
     panels = {"segment": _of_masks, "detect": _of_objects}[context.data.task]
     rows: list[tuple[float, list[np.ndarray]]] = []
     for batch in context.batches(Source(sampled(context.data.val, among))):
         rows += panels(batch)
     chosen = sorted(rows, key=lambda row: -row[0])[:count]
-    grid = np.concatenate([np.concatenate(row, 1) for _, row in chosen])
+    framed = [[np.pad(panel, GAP, constant_values=1) for panel in row] for _, row in chosen]
+    grid = np.concatenate([np.concatenate(row, 1) for row in framed])
     return Image.fromarray((grid * 255).round().astype(np.uint8))
 
 
@@ -34,12 +37,12 @@ def _colours(classes: int) -> np.ndarray:
 
 
 def _of_masks(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
-    """How much the models differ, and the panels, of every image. What is ignored is white."""
+    """How much the last two models differ, and the panels, of every image. What is ignored is white."""
     colours = _colours(len(batch.context.data.classes))
     palette = np.concatenate([np.zeros((1, 3)), colours[1:], np.ones((IGNORE + 1 - len(colours), 3))])
     said = torch.stack([batch.context.maps(name, batch.images).argmax(1) for name in batch.models], 1).cpu()
     for image, mask, predicted in zip(batch.images.cpu(), batch.labels.cpu(), said, strict=True):
-        differ = float((predicted[:1] != predicted).any(0).double().mean())
+        differ = float((predicted[-1] != predicted[-2:]).any(0).double().mean())
         maps = [palette[values.numpy()] for values in (mask, *predicted)]
         yield differ, [image.permute(1, 2, 0).numpy(), *maps]
 
@@ -56,7 +59,7 @@ def _of_objects(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
                 left, top, right, bottom = (round(side) for side in box)
                 covered[label, top:bottom, left:right] = True
             seen.append(covered)
-        differ = float(torch.stack([(one != seen[0]).any(0) for one in seen]).any(0).double().mean())
+        differ = float(torch.stack([(one != seen[-1]).any(0) for one in seen[-2:]]).any(0).double().mean())
         yield differ, [_drawn(image, one, classes) for one in ({}, truth, *predicted)]
 
 

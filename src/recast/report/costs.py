@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -89,7 +90,8 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
         return None
     name, column, what = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
     columns = ("run", "arm", "suite", cost, column, "low", "high")
-    axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
+    ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # near ones differ
+    axis: dict[str, Any] = {"xlabel": label, "xformat": ticks, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
     told_as, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
     return series_chart(
         f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis

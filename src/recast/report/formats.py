@@ -46,11 +46,12 @@ def significant(value: float, digits: int = 2) -> str:
     return ("−" if value < 0 else "") + mantissa + (f"{e}{int(exponent)}".replace("-", "−") if e else "")
 
 
-def compact(value: float) -> str:
-    """12,345,678 as 12.3 M."""
+def compact(value: float, digits: int | None = None) -> str:
+    """12,345,678 as 12.3 M, or with so many significant digits."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if math.isfinite(value) and abs(value) >= size:
-            return f"{decimal(value / size, 2 if abs(value) < 10 * size else 1)}{NBSP}{unit}"
+            text = significant(value / size, digits) if digits else decimal(value / size, 1 + (abs(value) < 10 * size))
+            return f"{text}{NBSP}{unit}"
     return decimal(value, 0 if value % 1 == 0 else 1)
 
 

@@ -45,9 +45,10 @@ def tiles(run: Run) -> list[dict[str, str]]:
         before, after = (totals[when]["macs"] for when in ("before", "after"))
         how = "as attention" if run.recipe.recast.gate == "bias" else "with every head open"
         detail = f"{formats.compact(before)} → {formats.compact(after)} MACs per image"
-        speeds = [run.value(arm, "cost", "images_per_second") for arm in ("parent", "recast")]
-        if all(speed > 0 for speed in speeds):  # not where it was not measured, NaN
-            old, new = (formats.significant(1000 / speed, 3) for speed in speeds)
+        speeds = {arm: run.value(arm, "cost", "images_per_second") for arm in ARMS}
+        control = "finetuned" if speeds["finetuned"] > 0 else "parent"  # a detector's time hangs on what it was taught
+        if all(speeds[arm] > 0 for arm in (control, "recast")):  # not where it was not measured, NaN
+            old, new = (formats.significant(1000 / speeds[arm], 3) for arm in (control, "recast"))
             detail += f"; measured {old} → {new}{NBSP}ms"
         label = f"Compute {how if run.recipe.has_layers else 'with attention pooling'}"
         found.append({"label": label, "value": formats.share(after, before), "detail": detail})
