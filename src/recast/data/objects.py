@@ -127,7 +127,9 @@ def find_coco(config: DataConfig) -> Found:
         expected = "annotations.json, annotations/*train*.json and *val*.json, or train/*.json and valid/*.json"
         raise RecastError(f"{root} has no COCO JSON: expected {expected}")
     read = {part: _read(found[0], root) for part, found in by_part.items() if found}
-    names = read["train"][1]
+    objects, names = read["train"][0].objects, read["train"][1]
+    if not any(len(one.classes) for one in objects):
+        raise RecastError(f"{by_part['train'][0]} has {len(objects)} images and no object on any: nothing can be learned")
     if "val" in read and read["val"][1] != names:
         raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
     val = read["val"][0] if "val" in read else None
