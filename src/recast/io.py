@@ -48,7 +48,7 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     The file of a recast model also holds what `check` looks at: its parent's fingerprint, the latest comparison by
     `verify` that held, what `fold_` did, and what `export` found.
 
-    `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, upernet:NAME,
+    `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, upernet:NAME and the like,
     pkg.module:function), or {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises
     `RecastError` for another suffix, and for a constructor that `load` would not understand, or whose network there is
     not. Written to a temporary name first: a file that is there is replaced only by a whole one.

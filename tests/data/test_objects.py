@@ -109,7 +109,10 @@ BAD = {
     },
     "is no COCO JSON of objects .KeyError: 'bbox'": {**COCO, "annotations": [{"image_id": 3, "category_id": 4}]},
     "has two categories with the id 4": {**COCO, "categories": [*COCO["categories"], {"id": 4, "name": "owl"}]},
-    "names the image .?d.png.?, which is in none of": {**COCO, "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)]},
+    "names the image .?d.png.?, which is in none of": {
+        **COCO,
+        "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)],
+    },
     "has 3 images and no object on any": {**COCO, "annotations": []},
     "has 0 images and 2 categories": {**COCO, "images": [], "annotations": []},
 }

@@ -14,6 +14,7 @@ import torch
 import recast.models.patchconvnet  # noqa: F401  registers the networks with timm
 from recast.recipes import AFTER, RECIPES, make_recipe
 from recast.training.distill import soft_loss
+from recast.training.optim import WarmupDecay
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
@@ -49,7 +50,7 @@ def test_where_sources_differ_the_recipe_says_which_it_follows(name: str, field:
 def test_patchconvnet_has_one_test_crop() -> None:
     """That of the registered networks, whether a released one is evaluated or a recipe trains one."""
     for name in RECIPES:
-        if name.startswith("patchconvnet") and not name.endswith("_ade20k"):
+        if name.startswith("patchconvnet") and not name.endswith(("_ade20k", "_coco")):
             model = make_recipe(name).model.name
             assert make_recipe(name).data.crop_pct == timm.get_pretrained_cfg(model).crop_pct, name
 
@@ -67,6 +68,17 @@ def test_upernet_trains_as_xcit_s(size: str, miou: float, multi: float) -> None:
     assert RECIPES[f"patchconvnet_{size}_ade20k"].expected.startswith(
         f"{miou} % mIoU, over scales and mirror images {multi}"
     )
+
+
+@pytest.mark.parametrize(("size", "boxes", "masks"), [("s60", 46.4, 41.3), ("s120", 47.0, 41.9)])
+def test_mask_rcnn_has_cocos_long_schedule(size: str, boxes: float, masks: float) -> None:
+    """A tenth of the rate after 27 of 36 epochs, and again after 33."""
+    recipe = make_recipe(f"patchconvnet_{size}_coco")
+    schedule = WarmupDecay(recipe.optim, recipe.epochs, 100, recipe.data.batch_size)
+    rates = [schedule.factor(100 * epoch) for epoch in (1, 26, 27, 32, 33, 35)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert (recipe.epochs, recipe.optim.lr, recipe.optim.weight_decay) == (36, 1e-4, 0.05)
+    assert RECIPES[f"patchconvnet_{size}_coco"].expected.startswith(f"{boxes} box AP, {masks} mask AP")
 
 
 def test_no_recipe_is_there_twice() -> None:

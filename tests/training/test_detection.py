@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 from recast.data import Data, load_data
 from recast.errors import RecastError
+from recast.evaluation.run_folder import open_run
+from recast.io import save
+from recast.layers.gpsa import gpsa_layers
 from recast.models.adapt import classifiers
 from recast.models.build import build
 from recast.models.detect import SceneRCNN, TimmPyramid, losing
@@ -98,6 +102,43 @@ def test_torchvisions_detectors() -> None:
     assert build(ModelConfig("scenes_rcnn"), num_classes=5).num_classes == 5
     with pytest.raises(RecastError, match=r"model.input_size is for timm's networks"):
         create("torchvision", "resnet18", {"img_size": 96}, pretrained=False)
+
+
+def test_published_mask_rcnns() -> None:
+    """PatchConvNet's have 44.9 M and 67.4 M parameters; with torchvision's heads 0.53 M more, in both."""
+    for size, published in (("s60", 44.9e6), ("s120", 67.4e6)):
+        with torch.device("meta"):
+            model = create("maskrcnn", f"patchconvnet_{size}", {"num_classes": 80}, pretrained=False)
+        assert sum(p.numel() for p in model.parameters()) - 0.53e6 == pytest.approx(published, rel=1e-3)
+
+
+def test_retinanet_begins_at_stride_8_and_sees_images_as_the_body_did() -> None:
+    model = create("retinanet", "vit_tiny_patch16_224", {"num_classes": 3, "img_size": 64}, pretrained=False).eval()
+    with torch.no_grad():
+        maps = model.backbone(torch.randn(1, 3, 64, 64))
+    assert [one.shape[-1] for one in maps.values()] == [8, 4, 2, 1, 1]
+    assert (model.transform.min_size, model.transform.image_mean) == ((64,), [0.5] * 3)
+    assert len(model.get_submodule(classifiers(model)[0]).weight) == 4 * 9
+
+
+def test_a_detector_by_its_name(tmp_path: Path) -> None:
+    """It learns a few scenes around the weights of a classifier, recast, and the run is opened again."""
+    classifier = timm.create_model("resnet10t", num_classes=7)
+    save(classifier, tmp_path / "net.safetensors")
+    model = ModelConfig("fasterrcnn:resnet10t", str(tmp_path / "net.safetensors"))
+    with pytest.raises(RecastError, match=r"has no head of fasterrcnn:resnet10t, only its body: set model.new_head"):
+        build(model, num_classes=8)
+    small = replace(SMALL, num_train=4, num_val=2)
+    config = recipe(
+        model=replace(model, new_head=True), data=small, epochs=1, where=["backbone.body.layer4.*"], control=False
+    )
+    run = open_run(train(config, tmp_path / "run", progress=False))
+    parent, own = run.models["parent"].backbone.body.state_dict(), classifier.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in parent.items())
+    assert len(gpsa_layers(run.models["recast"].backbone.body)) == 2
+    assert run.models["recast"].transform.max_size == 96
+    with pytest.raises(RecastError, match=r"timm has no model .vgg99..*fasterrcnn"):
+        create("fasterrcnn", "vgg99", {}, pretrained=False)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224"])

@@ -211,7 +211,7 @@ class ModelOptions(OutputOptions):
 
     WORDS: ClassVar[Words] = {"model": "1"}
     model: str = ""
-    """timm:NAME (or NAME), torchvision:NAME, upernet:NAME, or pkg.module:function"""
+    """timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or pkg.module:function"""
     checkpoint: str | None = None
     """weights, .safetensors or .pth"""
     pretrained: bool = False

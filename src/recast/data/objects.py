@@ -111,8 +111,9 @@ class ObjectImages(DenseImages):
 
 def find_coco(config: DataConfig) -> Found:
     """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), train/*.json and valid/*.json, or
-    one annotations.json of which a share is held out; images where the JSON's file_name says, in the folder, images/, or a folder of the part's name
-    (train2017). Its categories are the classes, in the order of their ids, gaps and all."""
+    one annotations.json of which a share is held out. Images are where the JSON's file_name says: in the folder, beside
+    the JSON, in images/ of either, or in a folder of the part's name (train2017). Its categories are the classes, in
+    the order of their ids, gaps and all."""
     root = data_dir(config)
     files = _json(root, "", "annotations") or _json(root, "train", *VAL_NAMES)
     by_part = {"train": _named(files, root, "train"), "val": _named(files, root, *VAL_NAMES)}
@@ -129,7 +130,9 @@ def find_coco(config: DataConfig) -> Found:
     read = {part: _read(found[0], root) for part, found in by_part.items() if found}
     objects, names = read["train"][0].objects, read["train"][1]
     if not any(len(one.classes) for one in objects):
-        raise RecastError(f"{by_part['train'][0]} has {len(objects)} images and no object on any: nothing can be learned")
+        raise RecastError(
+            f"{by_part['train'][0]} has {len(objects)} images and no object on any: nothing can be learned"
+        )
     if "val" in read and read["val"][1] != names:
         raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
     val = read["val"][0] if "val" in read else None
@@ -150,11 +153,13 @@ def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
     """The images of a COCO JSON, and the names of its categories."""
     own, objects, classes = read_coco(path)
     paths = []
-    folders = [root, root / "images", path.parent, path.parent / "images", *(f for f in sorted(root.iterdir()) if f.is_dir())]
+    folders = [root, root / "images", path.parent, path.parent / "images"]
+    folders += [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
     folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
     for name in own:
         there = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if there is None:
-            raise RecastError(f"{path} names the image {shown(name)}, which is in none of the folders {root}, images/, {path.parent.name}/")
+            looked = f"{root}, images/, {path.parent.name}/"
+            raise RecastError(f"{path} names the image {shown(name)}, which is in none of the folders {looked}")
         paths.append(str(there))
     return ObjectImages(paths, objects, PHOTO), classes

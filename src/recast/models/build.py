@@ -1,4 +1,5 @@
-"""A network from a name: `timm:NAME` (or NAME), `torchvision:NAME`, `upernet:NAME`, or `pkg.module:function`.
+"""A network from a name: `timm:NAME` (or NAME), `torchvision:NAME`, `upernet:NAME` and others on a
+network of timm's, or `pkg.module:function`.
 
 build(ModelConfig("cifar_resnet20", checkpoint="weights.safetensors"))
 constructor(config) → {"name": "timm:cifar_resnet20", "kwargs": {"num_classes": 100}} → build_from(...)
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
 from recast.models.adapt import other_classes, resampled, with_own_classifier
+from recast.models.neck import with_body
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
-from recast.models.segment import UperNet
 from recast.models.sources import create
 from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights
 from recast.run.config import ModelConfig
@@ -62,12 +63,12 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
             model = model if header is None else replayed(model, header, config.checkpoint)
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
-        if isinstance(model, UperNet) and not any(name.startswith("head.fuse.") for name in weights):
+        inner = next((part for part in model.modules() if isinstance(part, PatchConvNet) and part is not model), None)
+        around = with_body(model, weights if inner is None else checkpoint_filter_fn(weights, inner))
+        if around is not None:
             if not config.new_head:
-                raise RecastError(f"{origin} has no head of a UperNet, only a network for its body: set model.new_head")
-            inner = getattr(model.body, "model", None)
-            official = checkpoint_filter_fn(weights, inner) if isinstance(inner, PatchConvNet) else weights
-            weights = model.with_body(official)
+                raise RecastError(f"{origin} has no head of {config.name}, only its body: set model.new_head")
+            weights = around
         if config.new_head:
             weights = with_own_classifier(model, weights, kwargs.get("num_classes"))
         elif differ := other_classes(model, weights):

@@ -11,22 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import timm
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
-from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
 from recast.errors import RecastError
 from recast.models.neck import Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.small import CifarResNet
 
-__all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "losing", "total_loss"]
+__all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "detector", "losing", "total_loss"]
 
 SWITCHED = "torchvision.models.detection."
 """Modules of which `training` says losses or detections; of all others (norms, dropout) it says how they compute."""
@@ -70,17 +72,45 @@ def _no_detector(outputs: Any, of: str) -> RecastError:
 
 
 class TimmPyramid(Stages):
-    """A network of timm with torchvision's feature pyramid, for torchvision's detectors: the maps of its stages from
-    stride 4 on, and one that is half the last. `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`."""
+    """A network of timm with torchvision's feature pyramid, for torchvision's detectors: its maps from stride
+    `finest` on, and `extra` ones, by default one that is half the last.
+    `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`."""
 
-    def __init__(self, name: str, out_channels: int = 256, pretrained: bool = False, **options: Any) -> None:
+    def __init__(
+        self, name: str, out_channels: int = 256, pretrained: bool = False, finest: int = 4,
+        extra: ExtraFPNBlock | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(name, pretrained, **options)
-        self.fpn = FeaturePyramidNetwork(self.channels, out_channels, LastLevelMaxPool())
+        self.first = sum(stride < finest for stride in self.strides)
+        self.fpn = FeaturePyramidNetwork(self.channels[self.first :], out_channels, extra or LastLevelMaxPool())
         self.out_channels = out_channels
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(self.maps(x))))
+        maps = self.maps(x)[self.first :]
+        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
         return found
+
+
+def detector(
+    kind: str, name: str, num_classes: int = 80, img_size: int | None = None, pretrained: bool = False
+) -> nn.Module:
+    """`maskrcnn:NAME`, `fasterrcnn:NAME`, `retinanet:NAME`: torchvision's own on a pyramid of timm's NAME, RetinaNet's
+    from stride 8 on (Lin et al. 2017, arXiv:1708.02002). Images are resized to `img_size`, by default as torchvision
+    does, and normalised as the network's were; num_classes is without the background.
+
+    Raises RecastError for a network whose maps are not of strides 4, 8, 16 and 32.
+    """
+    told = timm.get_pretrained_cfg(name)
+    own = {"img_size": img_size} if told is not None and told.fixed_input_size and img_size is not None else {}
+    only = {"finest": 8, "extra": LastLevelP6P7(256, 256)} if kind == "retinanet" else {}
+    body = TimmPyramid(name, pretrained=pretrained, **only, **own)
+    if body.strides != [4, 8, 16, 32]:
+        raise RecastError(f"{name} has maps of strides {body.strides}, a detector takes 4, 8, 16 and 32: take another")
+    options: dict[str, Any] = {} if img_size is None else {"min_size": img_size, "max_size": img_size}
+    if told is not None:
+        options |= {"image_mean": list(told.mean), "image_std": list(told.std)}
+    make = {"maskrcnn": MaskRCNN, "fasterrcnn": FasterRCNN, "retinanet": RetinaNet}[kind]
+    return make(body, num_classes + 1, **options)
 
 
 class _AsLarge(GeneralizedRCNNTransform):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 
-__all__ = ["Neck", "Stages"]
+__all__ = ["Neck", "Stages", "with_body"]
 
 
 class Stages(nn.Module):
-    """A network of timm, `body`, seen from stride 4 on: `channels` and `strides` describe its maps, finest first.
+    """A network of timm, `body`, seen from stride 4 on: `channels` and `strides` describe its maps, finest first. Where
+    all of them have one stride (PatchConvNet, ViT), the maps are those that `Neck` makes of the last.
 
     `options` are those of the network. Raises RecastError for one without such maps.
     """
@@ -28,13 +29,36 @@ class Stages(nn.Module):
         if not self.kept:
             raise RecastError(f"{name} has maps of strides {stages.reduction()}, none of 4 or more: take another")
         self.channels, self.strides = ([told()[i] for i in self.kept] for told in (stages.channels, stages.reduction))
+        self.neck = Neck(self.channels[-1]) if len(set(self.strides)) == 1 else None
+        if self.neck is not None:
+            self.channels, self.strides = list(self.neck.channels), list(self.neck.strides)
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """Of images x, each (B, C, h, w)."""
         maps = self.body(x)
         if getattr(self.body, "output_fmt", None) == Format.NHWC:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
-        return [maps[index] for index in self.kept]
+        maps = [maps[index] for index in self.kept]
+        return maps if self.neck is None else self.neck(maps[-1])
+
+
+def with_body(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights of a network on `Stages` with a classifier's, `weights`, for its body, under timm's names; what has
+    no place there is left out. None where `weights` are of the whole, or the network is on none.
+
+    timm joins the parts of a name by _ where it is asked for a network's stages.
+    """
+    stages = next((f"{name}.body.".lstrip(".") for name, m in model.named_modules() if isinstance(m, Stages)), None)
+    if stages is None or any(name.startswith(stages) for name in weights):
+        return None
+    theirs = {name.replace(".", "_"): value for name, value in weights.items()}
+    found = {}
+    for name, own in model.state_dict().items():
+        short = name.removeprefix(stages).removeprefix("model.")
+        value = theirs.get(short.replace(".", "_")) if name.startswith(stages) else own
+        if value is not None:
+            found[name] = value
+    return found
 
 
 class Neck(nn.Module):

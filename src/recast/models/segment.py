@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.models.neck import Neck, Stages
+from recast.models.neck import Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.small import HALF, CifarResNet
 
@@ -110,18 +110,15 @@ class UperHead(nn.Module):
 
 
 class UperNet(Stages):
-    """`upernet:NAME`: `UperHead` on the stages of timm's NAME from stride 4 on, or, where all have one stride
-    (PatchConvNet, ViT), on those that `Neck` makes of the last; in training with an FCN head on the last but one for
-    the auxiliary loss."""
+    """`upernet:NAME`: `UperHead` on the maps of timm's NAME; in training with an FCN head on the last but one for the
+    auxiliary loss."""
 
     def __init__(
         self, name: str, num_classes: int = 150, hidden: int = 512, pretrained: bool = False, **options: Any
     ) -> None:
         super().__init__(name, pretrained, **options)
-        self.neck = Neck(self.channels[-1]) if len(set(self.strides)) == 1 else None
-        channels = self.channels if self.neck is None else self.neck.channels
-        self.head = UperHead(channels, num_classes, hidden)
-        self.auxiliary = fcn_head(channels[-2], num_classes, hidden // 2)
+        self.head = UperHead(self.channels, num_classes, hidden)
+        self.auxiliary = fcn_head(self.channels[-2], num_classes, hidden // 2)
         told: Any = self.body.pretrained_cfg
         self.pretrained_cfg = {key: value for key, value in told.items() if key not in ("num_classes", "classifier")}
 
@@ -129,22 +126,8 @@ class UperNet(Stages):
         """Of the head and of the auxiliary one."""
         return self.head.classify, self.auxiliary[-1]
 
-    def with_body(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Its weights with a classifier's for its body, under timm's names; what has no place there is left out.
-
-        timm joins the parts of a name by _ where it is asked for a network's stages.
-        """
-        theirs = {name.replace(".", "_"): value for name, value in weights.items()}
-        found = {}
-        for name, own in self.state_dict().items():
-            is_body, short = name.startswith("body."), name.removeprefix("body.").removeprefix("model.")
-            value = theirs.get(short.replace(".", "_")) if is_body else own
-            if value is not None:
-                found[name] = value
-        return found
-
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = self.maps(x) if self.neck is None else self.neck(self.maps(x)[-1])
+        maps = self.maps(x)
         return {"out": self.head(maps)} | ({"aux": self.auxiliary(maps[-2])} if self.training else {})
 
 

@@ -1,8 +1,7 @@
-"""Where networks come from: timm, torchvision, segmenters on timm's, and functions of the user's own."""
+"""Where networks come from: timm, torchvision, segmenters and detectors on timm's, functions of the user's own."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import socket
@@ -10,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -18,8 +18,9 @@ import timm
 from torch import nn
 
 from recast.errors import RecastError, first_line, suggest
+from recast.models.detect import detector
 from recast.models.segment import UperNet
-from recast.run.names import FORMS, unknown_model
+from recast.run.names import FORMS, ON_TIMM, unknown_model
 from recast.run.trust import check_trusted, elsewhere, import_path, trusting
 
 
@@ -29,7 +30,7 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
     Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
     or cannot be fetched.
     """
-    make = {"timm": _timm, "torchvision": _torchvision, "upernet": _upernet, "function": _function}[source]
+    make = {"timm": _timm, "torchvision": _torchvision, "function": _function}.get(source) or partial(_on_timm, source)
     with trusting(trust=True) if trust else nullcontext():
         return make(name, kwargs, pretrained)
 
@@ -38,7 +39,7 @@ def check_registered(source: str, name: str) -> None:
     """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
     if source == "function":
         return
-    source = "timm" if source == "upernet" else source
+    source = "timm" if source in ON_TIMM else source
     architecture, _, tag = name.partition(".")
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
@@ -75,13 +76,14 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     return model
 
 
-def _upernet(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
-    check_registered("upernet", name)
+def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
+    check_registered(kind, name)
+    make = partial(UperNet if kind == "upernet" else partial(detector, kind), name, **kwargs)
     if pretrained:
         _check_published(name)
-        return _fetched(name, lambda: UperNet(name, pretrained=True, **kwargs))
-    with _told(f"timm's {name} cannot be the trunk of a UperNet"):
-        return UperNet(name, **kwargs)
+        return _fetched(name, lambda: make(pretrained=True))
+    with _told(f"timm's {name} cannot be the body of {kind}"):
+        return make()
 
 
 def _check_published(name: str) -> None:
@@ -186,7 +188,7 @@ def _find_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value)]
         raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
-    inner = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
+    inner = function.func if isinstance(function, partial) else inspect.unwrap(function)
     is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
     is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in own
     if not (is_network or (is_python and _may_return_network(inner))):

@@ -27,10 +27,10 @@ __all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "r
 DATA = {
     "imagenet": (1_281_167, "IMAGENET"), "folder": (14_197_122, "IMAGENET21K"), "cifar100": (50_000, "CIFAR100"),
     "torch/CIFAR100": (50_000, "CIFAR100"), "torch/Flowers102": (2_040, "FLOWERS102"), "INAT18": (437_513, "INAT18"),
-    "masks": (20_210, "ADE20K"),
+    "masks": (20_210, "ADE20K"), "coco": (118_287, "COCO"),
 }  # fmt: skip
 """Training images of a data set and the name of its folder in a command. A folder is the whole of ImageNet-21k (Fall
-2011), 21,841 classes, unless the recipe's `data` names another; masks are those of ADE20k."""
+2011), 21,841 classes, unless the recipe's `data` names another; masks are those of ADE20k, coco's images those of train2017."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's is ten times faster."""
 

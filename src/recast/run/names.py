@@ -17,9 +17,12 @@ from typing import Any
 
 from recast.errors import RecastError, shown, suggest
 
-FORMS = "timm:NAME (or NAME), torchvision:NAME, upernet:NAME, or pkg.module:function"
-REGISTRIES = ("timm", "torchvision", "upernet")
-"""Whose names are known; `upernet:NAME` is a segmenter on the network NAME of timm."""
+FORMS = "timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or pkg.module:function"
+DETECTORS = ("maskrcnn", "fasterrcnn", "retinanet")
+"""`maskrcnn:NAME` is torchvision's Mask R-CNN on the network NAME of timm."""
+ON_TIMM = ("upernet", *DETECTORS)
+REGISTRIES = ("timm", "torchvision", *ON_TIMM)
+"""Whose names are known."""
 OWN = (
     *(f"cifar_resnet{depth}{shortcut}" for depth in (20, 56) for shortcut in ("", "_a")),
     "digits_resnet",
@@ -67,7 +70,7 @@ def check_name(name: str, whose: str = "") -> None:
     Their sources are read, which takes a moment; importing them takes seconds.
     """
     source, bare = split_name(name)
-    source = "timm" if source == "upernet" else source
+    source = "timm" if source in ON_TIMM else source
     architecture = bare.partition(".")[0] if source == "timm" else bare
     if source == "function" or source in sys.modules or architecture in OWN:
         return

@@ -6,6 +6,7 @@ updates t = 0 … T − 1 of the run:
     f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
     f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
     f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017); linear: ^1
+    f(t) = e + (1 − e)·0.1^([u ≥ 3/4] + [u ≥ 11/12])  t ≥ W       decay=steps (COCO's 3×: epochs 27 and 33 of 36)
 
 With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
 Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
@@ -39,6 +40,7 @@ RATES = {
 }  # fmt: skip
 """Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
 POWERS = {"poly": 0.9, "linear": 1.0}
+STEPS = 27 / 36, 33 / 36
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -118,7 +120,7 @@ class WarmupDecay:
         self.steps = epochs * steps_per_epoch
         self.warmup = min(self.steps, round(config.warmup_epochs * steps_per_epoch))
         self.falling = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
-        self.power = POWERS.get(config.decay)
+        self.decay = config.decay
 
     def factor(self, step: int) -> float:
         """Share of the peak rate at update `step`."""
@@ -126,7 +128,12 @@ class WarmupDecay:
             return self.start + (1 - self.start) * step / self.warmup
         first, last = self.falling
         done = min(1.0, (step - first) / max(1, last - first))
-        left = (1 + math.cos(math.pi * done)) / 2 if self.power is None else (1 - done) ** self.power
+        if self.decay == "steps":
+            left = 0.1 ** sum(done >= part for part in STEPS)
+        elif self.decay == "cosine":
+            left = (1 + math.cos(math.pi * done)) / 2
+        else:
+            left = (1 - done) ** POWERS[self.decay]
         return self.end + (1 - self.end) * left
 
 

@@ -27,6 +27,7 @@ from recast.models.segment import class_maps
 from recast.run.budget import Budget
 from recast.run.config import Recipe
 from recast.run.files import LOCK, read_lines
+from recast.run.names import DETECTORS, split_name
 from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan, plan_best
@@ -151,7 +152,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     if data.task == "detect":
         if process_count() > 1:
             raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
-        if config.name.startswith("torchvision:") and not config.name.startswith("torchvision:ssd"):
+        source, name = split_name(config.name)
+        if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
             config = replace(config, input_size=data.img_size)  # images come as large as they shall be
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))

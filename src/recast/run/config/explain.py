@@ -12,8 +12,8 @@ class ExplainOptions:
     """What a page shows, of which network and images."""
 
     subject: str = ""
-    """run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME, upernet:NAME, pkg.module:function,
-    or a file of recast.save"""
+    """run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
+    upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save"""
     images: list[str] = field(default_factory=list)
     """files, folders; of a run val:N, default four of those"""
     out: str | None = None

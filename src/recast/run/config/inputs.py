@@ -32,7 +32,8 @@ class ModelConfig(Checked, prefix="model."):
     """The parent: a trained convolutional network (or any network, where nothing is recast)."""
 
     name: str = "resnet18"
-    """timm:NAME (or NAME), torchvision:NAME, upernet:NAME (UperNet on timm's NAME), or pkg.module:function."""
+    """timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME (on timm's NAME), or
+    pkg.module:function."""
     checkpoint: str | None = None
     """Weights of the parent, .safetensors or .pth (never unpickled)."""
     pretrained: bool = False

@@ -56,9 +56,9 @@ class OptimConfig(Checked, prefix="optim."):
     """Learning rate at the end."""
     warmup_prefix: bool = True
     """The cosine begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
-    decay: Literal["cosine", "poly", "linear"] = "cosine"
+    decay: Literal["cosine", "poly", "linear", "steps"] = "cosine"
     """How the rate falls after the warm-up. poly: by what is left of the updates, to the power of 0.9 (DeepLab).
-    linear: of 1 (Swin)."""
+    linear: of 1 (Swin). steps: to a tenth at 3/4 of them and again at 11/12 (COCO's 3× schedule)."""
     clip_grad: Positive | None = None
     """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
     gate_l1: NotNegative = 0.0
