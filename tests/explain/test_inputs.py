@@ -177,3 +177,17 @@ def test_images_of_many_classes_are_shown_without_one(task: str) -> None:
     assert data.task == task
     shown, _ = read_inputs(some_of_validation(data), SIZE, 16, data=data)
     assert [(one.name, one.label) for one in shown] == [(f"val:{index}", None) for index in range(4)]
+
+
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_a_file_is_seen_as_its_task_sees_it(tmp_path: Path, task: str) -> None:
+    """A segmenter's middle square, a detector's whole image: as if the file were of the validation images."""
+    file = save(photo().resize((50, 30)), tmp_path / "one.png")
+    mask = save(Image.new("L", (50, 30)), tmp_path / "mask.png")
+    nothing = Annotations(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0))
+    pairs = ImagePairs([str(file)], [str(mask)], 24, num_classes=2)
+    part = pairs if task == "segment" else ObjectImages([str(file)], [nothing], 24)
+    data = Data("dense", part, part, ["a", "b"], (0.5,) * 3, (0.5,) * 3, 24, AugmentConfig())
+    (of_file, of_data), _ = read_inputs([file, 0], (24, 24), 16, crop_pct=0.5, data=data)
+    assert torch.equal(of_file.pixels, of_data.pixels)
+    assert ("all of it" in of_file.notes[0]) == (task == "detect")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recast.data import Data
 from recast.data.images import crop_fraction, is_image_name, middle, opened, resize_and_crop, to_pixels, to_rgb
+from recast.data.pairs import BICUBIC, PADDING
 from recast.errors import RecastError, listed
 from recast.explain.scene import Prediction
 from recast.explain.write import safe_stem
@@ -48,11 +49,13 @@ def read_image(
     size: tuple[int, int],
     labels: Mapping[str, str] | None = None,
     crop_pct: float | None = None,
+    whole: bool = False,
 ) -> Input:
     """An image file (or a PIL image), upright, resized and cropped to `size` (height, width) as validation does.
 
     A square is `resize_and_crop`: short side to size / crop_pct, then the centre. A rectangle is the largest of its
-    shape in the middle of the image. labels: name of a file's folder → its class. Raises `RecastError` naming a file
+    shape in the middle of the image. `whole`: all of it, the rest filled up to the right and below, as a detector's
+    images are. labels: name of a file's folder → its class. Raises `RecastError` naming a file
     that is missing, truncated, no image, or larger than Pillow opens.
     """
     name, folder, notes = "the image", "", []
@@ -68,13 +71,15 @@ def read_image(
         if turned:
             notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")
     width, height = image.size
-    if size[0] == size[1]:
+    if whole:
+        image, crop = ImageOps.pad(image, (size[1], size[0]), BICUBIC, PADDING, (0, 0)), 1.0
+    elif size[0] == size[1]:
         image, crop = resize_and_crop(image, size[0], crop_pct), crop_pct or crop_fraction(size[0])
     else:
-        image, crop = ImageOps.fit(middle(image), (size[1], size[0]), Image.Resampling.BICUBIC), 1.0
+        image, crop = ImageOps.fit(middle(image), (size[1], size[0]), BICUBIC), 1.0
     if (width, height) != (size[1], size[0]):
         part = "its middle" if crop == 1 else f"its middle, {100 * crop:.3g} % of the short side"
-        kept = "all of it" if crop == 1 and width * size[0] == height * size[1] else part
+        kept = "all of it" if whole or (crop == 1 and width * size[0] == height * size[1]) else part
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {kept}, resized.")
     return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))
 
@@ -143,9 +148,12 @@ def read_inputs(
 ) -> tuple[list[Input], list[str]]:
     """The first `most` images that can be read, and notes: which files cannot, and that there are more.
 
-    Files as `read_image` reads them, and by number validation images of `data`. A file that is no image is left out as
-    long as another one is left. Raises `RecastError` where none is, and for a number that there is not.
+    Files as `read_image` reads them, and by number validation images of `data`, whose task says how files are cut. A
+    file that is no image is left out as long as another one is left. Raises `RecastError` where none is, and for a
+    number that there is not.
     """
+    task = "classify" if data is None else data.task
+    crop_pct, whole = 1.0 if task == "segment" else crop_pct, task == "detect"
     found: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
     for one in wanted:
@@ -156,7 +164,7 @@ def read_inputs(
             found.append(_of_validation(data, one, size))
             continue
         try:
-            found.append(read_image(one, size, labels, crop_pct))
+            found.append(read_image(one, size, labels, crop_pct, whole))
         except RecastError as error:
             if len(wanted) == 1:
                 raise

@@ -30,7 +30,8 @@ DATA = {
     "masks": (20_210, "ADE20K"), "coco": (118_287, "COCO"),
 }  # fmt: skip
 """Training images of a data set and the name of its folder in a command. A folder is the whole of ImageNet-21k (Fall
-2011), 21,841 classes, unless the recipe's `data` names another; masks are those of ADE20k, coco's images those of train2017."""
+2011), 21,841 classes, unless the recipe's `data` names another; masks are those of ADE20k, coco is
+train2017."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's is ten times faster."""
 
