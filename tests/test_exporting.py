@@ -16,6 +16,7 @@ import recast
 from recast import exporting
 from recast.cli import main
 from recast.errors import RecastError
+from recast.models.detect import SceneRCNN
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
 
@@ -101,6 +102,25 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(RecastError, match=r"ONNX needs onnxruntime: pip install 'recast-vision\[export\]'"):
         recast.export(child, x, tmp_path / "child.onnx")
+
+
+class Positive(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0][x[:, 0] > 0] if x[:, 0].max() > 0 else x[:, 0]
+
+
+def test_what_finds_as_many_as_there_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a detector its backbone is exported; of what torch cannot export it tells a line, not its whole graph."""
+    model, images = SceneRCNN(3, width=16).eval(), torch.rand(1, 3, 64, 64)
+    with pytest.raises(
+        RecastError, match=r"SceneRCNN gives as many boxes as it finds, no exp.*recast.export.model.backbone"
+    ):
+        recast.export(model, images, tmp_path / "whole.pt2")
+    assert max(check.error for check in recast.export(model.backbone, images, tmp_path / "eyes.pt2").checks) < 1e-5
+    with pytest.raises(RecastError, match=r"torch cannot export Positive: "):
+        recast.export(Positive(), images, tmp_path / "some.pt2")
+    assert capfd.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["eyes.pt2"]
 
 
 def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

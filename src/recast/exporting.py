@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import statistics
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from io import StringIO
@@ -105,7 +105,10 @@ def export(
     refresh_gates_(model)
     sizes = [tuple(example.shape[-2:])]
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
-        run_example(model, example)
+        found = run_example(model, example)
+        if isinstance(found, list) and any(isinstance(one, Mapping) for one in found):
+            remedy = "export what it sees with, recast.export(model.backbone, images, 'backbone.onnx')"
+            raise RecastError(f"{type(model).__name__} gives as many boxes as it finds, no exported file can: {remedy}")
         height, width = sizes[0]
         for other in ((height + 32, width + 64), (height // 2, 3 * width // 4)):
             try:
@@ -128,13 +131,13 @@ def export(
         with nullcontext() if parent is None else in_eval(parent):
             times = time_models(arms, example, SECONDS)
         ms = {name: round(1e3 * statistics.median(found), 3) for name, found in times.items()}
-        found = Exported(path, to, any_size, checks, ms)
+        exported = Exported(path, to, any_size, checks, ms)
         digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     if plan_of(model) is not None:
         proof = proof_of(model)
-        told = found.to_dict() | {"path": path.name, "sha256": digest}
+        told = exported.to_dict() | {"path": path.name, "sha256": digest}
         note_(model, replace(proof, exported=(proof.exported or {}) | {path.name: told}))
-    return found
+    return exported
 
 
 def missing_packages() -> list[str]:
@@ -157,7 +160,8 @@ def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: b
         warnings.simplefilter("ignore")
         for axes in ([0, 2, 3], [0]) if any_size else ([0],):
             try:
-                program = torch.export.export(model, (images,), dynamic_shapes=({axis: free for axis in axes},))
+                with redirect_stderr(StringIO()):  # of a failure torch writes the whole graph
+                    program = torch.export.export(model, (images,), dynamic_shapes=({axis: free for axis in axes},))
                 break
             except Exception as error:  # whatever a model's code does with symbols
                 if axes == [0]:
