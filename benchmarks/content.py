@@ -9,7 +9,8 @@ layer's output, W_out included.
 streamed: `layers.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
 a softmax, one product with the values, which holds the whole maps. sdpa: values expanded over the heads; "padded"
 widens queries and keys to the values' width, which the flash kernel wants; "chunks of N" cuts the values to N channels
-and pads the keys to them. linear: `content="linear"`. pooled: keys and values averaged to 7×7.
+and pads the keys to them. flex: torch's `flex_attention`, compiled, on the same values. linear: `content="linear"`.
+pooled: keys and values averaged to 7×7.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from recast.layers.functional.streaming import attend
@@ -66,12 +68,14 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
         maps = torch.softmax(per_head(query) @ per_head(key).transpose(-1, -2) * width**-0.5, -1)
         return project((maps.flatten(1, 2) @ values).unflatten(1, (HEADS, -1)))
 
+    every = values[:, None].expand(-1, HEADS, -1, -1)
+    flex = torch.compile(flex_attention, dynamic=False)
+
     def sdpa(chunk: int, padded: bool) -> Callable[[], object]:
         def run() -> object:
             q, k = per_head(query), per_head(key)
             if padded:
                 q, k = F.pad(q, (0, chunk - width)), F.pad(k, (0, chunk - width))
-            every = values[:, None].expand(-1, HEADS, -1, -1)
             parts = [F.scaled_dot_product_attention(q, k, v, scale=width**-0.5) for v in every.split(chunk, -1)]
             return project(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
@@ -87,8 +91,10 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
     ways: dict[str, Callable[[], object]] = {
         "streamed": lambda: operator(query, key, False),
         "composed": composed,
+        "composed, compiled": torch.compile(composed),
         "sdpa": sdpa(channels, padded=False),
         "sdpa padded": sdpa(channels, padded=True),
+        "flex": lambda: project(flex(per_head(query), per_head(key), every, scale=width**-0.5)),
         "linear": linear,
         "pooled": pooled,
     }

@@ -11,7 +11,8 @@ round), mac_bound (its multiply-accumulates over this one's), share_of_bound, sa
 "no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it, and "stride kept" the
 network as it is published (a small network's stride is always kept); the other arms of a family have GPSA in the 3×3
 convolutions of their last stage: N of 9 heads open (content and Gaussian; the other maps and W_val folded away),
-positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`).
+positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`). "compiled" is by
+`torch.compile`, of small networks alone.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ ARMS = {
 """Heads with an open Gaussian and with open content, and whether the rest is folded; None: as published. The network
 without attention is the folded one before it had any."""
 IN_TRAINING = ("no attention", "3 of 9 open", "all open", "positional", "stride kept")
+COMPILED = ("no attention", "all open")
 
 
 def family(name: str, size: int, arms: Iterable[str] = ARMS) -> dict[str, nn.Module]:
@@ -130,10 +132,14 @@ def measure(
         model.train(training)
         recast.refresh_gates_(model)
     first = next(iter(arms))
-    counts = {arm: macs(model, images, training) for arm, model in arms.items()}
+    if name in SMALL:
+        torch.compiler.reset()
+        arms = arms | {f"{arm}, compiled": torch.compile(copy.deepcopy(arms[arm])) for arm in COMPILED}
+    plain = {arm: getattr(model, "_orig_mod", model) for arm, model in arms.items()}
+    counts = {arm: macs(model, images, training) for arm, model in plain.items()}
     seconds = by_turns({arm: call(model, images, training) for arm, model in arms.items()}, rounds)
     rows = []
-    for arm, model in arms.items():
+    for arm, model in plain.items():
         saved = 0
         if training:
             with saved_sizes(model) as sizes:
