@@ -209,13 +209,14 @@ def test_folders_that_all_images_have_in_common_are_no_classes(tmp_path: Path) -
     assert (data.classes, len(data.train) + len(data.val)) == (CLASSES, 30)
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train", "valid"])
+def test_a_class_may_be_called_train(tmp_path: Path, name: str) -> None:
     """As one of CIFAR-100's: it holds images and no folders, and not all folders beside it are parts."""
     tree = make_tree(tmp_path / "tree")
-    (tree / "ant").rename(tree / "train")
+    (tree / "ant").rename(tree / name)
     for config in (folder(make_zip(tree, tmp_path / "a.zip")), folder(tree)):
-        assert load_data(config).classes == sorted({*CLASSES, "train"} - {"ant"})
-    make_tree(tree / "train" / "inside")  # class folders inside: a part after all
+        assert load_data(config).classes == sorted({*CLASSES, name} - {"ant"})
+    make_tree(tree / name / "inside")  # class folders inside: a part after all
     with pytest.raises(RecastError, match=r"one class|class folders"):
         load_data(folder(tree))
 

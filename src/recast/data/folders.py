@@ -108,7 +108,8 @@ def find_folder(config: DataConfig) -> Found:
         return Found(name, None, *_read_index(root), crop="random")
     train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
     outer = {path.name for path in _folders_in(root)}
-    if (not train.is_dir() and val is None) or _is_class("train", outer, train.is_dir() and _folders_in(train)):
+    parts = [part for part in (train, val) if part is not None and part.is_dir()]
+    if not parts or _is_class(parts[0].name, outer, _folders_in(parts[0])):
         train, val = root, None
     two_levels, links = config.rank == "folder", _Links(root)
     trees = (_in_folder(part, links, two_levels) if part and part.is_dir() else None for part in (train, val))
