@@ -6,6 +6,7 @@ Given as fixtures that return functions, because test files are not importable f
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
 torch.set_num_threads(1)
+
+# a shell starts what it puts behind "&" with Ctrl-C ignored, and commands that the tests interrupt would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Case(NamedTuple):
