@@ -125,6 +125,25 @@ def test_verify_says_same_and_shows_its_control(cli: Cli) -> None:
     assert "control, two heads of one layer swapped" in done.out
 
 
+def test_verify_says_where_only_the_layers_were_compared(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
+    """As a detector with random weights, which finds no boxes whatever its layers do."""
+    (tmp_path / "quiet.py").write_text(
+        "from torch import nn\n"
+        "class Quiet(nn.Sequential):\n"
+        "    def forward(self, x): return super().forward(x)[:0]\n"
+        "def net(): return Quiet(nn.Conv2d(3, 4, 3))\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    done = cli("verify", "quiet:net", "--img-size", "9", "--num-images", "2")
+    assert done.code == 0
+    assert done.out.endswith("same function, by its layers\n")
+    assert done.err.startswith("note: the outputs do not show even the control")
+    done = cli("verify", "quiet:net", "--img-size", "9", "--num-images", "2", "--gate", "sigmoid")
+    assert done.code == 1
+    assert done.out.endswith("NOT the same function, by its layers\n")
+
+
 def test_verify_fails_where_the_start_is_another_function(cli: Cli) -> None:
     done = cli("verify", *MODEL, "--num-images", "2", "--gate", "sigmoid")
     assert done.code == 1
