@@ -19,9 +19,9 @@ then trains the parent on in the same way, and differs in the layers recast:
     all             every layer within 1,024 tokens, at whatever cost
     only LAYER      one layer (--each): does what a layer promises agree with what it brings?
 
-rank_STUDY.csv: arm, seed, metric, value: loss and top1 on the validation images, train_loss, macs, layers; promised, of
-the layers of `only`; and for each seed the rank correlation (Spearman) of promised with the fall of the validation loss
-against `none` over the layers. A run that is finished is left alone, one that was cut off goes on.
+rank_STUDY.csv: arm, seed, metric, value: loss and top1 on the validation images, train_loss, macs, layers, heads awake;
+promised, of the layers of `only`; and for each seed the rank correlation (Spearman) of promised with the fall of the
+validation loss against `none` over the layers. A run that is finished is left alone, one that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from recast.models.build import build
 from recast.recipes import make_recipe
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, RecastConfig, Recipe
 from recast.run.recipe import load_recipe
+from recast.run.records import Wakefulness
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.ranking import Ranking, rank
@@ -166,6 +167,8 @@ def main() -> None:
             values = {"loss": line["val_loss"], "top1": line["val_top1"], "train_loss": line["train_loss"]}
             table += [[arm, seed, metric, f"{value:.6g}"] for metric, value in {**values, "macs": macs}.items()]
             table.append([arm, seed, "layers", " ".join(layers)])
+            if (attention := Wakefulness.of(line["layers"])) is not None:
+                table.append([arm, seed, "heads awake", f"{attention.awake} of {attention.heads}"])
             fall[arm] = -line["val_loss"]
             if arm.startswith("only "):
                 table.append([arm, seed, "promised", f"{promised[layers[0]]:.6g}"])
