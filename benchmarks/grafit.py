@@ -94,7 +94,7 @@ def recipe_of(options: argparse.Namespace, arm: str, seed: int) -> Recipe:
         recipe = replace(recipe, where=["last_stage"], recast=replace(recipe.recast, query_key="images"), control=False)
     return replace(
         recipe,
-        model=ModelConfig(options.model),
+        model=ModelConfig(options.model, options.checkpoint, new_head=options.checkpoint is not None),
         data=DataConfig(
             "zip", str(Path(os.environ["RECAST_DATA"]) / "cifar100" / "train.zip"), mean=mean, std=std, labels="coarse",
             batch_size=options.batch_size, num_train=options.num_train, workers=options.workers,
@@ -259,6 +259,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS)[:4])
     parser.add_argument("--model", default="cifar_resnet20")
+    parser.add_argument("--checkpoint", help="start from these weights, with a new head; default: random ones")
     parser.add_argument("--epochs", type=int, default=22)
     parser.add_argument("--views", type=int, default=2, help="of Grafit; the paper: 8")
     parser.add_argument("--clusters", type=int, default=540, help="of ClusterFit+; the paper: 1,500 of 50,000 images")
