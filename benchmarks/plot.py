@@ -1,4 +1,4 @@
-"""Results as pictures: docs/speed_layer.png, speed_tokens.png, speed_roofline.png, schedules.png.
+"""Results as pictures: docs/speed_layer.png, speed_tokens.png, speed_roofline.png.
 
 python benchmarks/plot.py
 """
@@ -6,9 +6,7 @@ python benchmarks/plot.py
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 
 import matplotlib as mpl
 
@@ -24,15 +22,6 @@ NAMES = {
     "3 open": "3 of 9 open",
     "positional": "positional",
     "linear": "linear content",
-}
-SCHEDULES = {
-    "conv": ("#000000", "never (convolution only)"),
-    "prs-paper": ("#D55E00", "PRS, T-CNN's soft start"),
-    "prs-cmhsa": ("#E69F00", "PRS, C-MHSA (M = 10)"),
-    "two-stage": ("#56B4E9", "two-stage, exact"),
-    "prs": ("#0072B2", "PRS, exact"),
-    "prs-learned": ("#CC79A7", "PRS, learned order, exact"),
-    "start": ("#009E73", "from the start, exact"),
 }
 ARM_OF_SLOPE = {"all open": "#0072B2", "positional": "#009E73", "linear": "#E69F00", "conv": "#000000"}
 
@@ -130,32 +119,7 @@ def roofline() -> None:
     figure.savefig(ROOT / "docs" / "speed_roofline.png", dpi=110)
 
 
-def schedules() -> None:
-    """Loss by epoch, mean over the seeds, with the range over the seeds as a band."""
-    rows = read("schedules_curves.csv")
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharex=True)
-    for axis, key, title in zip(
-        axes, ("train_loss", "val_loss_500"), ("training", "validation, 500 images"), strict=True
-    ):
-        for arm, (colour, name) in SCHEDULES.items():
-            by_epoch: dict[int, list[float]] = defaultdict(list)
-            for row in rows:
-                if row["arm"] == arm and row[key]:
-                    by_epoch[int(row["epoch"])].append(float(row[key]))
-            epochs = sorted(by_epoch)
-            axis.plot(epochs, [fmean(by_epoch[epoch]) for epoch in epochs], color=colour, label=name, linewidth=1.6)
-            low, high = ([pick(by_epoch[epoch]) for epoch in epochs] for pick in (min, max))
-            axis.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-        axis.set_title(f"cross-entropy, {title}")
-        axis.set_xlabel("epoch")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "schedules.png", dpi=110)
-
-
 if __name__ == "__main__":
     bars()
     tokens()
     roofline()
-    schedules()

@@ -191,7 +191,7 @@ def progressive(scale: Scale) -> list[Study]:
     rates_of = {"two-stage": "PRS", "reversed": "PRS", "from the start": "PRS", "two-stage, C-MHSA": "PRS, C-MHSA"}
     pairs = (
         *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
-        ("PRS, C-MHSA", "two-stage, C-MHSA"),
+        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", "plain ViT"), ("from the start", "plain ViT"),
     )  # fmt: skip
     shares = {
         f"{round(300 * share)} of 300 as convolutions": {**exact, "convolution": share}
