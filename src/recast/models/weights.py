@@ -57,7 +57,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # `file` is no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
     if CHECKSUM in told and told[CHECKSUM] != checksum(told.get(HEADER), tensors):
