@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from studies import FINE_TUNED, LONGER, SAME_COMPUTE
+from studies import FINE_TUNED, LONGER, PLAIN_VIT, SAME_COMPUTE
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,24 @@ CLAIMS = (
         f"{PRS}, Table 3", "layer by layer beats all at once, with C-MHSA", "d-prs", "PRS, C-MHSA",
         "two-stage, C-MHSA",
     ),
-    Claim(f"{PRS}, Table 3", "layers that leave the convolution later beat a plain ViT", "d-prs", "PRS", "plain ViT"),
-    Claim("ours", "attention that starts as convolutions beats a plain ViT", "d-prs", "from the start", "plain ViT"),
+    Claim(f"{PRS}, Table 3", "layers that leave the convolution later beat a plain ViT", "d-prs", "PRS", PLAIN_VIT),
+    Claim("ours", "attention that starts as convolutions beats a plain ViT", "d-prs", "from the start", PLAIN_VIT),
     Claim("ours", "… and convolutions", "d-prs", "from the start", "convolution"),
     Claim(f"{PRS}, Sec. 5", "the last layer first beats the first layer first", "d-prs", "PRS", "reversed"),
     *(
         Claim(
-            f"{PRS}, Fig. 3", f"more attention: {says}", "e-fourier", f"{kept} of 300 as convolutions",
-            "all as convolutions", (f"delta(pi), {block} block",), below=block == "last",
+            f"{PRS}, Fig. 3", f"more attention: {says}", "d-prs", arm, "convolution", (f"delta(pi), {block} block",),
+            below=block == "last",
         )
-        for kept in (250, 150, 50)
+        for arm in ("two-stage, after 5/6", "two-stage", "two-stage, after 1/6")
         for block, says in (("first", "less low-pass the first block"), ("last", "more low-pass the last"))
     ),
-    Claim(
-        f"{PRS}, Fig. 1", "a convolutional start beats a plain ViT where images are few", "f-scale-*",
-        "recast from the start", "plain ViT",
+    *(
+        Claim(
+            f"{PRS}, Fig. 1", "a convolutional start beats a plain ViT where images are few", study,
+            "exact, after 0%", PLAIN_VIT,
+        )
+        for study in ("f-scale-*", "c-when")
     ),
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "attention pooling beats the average", "g-pooling", "one map",

@@ -58,7 +58,7 @@ class Job:
     def folder(self) -> str:
         """STUDY/ARM-SEED, and the rates where they are being chosen."""
         rates = f"-lr{self.lr:g}-gates{self.gate_lr:g}-qk{self.qk_lr}" if self.tuning else ""
-        return f"{self.study}/{self.arm.replace(' ', '_')}-{self.seed}{rates}"
+        return f"{self.study}/{self.arm.replace(' ', '_').replace('/', 'of')}-{self.seed}{rates}"
 
     @property
     def num_updates(self) -> int:

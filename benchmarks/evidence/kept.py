@@ -52,16 +52,24 @@ def is_finished(out: Path, job: Job) -> bool:
     return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["job"] == asdict(job)
 
 
+LABELS = ("study", "arm", "seed", "against", "claim", "metric")
+"""What a row is about; its other columns are what was found."""
+
+
 def update(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A tidy CSV in which rows take the place of those of the same studies, and the rest stays."""
+    """A tidy CSV in which rows take the place of those about the same, and the rest stays, ordered by study."""
     old: list[dict[str, Any]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             old = list(csv.DictReader(file))
-    new = {row["study"] for row in rows}
+
+    def about(row: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row.get(label, "")) for label in LABELS)
+
+    new = {about(row) for row in rows}
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows([row for row in old if row["study"] not in new])
-        writer.writerows(rows)
+        kept = [row for row in old if about(row) not in new]
+        writer.writerows(sorted(kept + rows, key=lambda row: str(row["study"])))
     return path

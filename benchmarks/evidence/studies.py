@@ -72,13 +72,16 @@ TRANSFER: Arms = {
     SAME_COMPUTE: {"stride": "remove"},
     LONGER: {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
-    "recast, random": {**LAST, "query_key": "random", "qk_lr": 1e-2},
+    "recast, random": {**LAST, "query_key": "random"},
     "recast, similar": {**LAST, "query_key": "similar"},
     "recast, images": {**LAST, **IMAGES},
     CHOSEN: {**LAST, **IMAGES},
     "recast, images, keys 10 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-2},
     "recast, images, keys 100 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-1},
 }
+
+STARTS = ("recast, random", "recast, similar", *(arm for arm in TRANSFER if "keys" in arm))
+"""Other queries and keys at the start, and other rates of theirs; all else is as in CHOSEN."""
 
 
 def against(control: str, arms: Arms) -> tuple[tuple[str, str], ...]:
@@ -98,11 +101,10 @@ def transfers() -> list[Study]:
         name = f"a-{trained_on}-{data}-{num_train}"
         base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = found[0].name if found else None
-        as_fine_tuned = [arm for arm in TRANSFER if arm == CHOSEN or "times as" in arm]
-        rates_of = dict.fromkeys((*as_fine_tuned, SAME_COMPUTE), FINE_TUNED)
+        rates_of = dict.fromkeys((CHOSEN, *STARTS, SAME_COMPUTE), FINE_TUNED)
         recast = [arm for arm in TRANSFER if arm.startswith("recast")]
         pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
-        pairs += ((CHOSEN, LONGER), *((arm, CHOSEN) for arm in recast if arm in rates_of and arm != CHOSEN))
+        pairs += ((CHOSEN, LONGER), *((arm, CHOSEN) for arm in STARTS))
         found.append(Study(name, base, TRANSFER, pairs, tuned_on, rates_of))
     return found
 
@@ -146,12 +148,16 @@ def controls(scale: Scale) -> list[Study]:
     return [parents, Study("b-controls", base, arms, pairs, rates_of=rates_of, needs="b-parents")]
 
 
+PLAIN_VIT = "plain ViT"
+
+
 def when(scale: Scale) -> Study:
-    """c. When to recast (T-CNN's Table 2): after t₁ of the updates, from random weights."""
+    """c. When to recast (T-CNN's Table 2): after t₁ of the updates, from random weights; and a plain ViT, for f."""
     large = scale == "gpu"
     base = Job(
         "c-when", "", 0, "cifar10", 14400, 9000 if large else 2250,
-        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean", bf16=True,
+        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean",
+        augment="deit" if large else "basic", bf16=True,
     )  # fmt: skip
     arms: Arms = {"convolution": {}}
     rates_of = {}
@@ -161,15 +167,28 @@ def when(scale: Scale) -> Study:
             arms[arm] = {**LAST, **kind, "convolution": share}
             if share:
                 rates_of[arm] = f"{name}, after 0%"
+    arms[PLAIN_VIT] = {"network": "plain_vit" if large else "plain_vit_tiny"}
     pairs = against("convolution", arms) + tuple((arm, first) for arm, first in rates_of.items())
+    pairs += (("exact, after 0%", PLAIN_VIT),)
     return Study("c-when", base, arms, pairs, rates_of=rates_of, num_trials=4)
+
+
+def scales(scale: Scale) -> list[Study]:
+    """f. Data scale (PRS's Fig. 1): a share of the images of c, as many updates and the same rates; c has the whole."""
+    whole = when(scale)
+    arms = {arm: whole.arms[arm] for arm in ("convolution", "exact, after 0%", PLAIN_VIT)}
+    pairs = tuple((arm, control) for arm, control in whole.pairs if {arm, control} <= arms.keys())
+    return [
+        Study(f"f-scale-{share:.0%}", replace(whole.base, num_train=round(14400 * share)), arms, pairs, whole.name)
+        for share in (0.05, 0.1, 0.25, 0.5)
+    ]
 
 
 MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
 
 
-def progressive(scale: Scale) -> list[Study]:
-    """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: the share of the updates as attention."""
+def progressive(scale: Scale) -> Study:
+    """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: shares of the updates as convolutions."""
     large = scale == "gpu"
     network = "cmhsa_vit_3_cifar" if large else "cmhsa_vit_3_tiny"
     base = Job(
@@ -180,51 +199,23 @@ def progressive(scale: Scale) -> list[Study]:
     exact: dict[str, Any] = {**MIXERS, **IMAGES}
     arms: Arms = {
         "convolution": {},
+        "two-stage, after 5/6": {**exact, "convolution": 5 / 6},
         "two-stage": {**exact, "convolution": 0.5},
+        "two-stage, after 1/6": {**exact, "convolution": 1 / 6},
         "PRS": {**exact, "schedule": "last_first"},
         "reversed": {**exact, "schedule": "first_first"},
         "from the start": exact,
         "two-stage, C-MHSA": {**biased, "convolution": 0.5},
         "PRS, C-MHSA": {**biased, "schedule": "last_first"},
-        "plain ViT": {"network": "plain_vit" if large else "plain_vit_tiny"},
+        PLAIN_VIT: {"network": "plain_vit" if large else "plain_vit_tiny"},
     }
-    rates_of = {"two-stage": "PRS", "reversed": "PRS", "from the start": "PRS", "two-stage, C-MHSA": "PRS, C-MHSA"}
+    rates_of = {arm: "PRS" for arm in arms if arms[arm].get("query_key") == "images" and arm != "PRS"}
+    rates_of["two-stage, C-MHSA"] = "PRS, C-MHSA"
     pairs = (
         *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
-        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", "plain ViT"), ("from the start", "plain ViT"),
+        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("from the start", PLAIN_VIT),
     )  # fmt: skip
-    shares = {
-        f"{round(300 * share)} of 300 as convolutions": {**exact, "convolution": share}
-        for share in (5 / 6, 1 / 2, 1 / 6)
-    }
-    first = "all as convolutions"
-    spectra: Arms = {first: {}, **shares}
-    own = {arm: "PRS" for arm in shares} | {first: "convolution"}
-    return [
-        Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4),
-        Study("e-fourier", base, spectra, against(first, spectra), tuned_on="d-prs", rates_of=own),
-    ]
-
-
-def scales(scale: Scale) -> list[Study]:
-    """f. Data scale (PRS's Fig. 1): a share of the images, as many updates."""
-    large = scale == "gpu"
-    base = Job(
-        "f", "", 0, "cifar10", 14400, 9000 if large else 2250, "cifar_resnet20.cifar10" if large else "digits_resnet",
-        measured="clean", augment="deit" if large else "basic", bf16=True,
-    )  # fmt: skip
-    arms: Arms = {
-        "convolution": {},
-        "recast from the start": {**LAST, **IMAGES},
-        "plain ViT": {"network": "plain_vit" if large else "plain_vit_tiny"},
-    }
-    pairs = (*against("convolution", arms), ("recast from the start", "plain ViT"))
-    shares = (0.1, 0.05, 0.25, 0.5, 1.0)
-    names = [f"f-scale-{share:.0%}" for share in shares]
-    return [
-        Study(name, replace(base, num_train=round(14400 * share)), arms, pairs, names[0] if i else None, num_trials=4)
-        for i, (name, share) in enumerate(zip(names, shares, strict=True))
-    ]
+    return Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
 def pooling(scale: Scale) -> Study:
@@ -247,5 +238,5 @@ def pooling(scale: Scale) -> Study:
 def studies(scale: Scale) -> dict[str, Study]:
     """All of them by name, in the order in which they are run."""
     first = [*transfers(), recipe(), *controls(scale)]
-    found = [*first, *progressive(scale), when(scale), *scales(scale), pooling(scale)]
+    found = [*first, progressive(scale), when(scale), *scales(scale), pooling(scale)]
     return {study.name: study for study in found}

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import OptimizedModule
-from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import build_from, check_constructor, replayed
 from recast.models.sources import check_registered, reaching
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced
 from recast.surgery.apply import refresh_gates_
+from recast.surgery.folding.forms import as_it_is
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
+from recast.surgery.wrappers import unwrapped
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"
 """What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
@@ -59,11 +61,18 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     if constructor is not None:
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
-    while isinstance(model, OptimizedModule | nn.DataParallel | DistributedDataParallel):  # names of their own
-        model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
+    model = unwrapped(model)  # a wrapper has names of its own
     if missing := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise RecastError(f"{missing} is on the meta device, without values: load the model's weights first")
     plan = plan_of(model)
+    planned = set() if plan is None else {step.name for step in plan.steps}
+    if stray := sorted(recast_layers(model).keys() - planned):
+        raise RecastError(
+            f"{stray[0] or 'the model'} was recast, and {type(model).__name__} has no plan that says so, without which "
+            "nothing can load the file: save the network that recast_ changed, not a module around it"
+        )
+    if plan is not None:
+        plan = replace(plan, steps=tuple(as_it_is(model, step) for step in plan.steps))
     header = {"constructor": constructor, "plan": None if plan is None else plan.to_json()}
     if plan is not None:
         header["proof"] = proof_of(model).to_dict()

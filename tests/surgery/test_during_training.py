@@ -286,7 +286,7 @@ def test_wrapped_and_sharded_models_are_refused_before_any_change(monkeypatch: p
     optimizer, planned = sgd(model), every(model)
     with pytest.raises(RecastError, match=r"pass model\.module"):
         recast_during_training_(DistributedDataParallel.__new__(DistributedDataParallel), optimizer, planned)
-    monkeypatch.setattr("recast.surgery.during_training.DTensor", nn.Parameter)
+    monkeypatch.setattr("recast.surgery.wrappers.DTensor", nn.Parameter)
     with pytest.raises(RecastError, match="sharded"):
         recast_during_training_(model, optimizer, planned)
     assert isinstance(model.stem, nn.Conv2d)

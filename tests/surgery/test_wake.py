@@ -101,7 +101,7 @@ def test_every_start_of_the_configuration_is_exact(query_key: str) -> None:
     parent = network(padding=1)
     child = recast_network(parent, query_key=query_key)
     (layer,) = recast_layers(child).values()
-    assert content_entropy(layer, child[:2](images())) < 1  # type: ignore[index]
+    assert content_entropy(layer, [child[:2](images())]) < 1  # type: ignore[index]
     with torch.no_grad():
         assert torch.equal(child(images(1)), parent(images(1)))
 
@@ -133,7 +133,7 @@ def test_cmhsa_leaks_more_when_it_wakes() -> None:
 
 
 def test_what_cannot_be_woken_is_refused() -> None:
-    with pytest.raises(RecastError, match="no such layer"):
+    with pytest.raises(RecastError, match="no layer that was recast"):
         wake_(network(), images())
     with pytest.raises(RecastError, match="no image"):
         wake_(recast_network(network(padding=1)), [])

@@ -160,6 +160,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
         keep(name, Attention(weights, grid, weights.shape[-2] if alone else prefix, is_linear))
 
     with (
+        torch.compiler.set_stance("force_eager"),  # compiled code that is there already calls no hook
         hooked(recast.items(), before=before),
         watched_grids(model) as grids,
         hooked(pools.items(), after=after),

@@ -168,7 +168,7 @@ class AttentionConv2d(nn.Module):
     def add_bias_(self) -> None:
         """Give a layer without bias a zero one (calibration needs it)."""
         if self.bias is None:
-            self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels))
+            self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels), self.weight.requires_grad)
 
     def _check_input(self, x: Tensor) -> None:
         if isinstance(x, torch.fx.Proxy):

@@ -201,6 +201,13 @@ class GPSA(AttentionConv2d):
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 
+    @property
+    def is_whole(self) -> bool:
+        """Nothing was removed or multiplied out."""
+        depthwise = self.groups == self.in_channels and self.groups > 1
+        maps = len(self.gaussian_heads), len(self.content_heads)
+        return maps == (self.num_heads, self.num_heads) and (self.value is not None or depthwise)
+
     @torch.no_grad()
     def gate_sizes(self) -> Tensor:
         """How open the maps are that can be removed: |s| of Gaussian and |γ| of content heads, or 1 − σ(λ); one row."""
@@ -254,9 +261,10 @@ class GPSA(AttentionConv2d):
         width = [h * self.head_dim + d for h in of_content for d in range(self.head_dim)]
         rows = {"center": of_gaussian, "raw_alpha": of_gaussian, "spread": of_gaussian, "query": width, "key": width}
         rows |= {"gamma": of_content, "lam": of_content}
+        # without elements it is frozen: optimisers divide by their number, DistributedDataParallel waits for gradients
         for name, index in rows.items():
             if (old := self._parameters.get(name)) is not None:
-                setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad))
+                setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
         self.gaussian_heads, self.content_heads = gaussian, content
         self._look()
 

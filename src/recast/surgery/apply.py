@@ -12,13 +12,14 @@ from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
 from recast.run.fields import typed
-from recast.surgery.folding.forms import as_folded, what_remains
+from recast.surgery.folding.forms import as_folded, guard_merging_, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
+from recast.surgery.wrappers import changeable
 
 
 @typed("model", "plan", "steps")
@@ -27,6 +28,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
     returns the model (a new one if it is a conv itself).
 
+    A network in torch.compile, DataParallel or an average of weights is recast inside, DistributedDataParallel refused.
     With the linear gate at its start and `stride="keep"` the model computes exactly what it did, with attention pooling
     that starts as the average to rounding. `steps` names the steps to take now (all by default, and the pool); later
     calls with the same plan may take others, and `attention_pool_(model, config=plan.pool)` the pool. Every check, and
@@ -34,6 +36,11 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     the pooling is already recast, or weights are not finite.
     """
     if steps is not None and not steps:
+        return model
+    if (network := changeable(model)) is not model:
+        if any(step.name == "" for step in plan.steps):
+            raise RecastError(f"what {type(model).__name__} wraps is the convolution itself: recast that, and wrap it")
+        recast_(network, plan, steps=steps)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
     done, proof = plan_of(model), proof_of(model)
@@ -55,6 +62,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         if step.fold is not None and step.fold.batch_norm is not None:
             norm = model.get_submodule(step.fold.batch_norm)
             replace_module_(model, norm, what_remains(norm))
+    guard_merging_(model)
     set_plan_(model, _applied(plan, chosen, done))
     note_(model, proof)
     return model

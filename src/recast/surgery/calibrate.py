@@ -24,6 +24,7 @@ from recast.run.fields import Positive, typed
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import Example, check_values, run_example
 
@@ -47,6 +48,7 @@ def calibrate_(
     ones without images or with NaN, a parent that lacks a layer, and C-MHSA layers.
     """
     plan = applied_plan(child)
+    whole, child, parent = child, unwrapped(child), unwrapped(parent)
     layers = gpsa_layers(child)
     if others := [name for name in recast_layers(child) if name not in layers]:
         raise RecastError(
@@ -84,7 +86,7 @@ def calibrate_(
             layer.bias.copy_(bias.flatten())
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     set_plan_(child, replace(plan, steps=steps))
-    return child
+    return whole
 
 
 @contextmanager

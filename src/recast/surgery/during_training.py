@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
@@ -25,6 +21,7 @@ from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import DECAYED, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.surgery.plan import Plan
+from recast.surgery.wrappers import changeable
 
 PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
@@ -64,7 +61,7 @@ def recast_during_training_(
     copies: list[nn.Module] = [averages] if single else list(averages)  # type: ignore[list-item]
     if wrong := [average for average in copies if not isinstance(average, nn.Module)]:
         raise RecastError(f"averages must be networks (nn.Module), got {shown(wrong[0])}")
-    network, copies = _checked(model), [_checked(average) for average in copies]
+    network, copies = changeable(model), [changeable(average) for average in copies]
     optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
     chosen = plan if steps is None else plan.only(steps)
     names = [step.name for step in chosen.steps]
@@ -105,23 +102,6 @@ def recast_during_training_(
     return model
 
 
-def _checked(model: nn.Module) -> nn.Module:
-    """The network inside a compiled or averaged one. Raises RecastError for one that is bound to its parameters."""
-    network: nn.Module = model._orig_mod if isinstance(model, OptimizedModule) else model
-    network = network.module if isinstance(network, AveragedModel) else network
-    if isinstance(network, DistributedDataParallel):
-        raise RecastError(
-            "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
-        )
-    sharded = type(network).__name__ == "FullyShardedDataParallel"
-    if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
-        raise RecastError(
-            "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
-            "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
-        )
-    return network
-
-
 def _home(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> dict[str, Any]:
     """The group that trains a convolution's kernel; for a frozen one that of its layer, or the first.
 
@@ -159,6 +139,13 @@ def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], own_lr: floa
     return own_lr * (rate / base if slash and base else 1.0)  # the head's rate is the one that is not decayed
 
 
+def _others(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group sets beside rates and decay: momentum, timm's lr_scale, whatever its owner put there."""
+    own = {"params", "param_names", "name", "step", "lr", "weight_decay", *PEAKS}
+    plain = int | float | str | tuple | None
+    return {key: value for key, value in group.items() if key not in own and isinstance(value, plain)}
+
+
 def _join_(
     optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: dict[str, Any], own_lr: float | None
 ) -> None:
@@ -166,16 +153,18 @@ def _join_(
     peak = _peak_of(kind, optimizer, home, own_lr)
     _, slash, number = str(home.get("name", "")).partition("/")
     wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
-    for group in optimizer.param_groups:
+    for group in sorted(optimizer.param_groups, key=lambda group: group is not home):  # the kernel's own first
         alike = (_peak(group), float(group.get("weight_decay", 0.0))) == (peak, decay)
-        fits = group["name"] == wanted if "name" in group else alike
+        alike = alike and _others(group) == _others(home)
+        named = group.get("name", wanted) == wanted
+        fits = named and (alike or ("name" in group and "name" in home))
         if fits and "step" not in group:  # a count of steps would be wrong for it
             group["params"].append(parameter)
             if "param_names" in group:
                 group["param_names"].append(name)
             return
     factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
-    settings = {key: copy.deepcopy(home[key]) for key in optimizer.defaults if key in home}
+    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
     settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
     settings |= {"lr": peak * factor, "weight_decay": decay, "name": wanted}
     own: Any = (name, parameter) if "param_names" in home else parameter

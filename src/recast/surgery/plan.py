@@ -19,6 +19,7 @@ from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit
 from recast.surgery.table import terminal_width
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
 VERSION = 5
@@ -169,7 +170,7 @@ def _step_fields(step: dict[str, Any]) -> dict[str, Any]:
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that made `model` what it is; None for a model that was never recast."""
-    plan = getattr(model, "recast_plan", None)
+    plan = getattr(unwrapped(model), "recast_plan", None)
     return plan if isinstance(plan, Plan) else None
 
 
@@ -183,4 +184,4 @@ def applied_plan(model: nn.Module) -> Plan:
 
 def set_plan_(model: nn.Module, plan: Plan) -> None:
     """Note on a model what makes it of its parent: `save` writes it, and whatever changes the model goes on from it."""
-    model.recast_plan = plan  # type: ignore[assignment]
+    unwrapped(model).recast_plan = plan  # type: ignore[assignment]

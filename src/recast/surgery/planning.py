@@ -24,6 +24,7 @@ from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
 from recast.surgery.select import Where, is_auto, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
 from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Example, Observation, observe, on_meta
@@ -52,7 +53,7 @@ def plan(
     convolution as it is. Raises `RecastError` for a selection that matches nothing, a budget that leaves nothing, an
     example that does not fit, a stride that cannot go, or pooling that cannot be replaced.
     """
-    pool = pool if pool is not None and pool.is_on else None
+    pool, model = pool if pool is not None and pool.is_on else None, unwrapped(model)
     with torch.inference_mode(False), undisturbed(model):
         return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool, ranking)
 
@@ -86,7 +87,8 @@ def _plan(
 
     edits: list[Edit] = []
     if config.stride != "keep" and layers:
-        spatial = {n: m for n, m in convolutions.items() if is_spatial(m) and n in seen.calls}
+        planar = {name for name in planar if is_spatial(convolutions[name]) and len(seen.calls[name][0].input) == 4}
+        spatial = {n: m for n, m in convolutions.items() if n in planar}
         edits = plan_stride_edits(model, list(layers), spatial, seen.calls, config.stride)
         try:
             seen = observe(model, example, watched, lambda subject: apply_edits_(subject, edits))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recast.surgery.exactness import Exactness
 from recast.surgery.records import Folded
+from recast.surgery.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ def fingerprint(model: nn.Module) -> str | None:
 
 def proof_of(model: nn.Module) -> Proof:
     """What is known of a model; of one of which nothing was noted, the fingerprint that it has now."""
-    found = getattr(model, "recast_proof", None)
-    return found if isinstance(found, Proof) else Proof(fingerprint(model))
+    network = unwrapped(model)
+    found = getattr(network, "recast_proof", None)
+    return found if isinstance(found, Proof) else Proof(fingerprint(network))
 
 
 def note_(model: nn.Module, proof: Proof) -> None:
     """Note on a model what is known of it now."""
-    model.recast_proof = proof  # type: ignore[assignment]
+    unwrapped(model).recast_proof = proof  # type: ignore[assignment]

@@ -31,6 +31,7 @@ from recast.surgery.budget import UNTIMED, Times, measure_times
 from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.surgery.table import WIDTH, quantity, render
 from recast.surgery.wake import wake_
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import in_eval, undisturbed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -165,7 +166,7 @@ def gate_slopes(
     """
     if plan.config.stride != "keep":
         raise RecastError("gates are measured where the function is exact: stride='keep' is needed")
-    probe = copy.deepcopy(network)
+    probe = copy.deepcopy(unwrapped(network))
     own = plan.config
     start = own.query_key if own.gate == "linear" else "zero"
     exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std)

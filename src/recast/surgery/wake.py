@@ -23,11 +23,12 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, typed
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import run_example
 
@@ -40,20 +41,21 @@ TINY = 1e-12
 
 
 class _Moments:
-    """Mean and covariance of a layer's tokens, and a few of its inputs."""
+    """Mean and covariance of a layer's tokens, and a few of its inputs, one batch for each size."""
 
     def __init__(self) -> None:
         self.count, self.sum, self.products = 0, torch.zeros(()), torch.zeros(())
-        self.sample: list[Tensor] = []
+        self.sample: dict[torch.Size, Tensor] = {}
 
     def add(self, x: Tensor) -> None:
         tokens = x.flatten(2).transpose(1, 2).flatten(0, 1).double()
         self.count += len(tokens)
         self.sum = self.sum + tokens.sum(0).cpu()
         self.products = self.products + (tokens.T @ tokens).cpu()
-        missing = SAMPLE - sum(len(kept) for kept in self.sample)
+        missing = SAMPLE - sum(len(kept) for kept in self.sample.values())
         if missing > 0:
-            self.sample.append(x[:missing])
+            known = [self.sample[size]] if (size := x.shape[1:]) in self.sample else []
+            self.sample[size] = torch.cat([*known, x[:missing]])  # a copy: a view would hold the whole batch
 
     def components(self, least: int) -> Tensor:
         """Leading principal components (K, C) orthogonal to the mean, at least `least` where there are so many."""
@@ -102,9 +104,13 @@ def wake_(
     the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
     were all pruned, for no images, and for images or a `logit_std` that are not finite.
     """
-    found = {name: layer for name, layer in recast_layers(model).items() if layers is None or name in layers}
+    model = unwrapped(model)
+    every = recast_layers(model)
+    if unknown := [name for name in layers or () if name not in every]:
+        raise RecastError(f"no layer {unknown[0]!r} of {type(model).__name__} was recast.{suggest(unknown[0], every)}")
+    found = {name: layer for name, layer in every.items() if layers is None or name in layers}
     if not found:
-        raise RecastError(f"{type(model).__name__} has no such layer that was recast: there is no attention to wake")
+        raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
     if pruned := [name for name, layer in found.items() if not len(layer.query)]:
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
     seen = {name: _Moments() for name in found}
@@ -116,10 +122,10 @@ def wake_(
             raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
         if not moments.products.isfinite().all():
             raise RecastError(f"{name} saw NaN or infinite values: look at the images, and at the weights before it")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in found.items():
-        inputs = torch.cat(seen[name].sample)
+        inputs = [x.to(layer.query.dtype) for x in seen[name].sample.values()]  # autocast may be the network's own
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
@@ -127,7 +133,7 @@ def wake_(
 
 
 def _set_queries_and_keys(
-    layer: RecastLayer, components: Tensor, x: Tensor, logit_std: float, generator: torch.Generator
+    layer: RecastLayer, components: Tensor, inputs: Sequence[Tensor], logit_std: float, generator: torch.Generator
 ) -> None:
     """W_qry = W_key = c · R_h U for every head that has a content map."""
     depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
@@ -135,19 +141,26 @@ def _set_queries_and_keys(
     for weight in (layer.query, layer.key):
         weight.copy_(rows)
     if layer.config.content == "linear":  # softmax over a head's width for queries, over the tokens for keys
-        queries, keys = _projections(layer, x)
-        found = (layer.query, queries.var(-1, correction=0)), (layer.key, keys.var(-2, correction=0))
-        for weight, variance in found:
-            _scale_heads_(weight, logit_std / _deviation(variance, logit_std))
+        found = [_projections(layer, x) for x in inputs]
+        for at, (weight, axis) in enumerate(((layer.query, -1), (layer.key, -2))):
+            variances = [pair[at].var(axis, correction=0) for pair in found]
+            _scale_heads_(weight, logit_std / _deviation(variances, logit_std))
         return
-    scale = (logit_std / _deviation(_logits(layer, x).var(-1, correction=0), logit_std)).sqrt()
+    variances = [_logits(layer, x).var(-1, correction=0) for x in inputs]
+    scale = (logit_std / _deviation(variances, logit_std)).sqrt()
     for weight in (layer.query, layer.key):
         _scale_heads_(weight, scale)
 
 
-def _deviation(variance: Tensor, where_none: float) -> Tensor:
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """Of every head, (H,), over images and queries, from (B, H, ·) each."""
+    images = sum(len(part) for part in values)
+    return sum((part.mean((0, 2)) * (len(part) / images) for part in values), torch.zeros((), device=values[0].device))
+
+
+def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
     """Standard deviation of every head, (H,), from variances (B, H, ·)."""
-    mean = variance.mean((0, 2))
+    mean = _mean(variances)
     return mean.sqrt().masked_fill(mean < TINY, where_none)
 
 
@@ -177,11 +190,14 @@ def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def content_entropy(layer: RecastLayer, x: Tensor) -> float:
+def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
     """`relative_entropy` of the content maps, in the mean over all heads."""
-    if layer.config.content == "linear":
-        q, k = _projections(layer, x)
-        maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
-    else:
-        maps = _logits(layer, x).softmax(-1)
-    return float(relative_entropy(maps).mean())
+    entropy, images = 0.0, sum(map(len, inputs))
+    for x in inputs:
+        if layer.config.content == "linear":
+            q, k = _projections(layer, x)
+            maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
+        else:
+            maps = _logits(layer, x).softmax(-1)
+        entropy += float(relative_entropy(maps).mean()) * (len(x) / images)
+    return entropy

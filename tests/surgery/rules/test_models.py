@@ -57,7 +57,7 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "ConvNormAct, anti-aliased": (lambda: ConvNormAct(3, 5, 3, stride=2, aa_layer=BlurPool2d), ["conv"]),
     "SeparableConvNormAct": (lambda: timm.layers.SeparableConvNormAct(3, 5, 3, stride=2), ["conv_dw"]),
     "blurred stride": (lambda: nn.Sequential(nn.Conv2d(3, 5, 3), BlurPool2d(5), nn.Conv2d(5, 5, 2)), ["0", "2"]),
-    "DataParallel": (lambda: nn.DataParallel(Block()), ["module.down", "module.up"]),
+    "DataParallel": (lambda: nn.DataParallel(Block()), ["down", "up"]),
     "shared, called twice": (Shared, ["up", "same"]),
     "a transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, 2), [""]),
     "a standardised convolution": (lambda: ScaledStdConv2dSame(3, 4, 3, 2), [""]),

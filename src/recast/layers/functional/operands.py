@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recast.layers.geometry import Geometry
 
@@ -60,6 +61,16 @@ class SeenGates:
     def _versions(gates: Iterable[Tensor]) -> list[int]:
         """Numbers that every in-place write raises."""
         return [-1 if gate.is_inference() else gate._version for gate in gates]
+
+
+def _count_fused_writes(optimizer: Optimizer, *_: Any) -> None:
+    """Optimisers with fused=True write to parameters without raising the number that `SeenGates` looks at."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            torch.autograd.graph.increment_version([p for p in group["params"] if p.grad is not None])
+
+
+register_optimizer_step_post_hook(_count_fused_writes)
 
 
 class Weights(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +14,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
+from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.functional.operands import expand_heads, fold_value
 from recast.layers.geometry import Geometry, convolution
-from recast.layers.gpsa import GPSA
-from recast.surgery.records import Fold
+from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.surgery.records import Fold, Step
+from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import hooked, replaced_output
 from recast.tracing.observe import Example, run_example
 
@@ -83,6 +87,22 @@ def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
     return Fold(True, tuple(last_of(layer).kernel_size), (), (), False, batch_norm)
 
 
+def as_it_is(model: nn.Module, step: Step, batch_norm: str | None = None) -> Step:
+    """The step with what a replay must know of its layer as it is in `model` now, folded, pruned or of another size;
+    `batch_norm` was multiplied into it, if not before."""
+    layer = dict(model.named_modules()).get(step.name)
+    if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
+        raise RecastError(
+            f"{step.name} was recast and is not a recast layer or a convolution any more: its plan is another network's"
+        )
+    if isinstance(layer, CMHSA):
+        return step if layer.size is None else replace(step, input=(step.input[0], *layer.size))
+    fold = describe(layer, batch_norm or (step.fold and step.fold.batch_norm))
+    if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and layer.is_whole:
+        return step
+    return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
+
+
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
     """`layer` in the form that `fold` describes, for weights to be loaded into."""
     if not fold.convolution:
@@ -97,6 +117,35 @@ def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
         raise RecastError(f"the plan does not fit: {layer.geometry} has no form with a kernel of {fold.kernel}")
     weight = layer.weight.new_zeros(*layer.weight.shape[:2], *wider.kernel)
     return convolution(wider, weight, layer.bias, layer.groups).train(layer.training)
+
+
+# --- blocks that merge their branches into one convolution -----------------------------------------------------------
+
+MERGING = ("fuse", "reparameterize", "switch_to_deploy")
+"""What `timm.utils.reparameterize_model` calls on a block (RepVGG, MobileOne, RepViT, FastViT, LeViT)."""
+
+
+def guard_merging_(model: nn.Module) -> None:
+    """Let the blocks around recast layers merge only what is a convolution again: their code reads W_out as a kernel.
+
+    The methods are replaced on the instance, by functions that pickle and `copy.deepcopy` take along with it.
+    """
+    for name, block in model.named_modules():
+        inside = any(isinstance(module, RecastLayer) for module in block.modules())
+        if name and inside and not isinstance(block, RecastLayer):
+            for method in MERGING:
+                if callable(getattr(type(block), method, None)):
+                    setattr(block, method, partial(_merge, block, method))
+
+
+def _merge(block: nn.Module, method: str) -> nn.Module:
+    """The block's own merging, or the block as it is where attention is left in it; closed layers are folded first."""
+    for layer in gpsa_layers(block).values():
+        replace_module_(block, layer, layer.fold())
+    if recast_layers(block):
+        return block
+    merged: nn.Module = getattr(type(block), method)(block)
+    return merged
 
 
 # --- BatchNorm in eval mode is a scale and a shift per channel: both go into the layer before it ----------------------
@@ -152,8 +201,9 @@ def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
         target.weight, target.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, transposed
     )
     target.weight.copy_(weight)
-    if target.bias is None:
-        target.bias = bias
+    if target.bias is None:  # it is trained as the norm's own was
+        learns = target.weight if norm.bias is None else norm.bias
+        target.bias = nn.Parameter(bias.detach(), learns.requires_grad)
     else:
         target.bias.copy_(bias)
     return True

@@ -12,11 +12,12 @@ from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import describe, fold_layer, multiply_in_, norms_after, what_remains
+from recast.surgery.folding.forms import as_it_is, describe, fold_layer, multiply_in_, norms_after, what_remains
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.proof import note_, proof_of
-from recast.surgery.records import Folded, Step
+from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
+from recast.surgery.wrappers import changeable
 from recast.tracing.hooks import captured_inputs, in_eval
 from recast.tracing.observe import batch_of, run_example
 
@@ -42,6 +43,7 @@ def fold_(
     without maps becomes a convolution; in the others W_val is multiplied into W_out. With `tol=0` nothing changes but
     rounding. `kernel` (odd: 5, 7, …) also turns layers without content into convolutions of that kernel, which
     approximate their Gaussians. `batch_norm` multiplies the BatchNorm after a layer into it; that needs `data`.
+    The layers' parameters are new ones then: make the optimiser after it.
 
     `data` is a batch of images, or batches of (images, labels): the report then says how far each layer's output and
     the model's moved, and with labels the accuracy after each. `timm.utils.reparameterize_model` does the same through
@@ -61,6 +63,7 @@ def fold_(
         raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
     if not all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in batches):
         raise RecastError("data is a batch of images, or batches of (images, labels)")
+    model = changeable(model)
     layers = gpsa_layers(model)
     for layer in layers.values():
         layer.check_closes(tol)
@@ -81,7 +84,7 @@ def fold_(
             report.append(done)
     if (plan := plan_of(model)) is not None:
         norms = {done.name: done.batch_norm for done in report if done.name}
-        steps = tuple(_noted(model, step, norms) if step.name in norms else step for step in plan.steps)
+        steps = tuple(as_it_is(model, step, norms.get(step.name)) for step in plan.steps)
         set_plan_(model, replace(plan, steps=steps))
         note_(model, replace(proof_of(model), folded=report))
     return report
@@ -92,8 +95,8 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
     inputs: list[Tensor] = []
     if batches:
         with captured_inputs([(name, layer)]) as seen:
-            model(batches[0][0])
-        inputs = seen.get(name, [])
+            run_example(model, batches[0][0])
+        inputs = [x.to(layer.query.dtype) for x in seen.get(name, [])]  # autocast may be the network's own
     expected = [layer(x) for x in inputs]
     dropped, heads = layer.gate_sizes(), layer.num_heads
     dropped = dropped[dropped <= tol]
@@ -144,10 +147,3 @@ def _fold_norm(model: nn.Module, layer: nn.Module, name: str) -> bool:
         return False
     replace_module_(model, norm, what_remains(norm))
     return True
-
-
-def _noted(model: nn.Module, step: Step, norms: dict[str, str | None]) -> Step:
-    """The step with what a replay needs to know."""
-    norm = norms[step.name]
-    fold = describe(model.get_submodule(step.name), norm)
-    return replace(step, fold=fold, bias_added=step.bias_added or norm is not None)

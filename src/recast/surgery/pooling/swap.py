@@ -19,6 +19,7 @@ from recast.surgery.pooling.find import find_place
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
+from recast.surgery.wrappers import changeable
 from recast.tracing.hooks import in_eval
 
 SIDES = (128, 224, 64, 32, 256, 384)
@@ -45,6 +46,9 @@ def attention_pool_(
     whose pooling cannot be found or replaced (`find_place`), or, per class, whose logits are not those of one linear
     layer.
     """
+    if (network := changeable(model)) is not model:
+        attention_pool_(network, per_class, config=config, example=example)
+        return model
     config = config or PoolConfig("per_class" if per_class else "single")
     if not config.is_on:
         raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")

@@ -1,0 +1,42 @@
+"""What training scripts wrap a network in: the surgery works on the network inside, under its own names."""
+
+from __future__ import annotations
+
+from timm.utils import ModelEmaV2, ModelEmaV3
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from recast.errors import RecastError
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside torch.compile, DataParallel, DistributedDataParallel and running averages of the weights."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | DistributedDataParallel | AveragedModel | ModelEmaV2 | ModelEmaV3):
+            model = model.module
+        else:
+            return model
+
+
+def changeable(model: nn.Module) -> nn.Module:
+    """The network inside its wrappers, whose layers are about to be swapped. Raises `RecastError` where something is
+    bound to its parameters: new ones would be trained by each process for itself, or not at all."""
+    if isinstance(model, DistributedDataParallel) or any(
+        isinstance(module, DistributedDataParallel) for module in model.modules()
+    ):
+        raise RecastError(
+            "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
+        )
+    network = unwrapped(model)
+    sharded = type(network).__name__ == "FullyShardedDataParallel"
+    if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
+        raise RecastError(
+            "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
+            "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
+        )
+    return network

@@ -1,0 +1,121 @@
+"""Networks inside torch.compile, DataParallel and averages of the weights: changed, saved and loaded as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+import recast
+from recast import RecastError
+from recast.layers.gpsa import gpsa_layers
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "torch.compile": lambda model: torch.compile(model, backend="eager"),
+    "DataParallel": nn.DataParallel,
+    "compiled DataParallel": lambda model: torch.compile(nn.DataParallel(model), backend="eager"),
+    "ModelEmaV3": ModelEmaV3,
+    "AveragedModel": AveragedModel,
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+def opened(model: nn.Module) -> nn.Module:
+    for layer in gpsa_layers(model).values():
+        nn.init.constant_(layer.gamma, 0.5)
+        with torch.no_grad():
+            layer.gamma[:4] = 0.0
+    return model
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=list(WRAPPERS))
+@pytest.mark.parametrize("wrapped_first", [False, True])
+def test_a_wrapped_network_is_recast_folded_and_saved(
+    wrap: Callable[[nn.Module], Any], wrapped_first: bool, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    if wrapped_first:
+        model = wrap(copy.deepcopy(parent))
+        assert recast.recast_(model, recast.plan(model, x)) is model
+    else:
+        model = wrap(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x)))
+    recast.wake_(model, x)
+    opened(model).eval()
+    report = recast.fold_(model, tol=0.1)
+    assert [layer.content for layer in report] == [5]
+    with torch.no_grad():
+        found = recast.load(recast.save(model, tmp_path / "net.safetensors"), parent=parent)(x)
+        assert torch.equal(found, model(x))
+        assert not torch.allclose(found, parent(x))
+
+
+def test_the_pooling_of_a_wrapped_network_is_saved(tmp_path: Path) -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    model = recast.attention_pool_(nn.DataParallel(copy.deepcopy(parent)), example=x)
+    loaded = recast.load(recast.save(model, tmp_path / "pooled.safetensors"), parent=parent)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model.module(x))  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("verb", ["recast_", "fold_", "attention_pool_"])
+def test_what_is_bound_to_its_parameters_is_refused(verb: str) -> None:
+    parent, x = Net(), torch.randn(2, 3, 8, 8)
+    planned = recast.plan(parent, x)
+    bound = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(bound)
+    bound.module = parent
+    with pytest.raises(RecastError, match=r"pass model\.module"):
+        getattr(recast, verb)(bound, *([planned] if verb == "recast_" else []))
+    assert isinstance(parent.conv, nn.Conv2d)
+
+
+class Around(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+
+def test_a_file_that_nothing_could_load_is_not_written(tmp_path: Path) -> None:
+    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
+    with pytest.raises(RecastError, match=r"net\.conv was recast, and Around has no plan"):
+        recast.save(Around(child), tmp_path / "around.safetensors")
+    child.conv = nn.Identity()
+    with pytest.raises(RecastError, match="conv was recast and is not a recast layer or a convolution any more"):
+        recast.save(child, tmp_path / "gone.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) -> None:
+    """Pruned or folded without `fold_`; a C-MHSA table of another size."""
+    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    for gate, change in (
+        ("linear", lambda layer: layer.prune_([0, 1], [3])),
+        ("linear", lambda layer: layer.fold()),
+        ("bias", lambda layer: layer.set_size_(12, 10)),
+    ):
+        planned = recast.plan(parent, x, recast.RecastConfig(gate=gate))  # type: ignore[arg-type]
+        child = opened(recast.recast_(copy.deepcopy(parent), planned)).eval()
+        change(child.conv)
+        loaded = recast.load(recast.save(child, tmp_path / "net.safetensors"), parent=parent)
+        with torch.no_grad():
+            assert torch.equal(loaded(x), child(x))
