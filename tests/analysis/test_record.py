@@ -172,6 +172,18 @@ def test_the_model_is_left_as_it_was() -> None:
         assert torch.allclose(model(x), outside, atol=1e-5)
 
 
+def test_a_compiled_network_that_ran_before_is_recorded() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    x = torch.randn(1, 3, 8, 8)
+    recast_(model, plan(model, x))
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    with record(compiled) as maps:
+        compiled(x)
+    assert len(maps) == 1
+
+
 def test_rectangles_and_registers() -> None:
     model = transformer(VIT, depth=1, dynamic_img_size=True, reg_tokens=2, patch_size=16)
     of = recorded(model, 2, 3, 96, 160)[0]["blocks.0.attn"]

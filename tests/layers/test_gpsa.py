@@ -266,6 +266,20 @@ def test_a_stale_answer_is_never_used(change: str, error_of: Any) -> None:
         assert error_of(layer(x), opened(x)) < 1e-6
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_of_an_optimiser_is_noticed(fused: bool) -> None:
+    """Fused ones write without raising the tensor's own count; in eval mode, as where BatchNorm is frozen."""
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval()
+    layer.refresh_gates()
+    x = torch.randn(2, 3, 5, 5)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=fused)
+    layer(x).square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer.eval()(x))
+        assert layer.open_heads == tuple(range(9))
+
+
 def test_a_gate_put_in_the_place_of_another_is_noticed() -> None:
     """Python gives the address of a freed tensor out again: it is no proof that a tensor is the one looked at."""
     layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval()

@@ -426,3 +426,18 @@ def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:
     attention_pool_(model, config=planned.pool)
     recast_during_training_(model, sgd(model), planned)
     assert isinstance(model.layer3[1].conv2, GPSA)
+
+
+def test_new_parameters_join_the_group_whose_settings_are_the_kernels() -> None:
+    """timm's layer decay (a scale beside a rate that all groups share), and groups that differ in momentum alone."""
+    for setting, of_others, of_kernel in (("lr_scale", 0.1, 0.5), ("momentum", 0.0, 0.9)):
+        probe = network()
+        mine = probe.get_submodule("stem").weight
+        rest = [p for p in probe.parameters() if p is not mine]
+        groups = [{"params": rest, setting: of_others}, {"params": [mine], setting: of_kernel}]
+        optimizer = torch.optim.SGD(groups, 0.1, momentum=0.5)
+        recast_during_training_(probe, optimizer, every(probe), steps=["stem"])
+        settings = {id(p): group[setting] for group in optimizer.param_groups for p in group["params"]}
+        new = probe.get_submodule("stem")
+        assert isinstance(new, GPSA)
+        assert {settings[id(p)] for name, p in new.named_parameters() if name != "bias"} == {of_kernel}

@@ -173,3 +173,75 @@ def test_a_norm_beside_another_reader_stays_however_little_that_reads() -> None:
     assert isinstance(model.one, nn.BatchNorm2d)
     assert second.output_error is not None
     assert 0 < second.output_error < 1e-5
+
+
+@torch.no_grad()
+def test_folding_twice_keeps_what_the_first_time_multiplied_in(
+    child: nn.Module, parent: nn.Module, tmp_path: Path
+) -> None:
+    trained = {name for name, p in child.named_parameters() if p.requires_grad}
+    recast.fold_(child, batch_norm=True, data=X)
+    frozen = {name for name, p in child.named_parameters() if not p.requires_grad and p.numel()}
+    assert not frozen
+    assert "layer4.0.conv1.bias" not in trained  # it is the norm's
+    recast.fold_(child, tol=0.1)
+    loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
+    assert torch.equal(loaded(X), child(X))
+
+
+def test_what_was_folded_away_leaves_nothing_to_train(child: nn.Module) -> None:
+    """A parameter without elements: optimisers divide by their number, DistributedDataParallel waits for a gradient."""
+    *_, first, _second = gpsa_layers(child).values()
+    nn.init.zeros_(first.gamma)
+    recast.fold_(child)
+    empty = [p for p in child.train().parameters() if not p.numel()]
+    assert len(empty) == 3
+    assert not any(p.requires_grad for p in empty)
+    optimizer = torch.optim.Adafactor([p for p in child.parameters() if p.requires_grad])
+    child(X).sum().backward()
+    optimizer.step()
+    assert first.spread.grad is not None
+
+
+def test_a_network_with_autocast_in_its_code_is_woken_ranked_and_folded() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(x).float().mean((2, 3))
+
+    model, x = Half().eval(), torch.randn(64, 3, 8, 8)
+    planned = recast.plan(model, x, where=["net.2"])
+    assert recast.rank(model, planned, x, torch.arange(64) % 4, timed=False).layers
+    recast.recast_(model, planned)
+    assert len(recast.wake_(model, x)) == 1
+    (folded,) = recast.fold_(model, data=x)
+    assert folded.layer_error == 0
+
+
+@pytest.mark.parametrize("name", ["repvgg_a0", "repvit_m0_9"])
+@torch.no_grad()
+def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: Any) -> None:
+    """timm's blocks read a convolution's kernel where W_out is: they wait until their layers are convolutions again."""
+    torch.manual_seed(0)
+    parent, x = timm.create_model(name, num_classes=5).eval(), X[:2, :, :32, :32]
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x)).eval()
+    recast.wake_(child, x)
+    for layer in gpsa_layers(child).values():
+        nn.init.constant_(layer.gamma, 0.5)
+    expected = child(x)
+    merged = timm.utils.reparameterize_model(child)
+    assert error_of(merged(x), expected) < 1e-5
+    assert error_of(expected, parent(x)) > 1e-3
+    assert len(list(merged.modules())) < len(list(child.modules()))  # the blocks without attention were merged
+    assert len(gpsa_layers(merged)) == len(gpsa_layers(child)) > 0
+    for layer in gpsa_layers(child).values():
+        nn.init.zeros_(layer.gamma)
+    merged = timm.utils.reparameterize_model(copy.deepcopy(child.eval()))
+    assert error_of(merged(x), parent(x)) < 1e-5
+    assert not gpsa_layers(merged)
+    kinds = [type(module) for module in merged.modules()]
+    assert kinds == [type(module) for module in timm.utils.reparameterize_model(parent).modules()]

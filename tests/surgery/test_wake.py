@@ -132,6 +132,26 @@ def test_cmhsa_leaks_more_when_it_wakes() -> None:
     assert before < 2e-3 < 1e-2 < after
 
 
+@pytest.mark.parametrize("content", ["softmax", "linear"])
+def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
+    """As a detector's head is: over the pyramid, and in batches of other sizes."""
+
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
+
+    model = Pyramid().eval()
+    recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content), where="head"))  # type: ignore[arg-type]
+    (woken,) = wake_(model, [images()[:3], images(1)[:2, :, :9], images(2)])
+    assert 0.3 < woken.entropy_after < 0.99 < woken.entropy_before
+    with pytest.raises(RecastError, match="no layer 'hed' of Pyramid was recast"):
+        wake_(model, images(), layers=["head", "hed"])
+
+
 def test_what_cannot_be_woken_is_refused() -> None:
     with pytest.raises(RecastError, match="no layer that was recast"):
         wake_(network(), images())

@@ -87,8 +87,8 @@ def _plan(
 
     edits: list[Edit] = []
     if config.stride != "keep" and layers:
-        planar = {name for name in planar if is_spatial(convolutions[name]) and len(seen.calls[name][0].input) == 4}
-        spatial = {n: m for n, m in convolutions.items() if n in planar}
+        maps = [name for name in planar if len(seen.calls[name][0].input) == 4]
+        spatial = {n: m for n, m in convolutions.items() if n in maps and is_spatial(m)}
         edits = plan_stride_edits(model, list(layers), spatial, seen.calls, config.stride)
         try:
             seen = observe(model, example, watched, lambda subject: apply_edits_(subject, edits))

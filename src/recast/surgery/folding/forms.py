@@ -97,7 +97,7 @@ def as_it_is(model: nn.Module, step: Step, batch_norm: str | None = None) -> Ste
         )
     if isinstance(layer, CMHSA):
         return step if layer.size is None else replace(step, input=(step.input[0], *layer.size))
-    fold = describe(layer, batch_norm or (step.fold and step.fold.batch_norm))
+    fold = describe(layer, batch_norm or (step.fold.batch_norm if step.fold else None))
     if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and layer.is_whole:
         return step
     return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
