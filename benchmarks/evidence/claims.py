@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from studies import FINE_TUNED, LONGER, PLAIN_VIT, SAME_COMPUTE
+from studies import FINE_TUNED, LATEST, LONGER, MORE_ATTENTION, PLAIN_VIT, SAME_COMPUTE
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ CLAIMS = (
     Claim(f"{PRS}, Sec. 5", "the last layer first beats the first layer first", "d-prs", "PRS", "reversed"),
     *(
         Claim(
-            f"{PRS}, Fig. 3", f"more attention: {says}", "d-prs", arm, "convolution", (f"delta(pi), {block} block",),
+            f"{PRS}, Fig. 3", f"more attention: {says}", "d-prs", arm, LATEST, (f"delta(pi), {block} block",),
             below=block == "last",
         )
-        for arm in ("two-stage, after 5/6", "two-stage", "two-stage, after 1/6")
+        for arm in MORE_ATTENTION
         for block, says in (("first", "less low-pass the first block"), ("last", "more low-pass the last"))
     ),
     *(

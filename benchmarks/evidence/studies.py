@@ -187,6 +187,11 @@ def scales(scale: Scale) -> list[Study]:
 MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
 
 
+LATEST = "two-stage, after 5/6"
+MORE_ATTENTION = ("two-stage", "two-stage, after 1/6", "from the start")
+"""e. They have the rates of LATEST, whose attention has hardly begun; the convolution has its own."""
+
+
 def progressive(scale: Scale) -> Study:
     """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: shares of the updates as convolutions."""
     large = scale == "gpu"
@@ -199,7 +204,7 @@ def progressive(scale: Scale) -> Study:
     exact: dict[str, Any] = {**MIXERS, **IMAGES}
     arms: Arms = {
         "convolution": {},
-        "two-stage, after 5/6": {**exact, "convolution": 5 / 6},
+        LATEST: {**exact, "convolution": 5 / 6},
         "two-stage": {**exact, "convolution": 0.5},
         "two-stage, after 1/6": {**exact, "convolution": 1 / 6},
         "PRS": {**exact, "schedule": "last_first"},
@@ -214,6 +219,7 @@ def progressive(scale: Scale) -> Study:
     pairs = (
         *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
         ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("from the start", PLAIN_VIT),
+        *((arm, LATEST) for arm in MORE_ATTENTION),
     )  # fmt: skip
     return Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4)
 

@@ -15,10 +15,10 @@ from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_j
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
 from recast.run.files import read_names
-from recast.run.recipe import load_recipe, why_untaught
+from recast.run.recipe import functions_of, load_recipe, why_untaught
 from recast.run.records import Difference, Row
 from recast.run.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
-from recast.run.trust import trusting
+from recast.run.trust import follow_up, trusting
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
@@ -125,7 +125,8 @@ def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
 def _why_two_arms(folder: Path) -> str:
     why = "the parent fine-tuned the same way is missing, and without it a gain proves nothing"
     if (folder / "finetuned").is_dir():
-        return f"{why}: finish it with recast train --resume {shlex.quote(str(folder))}"
+        functions = functions_of(load_recipe(folder / "recipe.yaml", complete=True))
+        return f"{why}: finish it with {follow_up('train', '--resume', str(folder), functions=functions)}"
     return f"{why}: this run was trained without its control arm"
 
 

@@ -45,7 +45,7 @@ class Options(TrustOption, OutputOptions):
     pretrained: bool = False
     """fetch the registry's own weights"""
     img_size: str | None = None
-    """pixels of the example, 224 or 224x160 (height x width)"""
+    """pixels of the example, 224 or 224x160 (height x width); None: the run's, the network's own, or 224"""
     fold: bool = True
     """fold closed heads first"""
 
@@ -65,9 +65,9 @@ def run(argv: Sequence[str]) -> int:
     out = Path(options.out) if options.out else default
     check_place(out, "--out", default.name)
     with trusting(options.subject, trust=options.trust):
-        model, parent = _open(options)
+        model, parent, side = _open(options)
     torch.manual_seed(0)
-    example = torch.randn(1, *example_shape(model, options.img_size))
+    example = torch.randn(1, *example_shape(model, options.img_size or side))
     if options.fold:
         fold_(model)
     found = export(model, example, out, options.to, parent=parent)
@@ -75,12 +75,15 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _open(options: Options) -> tuple[nn.Module, nn.Module | None]:
-    """The network, and of a run its parent."""
+def _open(options: Options) -> tuple[nn.Module, nn.Module | None, str | None]:
+    """The network, and of a run its parent and the side of its images."""
     from recast.evaluation.run_folder import open_run
     from recast.explain.open import names_a_run, open_model
 
     if names_a_run(options.subject):
-        models = open_run(options.subject).models
-        return models.get("recast", models.get("finetuned")), models.get("parent")  # type: ignore[return-value]
-    return open_model(ModelConfig(options.subject, options.checkpoint, options.pretrained)), None
+        found = open_run(options.subject)
+        models, side = found.models, found.data.val[0][0].shape[-2:]
+        model = models.get("recast", models.get("finetuned"))
+        assert model is not None
+        return model, models.get("parent"), f"{side[0]}x{side[1]}"
+    return open_model(ModelConfig(options.subject, options.checkpoint, options.pretrained)), None, None

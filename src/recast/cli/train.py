@@ -20,8 +20,8 @@ from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_b
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, Recipe
 from recast.run.names import check_name
-from recast.run.recipe import load_recipe
-from recast.run.trust import check_trusted, is_function, trusting
+from recast.run.recipe import functions_of, load_recipe
+from recast.run.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
@@ -99,7 +99,7 @@ def _train(argv: Sequence[str]) -> int:
             print(f"note: {RANDOM}", file=sys.stderr)
         print(text, file=sys.stderr if options.json else None)
 
-    functions = recipe.model.name, recipe.distill.name
+    functions = functions_of(recipe)
     with trusting(named.run.model.name, named.run.distill.name, trust=options.trust):
         check_trusted(*functions)
         train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
@@ -108,9 +108,9 @@ def _train(argv: Sequence[str]) -> int:
     if options.json:
         print_json(_summary(out))
     else:
-        folder = shlex.quote(str(out)) + " --trust" * any(map(is_function, functions))
-        report = "" if recipe.is_plain else f" && recast report {shlex.quote(str(out))}"
-        print(f"run: {out}\nnext: recast evaluate {folder}{report}")
+        evaluate = follow_up("evaluate", str(out), functions=functions)
+        report = "" if recipe.is_plain else f" && {follow_up('report', str(out))}"
+        print(f"run: {out}\nnext: {evaluate}{report}")
     return 0
 
 

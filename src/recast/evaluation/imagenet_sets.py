@@ -56,7 +56,7 @@ def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
     """
     classes: Sequence[str] = context.data.classes
     data = context.data.name
-    todo = f"evaluate a model of ImageNet's classes with --data imagenet, or leave {dataset} out"
+    todo = f"take a run whose data are ImageNet's, or leave {dataset} out"
     if not all(WNID.fullmatch(name) for name in classes):
         order = imagenet_wnids()
         if len(classes) != len(order):

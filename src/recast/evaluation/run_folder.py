@@ -33,11 +33,11 @@ from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import locked, read_json, read_names, replaced, require, write_json
-from recast.run.recipe import load_recipe
+from recast.run.recipe import functions_of, load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.suites import MAIN
 from recast.run.tables import read_records, write_records, write_table
-from recast.run.trust import check_trusted
+from recast.run.trust import check_trusted, follow_up
 from recast.tracing.hooks import hooked, in_eval
 
 NUM_PICTURES = 4
@@ -69,7 +69,8 @@ def check_run(folder: str | Path) -> None:
     if not (folder / "recipe.yaml").is_file():
         raise RecastError(f"{folder} is no run folder: it has no recipe.yaml (recast train writes one)")
     if not (folder / "weights.safetensors").is_file():
-        raise RecastError(f"{folder} is not trained to its end: finish it with recast train --resume {folder}")
+        again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
+        raise RecastError(f"{folder} is not trained to its end: finish it with {again}")
 
 
 def open_run(folder: str | Path) -> Run:

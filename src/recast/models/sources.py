@@ -124,7 +124,7 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
 
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
-    remedy = "pass a checkpoint, or leave pretrained off"
+    remedy = "give a file of weights (--checkpoint FILE, of check --parent FILE), or go without (--no-pretrained)"
     with reaching(f"could not fetch the pretrained weights of {name}", remedy):
         return create()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,11 @@ from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title
 from recast.report.load import Run
 from recast.report.verdict import accuracy, agreement, test_images
 from recast.run.files import number
+from recast.run.recipe import functions_of
 from recast.run.records import ARMS, Wakefulness
 from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import METRICS, SUITES
+from recast.run.trust import follow_up
 
 
 def tiles(run: Run) -> list[dict[str, str]]:
@@ -65,19 +66,17 @@ def _judged(run: Run) -> str:
 
 def _extremes(run: Run) -> list[dict[str, str]]:
     """The largest gain and the largest loss against the control arm whose intervals leave out 0, over all suites."""
-    clear = [
-        line
-        for line in run.differences
-        if (line.model, line.against) == ("recast", "finetuned")
-        and is_accuracy(line.metric)
-        and line.low * line.high > 0
-    ]
+    compared = [line for line in run.differences if (line.model, line.against) == ("recast", "finetuned")]
+    every = [line for line in compared if is_accuracy(line.metric)]
+    clear = [line for line in every if line.low * line.high > 0]
     found = []
     for what, sign in (("gain", 1), ("loss", -1)):
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
             label = f"Largest {what} against {words(run).control_short}"
-            detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
+            of = f"; of {len(every)} comparisons some {math.ceil(len(every) / 20)} leave out 0 by chance"
+            span = f"95 % interval {formats.interval(line.low, line.high)}"
+            detail = f"{in_suite(line.suite, line.metric)}; {span}{of if len(every) > 1 else ''}"
             found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
     return found
 
@@ -197,7 +196,7 @@ def missing(run: Run) -> tuple[list[str], str]:
         have.add("heads")
     have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in (suite.default or suite.tasks)}
     absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
-    command = shlex.join(["recast", "evaluate", str(run.path), "--suite", ",".join(absent)])
+    command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
     return [SUITES[name].missing for name in absent], command if absent else ""
 
 
@@ -213,7 +212,10 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
         won, lost, p = len(found.won), len(found.lost), found.p_value
         chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
         net = formats.signed(100 * (won - lost) / found.n, 2)
-        spread = formats.interval(*net_interval(won, lost, found.n), 2)
+        paired = run.difference(arm, *run.main)  # the table's own, where it is of these images
+        same = paired is not None and paired.n == found.n and paired.low < paired.high
+        low, high = (paired.low, paired.high) if paired and same else net_interval(won, lost, found.n)
+        spread = formats.interval(low, high, 2)
         sentence = (
             f"Against {name}: {formats.plural(won, 'image')} won, {lost:,} lost of {found.n:,}, "
             f"net {net} points (95 % interval {spread}; McNemar’s exact test {chance})."

@@ -124,6 +124,11 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
+    """What in a recipe may name a function of the user's: the model and the teacher."""
+    return recipe.model.name, recipe.distill.name
+
+
 def has_new_parent(recipe: Recipe, folder: Path) -> bool:
     """Whether the parent of the run in `folder` had a new classifier, or random weights altogether."""
     checkpoint = recipe.model.checkpoint

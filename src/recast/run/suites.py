@@ -145,7 +145,8 @@ SUITES = {
         ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=("classify",),
     ),
     "pgd": Suite(
-        "PGD, iterated in an L∞ ball", "the same in several steps, from several starts", "attack", setting=EPS,
+        "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
+        setting=EPS,
         short="PGD", missing="accuracy under PGD", default=("classify",),
     ),
     "autoattack": Suite(

@@ -7,8 +7,9 @@ said `--trust` (`trust=True` in Python). Imports no torch.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -36,6 +37,12 @@ def is_function(name: str | None) -> bool:
     return name is not None and ":" in name and name.partition(":")[0] not in REGISTRIES
 
 
+def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
+    """A command as a user may type it next, with what it needs where a file names `functions` of the user's."""
+    named = any(map(is_function, functions))
+    return "PYTHONPATH=. " * named + shlex.join(["recast", *words]) + " --trust" * named
+
+
 def may_run(name: str) -> bool:
     """Whether the user typed the name of a function, or trusts what files name."""
     return name in _TYPED.get() or _TRUST.get()
@@ -47,7 +54,7 @@ def check_trusted(*names: str | None) -> None:
         if name is not None and is_function(name) and not may_run(name):
             raise RecastError(
                 f"{name} is code that a file asks to run, and code may do anything: add --trust if you trust whoever "
-                "wrote the file (in Python trust=True)"
+                f"wrote the file (in Python trust=True), and put the folder of {name.partition(':')[0]} on PYTHONPATH"
             )
 
 

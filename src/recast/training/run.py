@@ -27,9 +27,9 @@ from recast.models.build import constructor
 from recast.models.embedding import without_embedding
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import number, read_json, read_text, write_json, write_text
-from recast.run.recipe import PARENT_WEIGHTS, save_recipe
+from recast.run.recipe import PARENT_WEIGHTS, functions_of, save_recipe
 from recast.run.schedule import Schedule
-from recast.run.trust import trusting
+from recast.run.trust import follow_up, trusting
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
@@ -108,10 +108,10 @@ def train(
                 withdraw(out, given)
             raise
         except KeyboardInterrupt as stopped:
-            folder = f'"{out}"' if " " in str(out) else str(out)
+            again = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
             saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
             what = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
-            raise distributed.Interrupted(f"{what}; continue with: recast train --resume {folder}", saved) from None
+            raise distributed.Interrupted(f"{what}; continue with: {again}", saved) from None
     return out
 
 
