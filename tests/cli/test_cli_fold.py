@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import recast
+from recast.data.sources import labelled_images
 from recast.evaluation import frontier
 from recast.evaluation.run_folder import open_run
 from recast.run.records import FrontierLine
 from recast.run.tables import read_records
+from recast.surgery.scales import recalibrate_batch_norm_
 
 
 def test_the_curve_and_a_point_of_it(
@@ -36,17 +38,27 @@ def test_the_curve_and_a_point_of_it(
     assert all(line.ms > 0 and 0 <= line.top1 <= 100 for line in lines)
     assert done.out.count("\n") == len(lines) + 2
 
-    done = cli("fold", run, "--heads", "3", "--json")
-    told = json.loads(done.out)
-    assert (told["heads"], told["open"]) == (total, 3)
-    model, opened = recast.load(told["file"]), open_run(run)
-    with torch.no_grad():
-        right = [
-            (model((images - 0.5) / 0.5).argmax(1) == labels)  # digits: mean and std 0.5
-            for images, labels in recast.data.Loader(opened.data.val, 64)
-        ]
-    assert 100 * float(torch.cat(right).double().mean()) == pytest.approx(path[total - 3].top1)
-    assert cli("check", told["file"]).code == 0
+    opened = open_run(run)
+
+    def top1(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            right = [
+                (model((images - 0.5) / 0.5).argmax(1) == labels)  # digits: mean and std 0.5
+                for images, labels in recast.data.Loader(opened.data.val, 64)
+            ]
+        return 100 * float(torch.cat(right).double().mean())
+
+    for heads in (total, 3):
+        told = json.loads(cli("fold", run, "--heads", heads, "--json").out)
+        assert (told["heads"], told["open"]) == (total, heads)
+        assert top1(recast.load(told["file"])) == pytest.approx(path[total - heads].top1)
+        assert cli("check", told["file"]).code == 0
+    # BatchNorm's statistics are those of the same images in every network
+    tuned = opened.models["finetuned"].eval()
+    images, _ = labelled_images(opened.data, 16, 0, "stop", torch.device("cpu"))
+    recalibrate_batch_norm_(tuned, [images])
+    (line,) = (line for line in lines if line.model == "finetuned")
+    assert top1(tuned) == pytest.approx(line.top1)
     assert f"goes from {total} open heads to 0, got heads=99" in refused("fold", run, "--heads", "99")
 
 
@@ -57,6 +69,7 @@ def test_what_cannot_be_folded(
     assert cli("fold", shared / "run", "--tol", "100", "--out", saved).out.count("a convolution") == 4
     assert "has no GPSA layer" in refused("fold", saved)
     assert "is no run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
+    assert "--frontier measures the networks of a run" in refused("fold", saved, "--frontier")
     assert "choose one" in refused("fold", shared / "run", "--tol", "1", "--frontier")
     assert "is what is folded" in refused("fold", saved, "--out", saved)
     theirs = tmp_path / "theirs.safetensors"

@@ -184,4 +184,6 @@ def test_several_runs_of_several_kinds(make_run: MakeRun, make_plain: MakeRun) -
     assert said(plain, plain) == "None of these 2 runs recast anything."
     both = said(before, during)
     assert both.endswith("became attention during training; the other starts with its parent’s exact predictions.")
-    assert said(during, during).endswith("in 0 no difference is shown. Both recast models became attention during training.")
+    assert said(during, during).endswith(
+        "in 0 no difference is shown. Both recast models became attention during training."
+    )

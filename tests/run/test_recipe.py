@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from recast.run.config import (
     Recipe,
     RegularizationConfig,
 )
-from recast.run.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.run.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.run.trust import follow_up
 
 
 def unusual() -> Recipe:
@@ -95,3 +97,11 @@ def test_changes_are_dotted_names_with_both_values() -> None:
     assert changes(Recipe(), Recipe()) == []
     assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr (0.0001, now 1)", "seed (0, now 1)"]
     assert changes(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed (0, now 1)"]
+
+
+def test_a_command_to_type_next_says_what_a_function_needs() -> None:
+    """Of a run whose network is the user's own: code that a file names, from a folder of theirs."""
+    own = replace(Recipe(), model=replace(Recipe().model, name="mynet:build"))
+    said = follow_up("evaluate", "my run", functions=functions_of(own))
+    assert said == "PYTHONPATH=. recast evaluate 'my run' --trust"
+    assert follow_up("evaluate", "runs/a", functions=functions_of(Recipe())) == "recast evaluate runs/a"

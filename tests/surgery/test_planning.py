@@ -332,3 +332,15 @@ def test_a_terminal_decides_and_a_pipe_takes_all(planned: Plan, monkeypatch: pyt
 @pytest.mark.parametrize("value", [999.6, 999_999, 1023.9 * 1024])
 def test_quantities_do_not_round_up_to_four_digits(value: float) -> None:
     assert "e+" not in quantity(value) + quantity(value, "B", 1024)
+
+
+def test_layers_with_nothing_to_look_at_are_told() -> None:
+    text = str(plan(small(), torch.zeros(1, 3, 4, 4), where=["layer2.*", "layer3.*"]))
+    assert "note: 1 of 4 layers see a single pixel (layer3.0.conv2)" in text
+    assert "a single pixel" not in str(plan(small(), X))
+
+
+def test_a_stride_goes_beside_attention_over_channels() -> None:
+    """Its 1d convolution over channels runs at no map's size."""
+    model = timm.create_model("ecaresnet26t").eval()
+    assert plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove")).edits

@@ -60,6 +60,8 @@ def run(argv: Sequence[str]) -> int:
     check_place(out, "--out", "folded.safetensors")
     if out.exists() and not _is_folded(out):
         raise RecastError(f"{out} exists and is no file of recast fold: choose another file with --out")
+    if options.frontier and not Path(options.subject).is_dir():
+        raise RecastError(f"--frontier measures the networks of a run, and {options.subject} is no run folder")
     with trusting(options.subject, trust=options.trust):
         if options.frontier:
             return _measure(options, shlex.join(["recast", "fold", *argv]))

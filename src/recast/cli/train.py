@@ -35,6 +35,8 @@ EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folde
 Every option is a field of recipe.yaml and has its place there as a longer name: --lr is --optim.lr.
 """
 
+NAMED = 4
+"""Recipes of a paper that the help names."""
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
@@ -155,7 +157,7 @@ def _base(named: TrainOptions) -> Recipe | None:
 
 
 def _description(named: str | None) -> str:
-    """What a recipe's own help begins with: its text; without one, every recipe there is."""
+    """What a recipe's own help begins with: its text; without one, our own recipes, and how the papers' are called."""
     if named in RECIPES:
         title, empty, paper, command, *rest = f"{named}: {RECIPES[named].text}".splitlines()
         wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in (paper, *rest)]
@@ -164,12 +166,13 @@ def _description(named: str | None) -> str:
     width = max(map(len, own[1])) + 2
     lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]]
     for paper, names in papers:
-        lines.append(f"{paper}:")
-        lines += textwrap.wrap(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")
+        few = ", ".join(names[:NAMED]) + (f", … ({len(names)})" if len(names) > NAMED else "")
+        lines.append(f"{paper}:\n  {few}")
     return (
         "Recast a trained network and train on, beside the parent trained the same way.\n\nrecipes:\n"
         + "\n".join(lines)
-        + "\n  or the recipe.yaml of a run\n\nrecast train RECIPE --help tells its paper, command, numbers and values"
+        + f"\n  or the recipe.yaml of a run; all {len(RECIPES)} names: docs/recipes.md, or TAB\n\n"
+        "recast train RECIPE --help tells its paper, command, numbers and values"
     )
 
 

@@ -40,7 +40,8 @@ def data_dir(config: DataConfig) -> Path:
         path = Path(os.environ["RECAST_DATA"]).expanduser() / name
     else:
         raise RecastError(
-            f"where is {config.name}? Give data_dir (--data-dir DIR), or set the environment variable RECAST_DATA to "
+            f"where are the images of {config.name}? Give data_dir (--data-dir DIR), or set the environment "
+            "variable RECAST_DATA to "
             f"the folder that holds {name}/"
         )
     if not path.exists():

@@ -201,13 +201,6 @@ class GPSA(AttentionConv2d):
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_whole(self) -> bool:
-        """Nothing was removed or multiplied out."""
-        depthwise = self.groups == self.in_channels and self.groups > 1
-        maps = len(self.gaussian_heads), len(self.content_heads)
-        return maps == (self.num_heads, self.num_heads) and (self.value is not None or depthwise)
-
     @torch.no_grad()
     def gate_sizes(self) -> Tensor:
         """How open the maps are that can be removed: |s| of Gaussian and |γ| of content heads, or 1 − σ(λ); one row."""

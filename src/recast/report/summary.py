@@ -19,6 +19,10 @@ from recast.run.suites import METRICS, SUITES
 from recast.run.trust import follow_up
 
 
+MANY = 20
+"""Comparisons of which one leaves out 0 by chance, at 95 %."""
+
+
 def tiles(run: Run) -> list[dict[str, str]]:
     """The few numbers a reader wants first."""
     if run.is_plain:
@@ -74,9 +78,12 @@ def _extremes(run: Run) -> list[dict[str, str]]:
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
             label = f"Largest {what} against {words(run).control_short}"
-            of = f"; of {len(every)} comparisons some {math.ceil(len(every) / 20)} leave out 0 by chance"
-            span = f"95 % interval {formats.interval(line.low, line.high)}"
-            detail = f"{in_suite(line.suite, line.metric)}; {span}{of if len(every) > 1 else ''}"
+            detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
+            if len(every) >= MANY:
+                chance = formats.plural(round(len(every) / 20), "interval")
+                detail += (
+                    f"; the largest of {len(every)} differences, of which chance alone makes about {chance} leave out 0"
+                )
             found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError, listed, shown
 from recast.layers.geometry import Geometry
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import check_value, mismatch, read_fields
@@ -118,6 +118,15 @@ class Plan:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
+    @property
+    def nothing_to_see(self) -> str:
+        """Which layers see a single pixel at the example's size, in a sentence; empty where none does."""
+        alone = [step.name for step in self.steps if step.input[1:] == (1, 1)]
+        if not alone:
+            return ""
+        who = f"{len(alone)} of {len(self.steps)} layers see{'s' if len(self.steps) == 1 else ''} a single pixel"
+        return f"{who} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
+
     def without_steps(self) -> Plan:
         """The plan of a network none of whose convolutions is recast: its pooling may be."""
         return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
@@ -143,7 +152,8 @@ def plan_table(plan: Plan, width: int) -> str:
         text += "\n" + table.pooling(plan.pool, plan.pool_cost, width) + "\n"
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    return text + (table.left(plan.left, width) if plan.left else "") + (f"\nnote: {plan.note}\n" if plan.note else "")
+    notes = "".join(f"\nnote: {note}\n" for note in (plan.note, plan.nothing_to_see) if note)
+    return text + (table.left(plan.left, width) if plan.left else "") + notes
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         recipe = replace(recipe, where=stored.where, budget=stored.budget)
     if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(
-            f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}"
+            f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}, or start a "
+            f"new run from {out}/recipe.yaml"
         )
     # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
     kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()

@@ -130,6 +130,14 @@ def _warn(prepared: Prepared, device: torch.device) -> None:
         if alone := int((sizes == 1).sum()):
             reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
             warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
+    if prepared.plan is not None and (nothing := prepared.plan.nothing_to_see):
+        warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
+    if (
+        len(prepared.data.classes) == 1
+        and prepared.recipe.data.task == "classify"
+        and prepared.recipe.embedding.projector != "dino"
+    ):
+        warnings.warn("there is one class: whatever a network says of it is right", stacklevel=3)
     if config.gate == "bias" and config.bias_init > ASLEEP:
         reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
         warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)

@@ -98,9 +98,16 @@ def as_it_is(model: nn.Module, step: Step, batch_norm: str | None = None) -> Ste
     if isinstance(layer, CMHSA):
         return step if layer.size is None else replace(step, input=(step.input[0], *layer.size))
     fold = describe(layer, batch_norm or (step.fold.batch_norm if step.fold else None))
-    if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and layer.is_whole:
+    if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and _is_whole(layer):
         return step
     return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
+
+
+def _is_whole(layer: GPSA) -> bool:
+    """Nothing was removed or multiplied out."""
+    depthwise = layer.groups == layer.in_channels and layer.groups > 1
+    maps = len(layer.gaussian_heads), len(layer.content_heads)
+    return maps == (layer.num_heads, layer.num_heads) and (layer.value is not None or depthwise)
 
 
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:

@@ -47,10 +47,10 @@ def fold_(
 
     `data` is a batch of images, or batches of (images, labels): the report then says how far each layer's output and
     the model's moved, and with labels the accuracy after each. `timm.utils.reparameterize_model` does the same through
-    `GPSA.fuse`, at tol = 0 and without the plan (`save` cannot replay it). A model that is itself a layer is not
-    replaced: use its `fold()`. Raises `RecastError`, before any change, for an even or small `kernel`, a negative or
-    NaN `tol` (infinity closes every gate: what the network is without attention), no data where it is needed, and data
-    that the model cannot be measured on.
+    `GPSA.fuse`, at tol = 0 and without the plan; blocks that merge their branches stay where attention is left in them.
+    A model that is itself a layer is not replaced: use its `fold()`. Raises `RecastError`, before any change, for an
+    even or small `kernel`, a negative or NaN `tol` (infinity closes every gate: what the network is without attention),
+    no data where it is needed, and data that the model cannot be measured on.
     """
     if not tol >= 0:
         raise RecastError(f"tol is how far from closed a gate may be, 0 or more; got {tol}")
