@@ -47,7 +47,7 @@ PARENT = Words(
     parent_short="the parent",
     reference="the parent as it was",
     comparison="The network as it was, the same network trained on in the same way, and the recast one. Only the "
-    "second comparison shows what attention adds: training on alone changes a network too.",
+    "comparison with the fine-tuned one shows what attention adds: training on alone changes a network too.",
     no_control="There is no fine-tuned parent in this run. Train with the control arm on before drawing conclusions.",
 )
 UNTAUGHT = (

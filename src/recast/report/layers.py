@@ -81,7 +81,8 @@ def joint_fourier(runs: Sequence[Run]) -> Chart | None:
     series, rows = [], list[tuple[Any, ...]]()
     for place, (run, first, blocks) in enumerate(found):
         when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
-        series.append(_by_depth(f"{run.name}, {when}", blocks, place / (len(found) - 1), run.name))
+        said = when if when == "never" else f"recast {when}"
+        series.append(_by_depth(f"{run.name}, {said}", blocks, place / (len(found) - 1), run.name))
         rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
     columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
     return series_chart("fourier_runs", series=series, table=(columns, rows), right=0.8, **BY_DEPTH)

@@ -18,7 +18,6 @@ from recast.run.statistics import Agreement, net_interval
 from recast.run.suites import METRICS, SUITES
 from recast.run.trust import follow_up
 
-
 MANY = 20
 """Comparisons of which one leaves out 0 by chance, at 95 %."""
 
@@ -80,10 +79,8 @@ def _extremes(run: Run) -> list[dict[str, str]]:
             label = f"Largest {what} against {words(run).control_short}"
             detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
             if len(every) >= MANY:
-                chance = formats.plural(round(len(every) / 20), "interval")
-                detail += (
-                    f"; the largest of {len(every)} differences, of which chance alone makes about {chance} leave out 0"
-                )
+                few = round(len(every) / 20)
+                detail += f"; the largest of {len(every)} differences, about {few} of which leave out 0 by chance"
             found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
     return found
 
