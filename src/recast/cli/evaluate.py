@@ -25,13 +25,13 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
-LEGEND = "\n± half the 95 % interval of the paired difference over the images; × the ratio"
+LEGEND = "\nin brackets the 95 % interval of the paired difference over the images, where any changed; × the ratio"
 ABOUT = """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
 What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it
 stopped. Suites:
 
 """
-UNITS = {"peak_memory": ", bytes", "macs": " per image"}
+UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", log₁₀", "no_gradient": ", of images"}
 
 
 @dataclass
@@ -135,12 +135,12 @@ def arms_table(
 ) -> str:
     """One line per metric: the arms, and what recast is above the others.
 
-    Behind a difference stands half the width of its 95 % interval. Of a corruption suite only means over the kinds are
-    shown, and no single class; the rest is in rows.csv.
+    Behind a difference stands its 95 % interval, if any image changed sides. Of a corruption suite only means over the
+    kinds are shown, and no single class; the rest is in rows.csv.
     """
     from recast.surgery.table import render  # needs torch, which the help does without
 
-    margins = {(d.suite, d.metric, d.against): (d.high - d.low) / 2 for d in differences if d.model == "recast"}
+    intervals = {(d.suite, d.metric, d.against): (d.low, d.high) for d in differences if d.model == "recast"}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row.metric.count("/") < 2 and not PER_CLASS.match(row.metric):
@@ -156,8 +156,8 @@ def arms_table(
         percent = base(metric) in METRICS and METRICS[base(metric)].unit == "%"
         cells = [_number(of.get(arm), percent) for arm in names]
         for other in others:
-            margin = margins.get((suite, metric, other))
-            cells.append(_difference(of.get("recast"), of.get(other), percent, margin))
+            interval = intervals.get((suite, metric, other))
+            cells.append(_difference(of.get("recast"), of.get(other), percent, interval))
         table.add_row(f"{suite} {metric}{UNITS.get(metric, '')}", *cells)
     return render(table)
 
@@ -170,9 +170,10 @@ def _number(value: float | None, percent: bool) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _difference(value: float | None, other: float | None, percent: bool, margin: float | None) -> str:
+def _difference(value: float | None, other: float | None, percent: bool, interval: tuple[float, float] | None) -> str:
     if value is None or other is None:
         return ""
     if percent:
-        return f"{value - other:+.2f}" + ("" if margin is None else f" ± {margin:.2f}")
+        low, high = interval or (0.0, 0.0)
+        return f"{value - other:+.2f}" + (f" ({low:+.1f}, {high:+.1f})" if low < high else "")
     return f"× {value / other:.3g}" if other else ""
