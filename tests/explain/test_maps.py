@@ -77,7 +77,7 @@ def test_the_maps_of_a_scene_are_the_layers_own(config: dict[str, Any], open_gat
                         found = of.weights(maps_of[name], head, (row, column))
                         assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
             x = layer(x)
-    assert layers["4"].map_names(maps_of["4"]) == ("0,-1", "0,0", "0,1")
+    assert layers["4"].map_names(maps_of["4"]) == ("←", "•", "→")
 
 
 @pytest.mark.parametrize("seed", range(12))

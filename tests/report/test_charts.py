@@ -107,7 +107,7 @@ def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:
     assert [[panel.symbol for panel in panels] for panels in found.values()] == [["γ", "s", "1/α"]] * 4
     chart = found["layer3.0.conv1"][0].chart
     assert chart is not None
-    assert len(re.findall(r">[0-2],[0-2]<", chart.svg)) == 9
+    assert len(re.findall(r">[↖↑↗←•→↙↓↘]<", chart.svg)) == 9
     assert layers.head_charts(run, 1)[1] == 3
     during, _ = layers.head_charts(read_run(make_run("during", "during")), 10**7)
     ticks = [re.findall(r">(\d)</text>", panels[0].chart.svg) for panels in during.values() if panels[0].chart]
@@ -229,7 +229,7 @@ def test_other_maps() -> None:
     layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
     assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
     assert layer["columns"] == 3
-    assert layer["heads"][5]["alt"].startswith("Head of tap 1,2: γ = 0.25; largest weight 1.00 at row 0, column 0")
+    assert layer["heads"][5]["alt"].startswith("Head ↘: γ = 0.25; largest weight 1.00 at row 0, column 0")
     assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
 
 

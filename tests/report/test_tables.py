@@ -116,7 +116,7 @@ def test_heads_and_what_was_left(make_run: MakeRun) -> None:
     run = read_run(path)
     heads = head_table(run)
     assert heads is not None
-    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9 (1,2)"]  # as in the charts
+    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9 (→)"]  # as in the charts
     del run.heads[0]  # one row short, as a damaged file may be
     assert (heads := head_table(run)) is not None
     assert heads.groups[0].rows[0][1].text == "1 of 8 (5)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ def _save(options: Options, out: Path) -> int:
 
 def _measure(options: Options, command: str) -> int:
     from recast.evaluation.run_folder import evaluate_run
+    from recast.report.maps import head_labels
+    from recast.run.files import read_json
     from recast.run.tables import read_records
 
     found = evaluate_run(options.subject, ["frontier"], command=command, progress=sys.stderr.isatty())
@@ -122,9 +125,11 @@ def _measure(options: Options, command: str) -> int:
     if options.json:
         print_json([asdict(line) for line in lines])
         return 0
+    steps = read_json(Path(options.subject) / "plan.json")["steps"]
+    labels = {step["name"]: head_labels(math.prod(step["kernel"]), step["kernel"]) for step in steps}
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:
-        closed = "" if line.head is None else f"{line.layer} {line.head}"
+        closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{line.ms:>9.3g}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
     print(f"{path}; next: recast fold {shlex.quote(options.subject)} --heads N, recast report …")

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recast.report.formats import tap
+
 Floats = NDArray[np.float32]
 
 GRAD_CAM = "Grad-CAM"
@@ -57,8 +59,8 @@ class Layer:
     alpha: Floats | None = None
 
     def map_names(self, maps: Maps) -> tuple[str, ...]:
-        """What the maps are called for this image: names, or each head's tap as rows,columns from the query."""
-        return maps.names or self.names or tuple(f"{down},{right}" for down, right in self.offsets)
+        """What the maps are called for this image: names, or where each head's tap lies (`report.formats.tap`)."""
+        return maps.names or self.names or tuple(tap(down, right) for down, right in self.offsets)
 
     def weights(self, maps: Maps, head: int, query: tuple[int, int] = (0, 0)) -> Floats:
         """What a head gives to the pixels (Y, X) for a query (row, column on its grid), as assets/maps.js computes it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 MISSING = "–"
 NBSP = "\u00a0"
@@ -81,6 +82,15 @@ def duration(seconds: float) -> str:
 def interval(low: float, high: float, digits: int = 1) -> str:
     """`93.1 to 97.4`."""
     return f"{decimal(low, digits)} to {decimal(high, digits)}"
+
+
+ARROWS = dict(zip(product((-1, 0, 1), repeat=2), "↖↑↗←•→↙↓↘", strict=True))
+
+
+def tap(down: int, right: int) -> str:
+    """The name of the head whose kernel tap lies `down` rows and `right` columns from the query: an arrow, the middle's
+    dot, or both numbers. The pages of `recast explain` say it alike (`assets/words.js`)."""
+    return ARROWS.get((down, right)) or f"{down},{right}".replace("-", "−")
 
 
 def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:

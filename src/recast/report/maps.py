@@ -43,9 +43,11 @@ CELL = 0.62
 
 
 def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
-    """`row,column` of each head's kernel tap where there is a head per tap, otherwise its number; from 0."""
+    """Where each head's kernel tap lies from the query (`formats.tap`) where there is a head per tap, otherwise its
+    number, from 0."""
     if len(kernel) == 2 and kernel[0] * kernel[1] == heads:
-        return [f"{index // kernel[1]},{index % kernel[1]}" for index in range(heads)]
+        rows, columns = (range(-((k - 1) // 2), k - (k - 1) // 2) for k in kernel)
+        return [formats.tap(down, right) for down in rows for right in columns]
     return [str(index) for index in range(heads)]
 
 
@@ -200,7 +202,7 @@ def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
     heads = []
     for head, (label, values) in enumerate(zip(layer.labels, layer.mix[index], strict=True)):
         row, column = np.unravel_index(int(np.argmax(np.abs(np.nan_to_num(values)))), values.shape)
-        name, under = f"Head {'of tap ' if ',' in label else ''}{label}", layer.under(head, symbol)
+        name, under = f"Head {label}", layer.under(head, symbol)
         peak = formats.decimal(float(values[row, column]), 2)
         content = f"{symbol} = {under}; " if symbol else ""
         alt = f"{name}: {content}largest weight {peak} at row {row}, column {column} of {height} by {width}"
