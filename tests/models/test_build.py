@@ -169,7 +169,7 @@ def test_pretrained_without_network_is_one_line(name: str, monkeypatch: pytest.M
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     started = time.perf_counter()
-    with pytest.raises(RecastError, match=r"could not fetch the pretrained weights of .*; pass a checkpoint") as error:
+    with pytest.raises(RecastError, match=r"could not fetch the pretrained weights of .*; give a file") as error:
         build(ModelConfig(name, pretrained=True))
     assert time.perf_counter() - started < 20, "the hub's client would ask for 40 s"
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False

@@ -200,7 +200,7 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
 
 
 def test_busy_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = mock.Mock(data=mock.Mock(bad_images=()), recipe=digits_recipe())
+    prepared = mock.Mock(data=mock.Mock(bad_images=(), classes=("0", "1")), recipe=digits_recipe(), plan=None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(run_module, "free_cores", lambda: 2)
     for threads, told in ((2, 0), (16, 1)):

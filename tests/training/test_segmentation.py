@@ -136,6 +136,7 @@ def test_upernet(tmp_path: Path, trunk: str) -> None:
     assert "aux" not in found.eval()(image)
 
 
+@pytest.mark.filterwarnings("ignore:.* a single pixel:UserWarning")
 def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learns a few scenes around the weights of a classifier, recast; and the run is opened again."""
     monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})

@@ -118,15 +118,6 @@ class Plan:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
-    @property
-    def nothing_to_see(self) -> str:
-        """Which layers see a single pixel at the example's size, in a sentence; empty where none does."""
-        alone = [step.name for step in self.steps if step.input[1:] == (1, 1)]
-        if not alone:
-            return ""
-        who = f"{len(alone)} of {len(self.steps)} layers see{'s' if len(self.steps) == 1 else ''} a single pixel"
-        return f"{who} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
-
     def without_steps(self) -> Plan:
         """The plan of a network none of whose convolutions is recast: its pooling may be."""
         return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
@@ -137,6 +128,15 @@ class Plan:
 
     def __str__(self) -> str:
         return plan_table(self, terminal_width())
+
+
+def nothing_to_see(plan: Plan) -> str:
+    """Which layers see a single pixel at the example's size, in a sentence; empty where none does."""
+    alone = [step.name for step in plan.steps if step.input[1:] == (1, 1)]
+    if not alone:
+        return ""
+    who = f"{len(alone)} of {len(plan.steps)} layers see{'s' if len(plan.steps) == 1 else ''} a single pixel"
+    return f"{who} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
 def plan_table(plan: Plan, width: int) -> str:
@@ -152,7 +152,7 @@ def plan_table(plan: Plan, width: int) -> str:
         text += "\n" + table.pooling(plan.pool, plan.pool_cost, width) + "\n"
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    notes = "".join(f"\nnote: {note}\n" for note in (plan.note, plan.nothing_to_see) if note)
+    notes = "".join(f"\nnote: {note}\n" for note in (plan.note, nothing_to_see(plan)) if note)
     return text + (table.left(plan.left, width) if plan.left else "") + notes
 
 

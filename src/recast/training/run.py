@@ -33,7 +33,7 @@ from recast.run.trust import follow_up, trusting
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
-from recast.surgery.plan import Plan, applied_plan, plan_of
+from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
@@ -130,7 +130,7 @@ def _warn(prepared: Prepared, device: torch.device) -> None:
         if alone := int((sizes == 1).sum()):
             reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
             warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
-    if prepared.plan is not None and (nothing := prepared.plan.nothing_to_see):
+    if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
         warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
     if (
         len(prepared.data.classes) == 1

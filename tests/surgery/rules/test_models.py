@@ -17,6 +17,7 @@ import recast
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.config import RecastConfig
+from recast.surgery.wrappers import unwrapped
 
 # said by torch when a plan counts the operations of a compiled model: bug 13
 HOOKS_SEEN = "ignore:Using `torch.compile.module.` when there are global hooks:UserWarning"
@@ -71,7 +72,8 @@ def test_blocks_of_other_libraries(name: str, recast_and_verify: Any) -> None:
     assert sorted(names) == sorted(expected)
     assert plan.note == ""
     child(X).sum().backward()
-    assert all(bool(child.get_submodule(n).gamma.grad.any()) for n in names if child.get_submodule(n).num_heads > 1)
+    layers = [unwrapped(child).get_submodule(n) for n in names]
+    assert all(bool(layer.gamma.grad.any()) for layer in layers if layer.num_heads > 1)
 
 
 @pytest.mark.filterwarnings(HOOKS_SEEN)
