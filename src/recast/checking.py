@@ -22,7 +22,7 @@ from recast.models.weights import CHECKSUM, read_header, read_safetensors
 from recast.run.fields import read_fields, typed
 from recast.run.trust import check_trusted, trusting
 from recast.surgery.apply import recast_
-from recast.surgery.folding.forms import describe
+from recast.surgery.folding.forms import is_as_told
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.pooling.swap import noise
 from recast.surgery.proof import Proof, fingerprint
@@ -157,7 +157,7 @@ def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Modul
     both = [name for name, value in held.items() if name in begun and value.shape == begun[name].shape]
     moved = [name for name in both if not torch.equal(held[name], begun[name])]
     why = f"training has moved {len(moved)} of {len(held)} tensors" if moved else "folding has changed layers"
-    if moved or proof.folded or not promised:
+    if moved or proof.folded or any(step.fold for step in plan.steps) or not promised:
         yield Finding("saved weights", None, f"{why}: {now}")
     else:
         yield Finding("saved weights", False, f"nothing has moved, and yet they differ: {now}")
@@ -169,9 +169,7 @@ def _folds(proof: Proof, model: nn.Module) -> Finding:
     for told in folded:
         if told.name not in modules:
             return Finding("folds", False, f"the network has no layer {told.name!r}, which fold_ reports")
-        form = describe(modules[told.name])
-        has = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
-        if has != (told.convolution, told.kernel, told.gaussian, told.content):
+        if not is_as_told(told, modules[told.name]):
             return Finding("folds", False, f"{told.name} has another form than fold_ reports")
     worst = max((told.output_error or 0.0 for told in folded), default=0.0)
     measured = f"; recorded: outputs moved by {worst:.1e} on images that the file does not hold" if worst else ""

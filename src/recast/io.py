@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.cmhsa import recast_layers
+from recast.layers.cmhsa import RecastLayer
 from recast.models.build import build_from, check_constructor, replayed
 from recast.models.sources import check_registered, reaching
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
 from recast.run.fields import typed
 from recast.run.files import free_space, replaced
 from recast.surgery.apply import refresh_gates_
-from recast.surgery.folding.forms import as_it_is
+from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_by_name
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
@@ -65,17 +65,26 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     if missing := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise RecastError(f"{missing} is on the meta device, without values: load the model's weights first")
     plan = plan_of(model)
-    planned = set() if plan is None else {step.name for step in plan.steps}
-    if stray := sorted(recast_layers(model).keys() - planned):
+    layers = modules_by_name(model)
+    inner = [name for name, module in layers.items() if plan is None and plan_of(module) is not None]
+    if inner and constructor is not None:
         raise RecastError(
-            f"{stray[0] or 'the model'} was recast, and {type(model).__name__} has no plan that says so, without which "
-            "nothing can load the file: save the network that recast_ changed, not a module around it"
+            f"{inner[0]} of {type(model).__name__} was recast, and no constructor makes that: save the network that "
+            "recast_ changed, or leave the constructor out and load into a parent that was recast alike"
         )
+    header: dict[str, Any] = {"constructor": constructor, "plan": None}
     if plan is not None:
-        plan = replace(plan, steps=tuple(as_it_is(model, step) for step in plan.steps))
-    header = {"constructor": constructor, "plan": None if plan is None else plan.to_json()}
-    if plan is not None:
-        header["proof"] = proof_of(model).to_dict()
+        for step in plan.steps:
+            layer = layers.get(step.name)
+            if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
+                raise RecastError(
+                    f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
+                    "network's"
+                )
+        steps, proof = [as_it_is(layers[step.name], step) for step in plan.steps], proof_of(model)
+        told = [one for one in proof.folded or () if is_as_told(one, layers[one.name])]
+        header["plan"] = replace(plan, steps=tuple(steps)).to_json()
+        header["proof"] = replace(proof, folded=proof.folded and told).to_dict()
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -84,11 +93,11 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(tensor.untyped_storage().data_ptr())
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"format": "pt", HEADER: json.dumps(header)}
-    told[CHECKSUM] = checksum(told[HEADER], tensors)
+    metadata = {"format": "pt", HEADER: json.dumps(header)}
+    metadata[CHECKSUM] = checksum(metadata[HEADER], tensors)
     with replaced(path) as temporary:
         try:
-            save_file(tensors, temporary, metadata=told)
+            save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:  # of a full disk too
             raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path

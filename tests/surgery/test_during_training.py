@@ -441,3 +441,29 @@ def test_new_parameters_join_the_group_whose_settings_are_the_kernels() -> None:
         new = probe.get_submodule("stem")
         assert isinstance(new, GPSA)
         assert {settings[id(p)] for name, p in new.named_parameters() if name != "bias"} == {of_kernel}
+
+
+def test_gates_keep_their_rate_in_one_cycle_and_in_groups_with_names_of_their_own() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+    train(model, optimizer, range(1))
+    schedule.step()
+    recast_during_training_(model, optimizer, every(model))
+    for _ in range(5):
+        optimizer.step()
+        schedule.step()
+    rates = {group.get("name"): group["lr"] for group in optimizer.param_groups}
+    assert rates["gates"] == pytest.approx(10 * rates[None])
+
+    model = network()
+    stem = model.get_submodule("stem").weight
+    rest = [p for p in model.parameters() if p is not stem]
+    groups = [{"params": rest, "name": "body", "lr": 1e-4}, {"params": [stem], "name": "stem", "lr": 1e-2}]
+    optimizer = torch.optim.SGD(groups, weight_decay=0.1)
+    recast_during_training_(model, optimizer, every(model))
+    of = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    layer = model.get_submodule("stem")
+    assert isinstance(layer, GPSA)
+    assert {of[id(p)] for p in (layer.query, layer.key, layer.value)} == {1e-2}
+    assert [of[id(p)] for p in (layer.gamma, layer.spread)] == pytest.approx([1e-1, 1e-1])

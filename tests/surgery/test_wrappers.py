@@ -11,6 +11,7 @@ import pytest
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -97,12 +98,56 @@ class Around(nn.Module):
 def test_a_file_that_nothing_could_load_is_not_written(tmp_path: Path) -> None:
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
     child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
-    with pytest.raises(RecastError, match=r"net\.conv was recast, and Around has no plan"):
-        recast.save(Around(child), tmp_path / "around.safetensors")
+    with pytest.raises(RecastError, match="net of Around was recast, and no constructor makes that"):
+        recast.save(Around(child), tmp_path / "around.safetensors", "resnet18")
+    kept = copy.deepcopy(child)
     child.conv = nn.Identity()
     with pytest.raises(RecastError, match="conv was recast and is not a recast layer or a convolution any more"):
         recast.save(child, tmp_path / "gone.safetensors")
+    assert recast.fold_(child) == []  # what is left of a network is folded all the same
     assert not list(tmp_path.iterdir())
+    path = recast.save(Around(kept), tmp_path / "around.safetensors")
+    assert isinstance(recast.load(path, parent=Around(copy.deepcopy(kept))), Around)
+
+
+def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> None:
+    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))).eval()
+    apply_activation_checkpointing(child, check_fn=lambda layer: isinstance(layer, recast.GPSA))
+    for path in (tmp_path / "open.safetensors", tmp_path / "folded.safetensors"):
+        with torch.no_grad():
+            assert torch.equal(recast.load(recast.save(child, path), parent=parent)(x), child(x))
+        recast.fold_(child, tol=0.1)
+
+
+def test_a_network_built_of_recast_layers_is_saved_without_a_plan(tmp_path: Path) -> None:
+    net = nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3))))
+    path = recast.save(net, tmp_path / "own.safetensors")
+    again = recast.load(path, parent=nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3)))))
+    assert torch.equal(again[0].weight, net[0].weight)  # type: ignore[index]
+
+
+def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> None:
+    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))).eval()
+    recast.fold_(child)
+    child.conv.prune_([], [5, 6])
+    assert recast.check(recast.save(child, tmp_path / "net.safetensors"), parent=parent).ok
+
+
+def test_methods_that_are_called_fuse_stay_their_own() -> None:
+    class Block(Net):
+        def fuse(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x).mean((2, 3))
+            return self.head(self.fuse(y, y))
+
+    parent, x = nn.Sequential(Block()).eval(), torch.randn(2, 3, 8, 8)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
+    with torch.no_grad():
+        assert torch.equal(child(x), parent(x))
 
 
 def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) -> None:

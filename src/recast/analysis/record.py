@@ -18,6 +18,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.run.budget import DEFAULT_TOKENS
 from recast.run.fields import typed
 from recast.surgery.pooling.adapters import PooledLayer
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 
 SHOWN = 16
@@ -143,6 +144,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
     leave_out(name, reason): a module that has no maps.
     """
 
+    model = unwrapped(model)
     recast, pools = recast_layers(model), attention_pools(model)
 
     @torch.no_grad()

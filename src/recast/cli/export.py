@@ -82,8 +82,8 @@ def _open(options: Options) -> tuple[nn.Module, nn.Module | None, str | None]:
 
     if names_a_run(options.subject):
         found = open_run(options.subject)
-        models, side = found.models, found.data.val[0][0].shape[-2:]
+        models = found.models
         model = models.get("recast", models.get("finetuned"))
         assert model is not None
-        return model, models.get("parent"), f"{side[0]}x{side[1]}"
+        return model, models.get("parent"), str(found.data.val.img_size)
     return open_model(ModelConfig(options.subject, options.checkpoint, options.pretrained)), None, None

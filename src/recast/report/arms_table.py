@@ -125,7 +125,7 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with
     if paired:
         digits = min(digits, 3)
         better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
-        small = (formats.interval(paired.low, paired.high, digits),)
+        small = (formats.interval(paired.low, paired.high, digits) if paired.low < paired.high else "none changed",)
     return Cell(text, small, kind=f"by-{better}", bar=bar)
 
 

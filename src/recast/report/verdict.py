@@ -193,7 +193,10 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
     signs = [_shown(run) for run in runs if math.isfinite(accuracy(run, "recast") - accuracy(run, "finetuned"))]
     above, below, none = (signs.count(sign) for sign in (1, -1, 0))
     headline = f"The recast network is shown to end above {names.a_control} in {above or 'none'} of {len(known)} runs."
-    return Verdict(headline, f"It is shown to end below in {below}; in {none} no difference is shown. {start}")
+    behind = f"It is shown to end below in {below}; in {none} no difference is shown."
+    if unknown := sum(run.difference("finetuned", *run.main) is None for run in runs):
+        behind += f" Intervals are missing of {unknown} (recast evaluate)."
+    return Verdict(headline, f"{behind} {start}")
 
 
 def _shown(run: Run) -> int:

@@ -19,12 +19,14 @@ from recast.layers.attention_pool import attention_pools
 from recast.run.fields import typed
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
-from recast.surgery.parameters import DECAYED, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
+from recast.surgery.parameters import DECAYED, KINDS, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds
 from recast.surgery.plan import Plan
 from recast.surgery.wrappers import changeable
 
 PEAKS = ("peak_lr", "initial_lr")
 """Where a group keeps the rate that a schedule scales: this library's, and torch's schedulers'."""
+ENDS = ("max_lr", "min_lr")
+"""Where OneCycleLR keeps the rates that it goes between."""
 
 
 @typed("model", "plan", "optimizer", "steps", "gate_lr", "qk_lr")
@@ -141,7 +143,7 @@ def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], own_lr: floa
 
 def _others(group: dict[str, Any]) -> dict[str, Any]:
     """What a group sets beside rates and decay: momentum, timm's lr_scale, whatever its owner put there."""
-    own = {"params", "param_names", "name", "step", "lr", "weight_decay", *PEAKS}
+    own = {"params", "param_names", "name", "step", "lr", "weight_decay", *PEAKS, *ENDS}
     plain = int | float | str | tuple | None
     return {key: value for key, value in group.items() if key not in own and isinstance(value, plain)}
 
@@ -153,11 +155,12 @@ def _join_(
     peak = _peak_of(kind, optimizer, home, own_lr)
     _, slash, number = str(home.get("name", "")).partition("/")
     wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
+    is_ours = str(home.get("name", "")).partition("/")[0] in KINDS
     for group in sorted(optimizer.param_groups, key=lambda group: group is not home):  # the kernel's own first
         alike = (_peak(group), float(group.get("weight_decay", 0.0))) == (peak, decay)
         alike = alike and _others(group) == _others(home)
         named = group.get("name", wanted) == wanted
-        fits = named and (alike or ("name" in group and "name" in home))
+        fits = (named and (alike or "name" in group)) if is_ours else (alike and (named or group is home))
         if fits and "step" not in group:  # a count of steps would be wrong for it
             group["params"].append(parameter)
             if "param_names" in group:
@@ -166,6 +169,7 @@ def _join_(
     factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
     settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
     settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
+    settings |= {key: home[key] * peak / _peak(home) for key in ENDS if key in home and _peak(home)}
     settings |= {"lr": peak * factor, "weight_decay": decay, "name": wanted}
     own: Any = (name, parameter) if "param_names" in home else parameter
     optimizer.add_param_group({**settings, "params": [own]})

@@ -60,7 +60,7 @@ def param_groups(
     last = max(layers.values(), default=0)
     members: dict[tuple[str, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter.numel():
             members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
     if plan is not None:
         for step in plan.steps:

@@ -106,6 +106,9 @@ def wake_(
     """
     model = unwrapped(model)
     every = recast_layers(model)
+    layers = [layers] if isinstance(layers, str) else layers
+    if layers is not None and not layers:
+        raise RecastError("layers names no layer to wake: leave it out for all of them")
     if unknown := [name for name in layers or () if name not in every]:
         raise RecastError(f"no layer {unknown[0]!r} of {type(model).__name__} was recast.{suggest(unknown[0], every)}")
     found = {name: layer for name, layer in every.items() if layers is None or name in layers}

@@ -18,7 +18,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.functional.operands import expand_heads, fold_value
 from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.records import Fold, Step
+from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import hooked, replaced_output
 from recast.tracing.observe import Example, run_example
@@ -87,20 +87,38 @@ def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
     return Fold(True, tuple(last_of(layer).kernel_size), (), (), False, batch_norm)
 
 
-def as_it_is(model: nn.Module, step: Step, batch_norm: str | None = None) -> Step:
-    """The step with what a replay must know of its layer as it is in `model` now, folded, pruned or of another size;
+WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""What compiled, checkpointed and sharded parts of a network add to names, and not to those of the weights."""
+
+
+def plain_name(name: str) -> str:
+    """A module's name as its weights have it."""
+    for part in WRAPPED:
+        name = f"{name}.".replace(part, "").removesuffix(".")
+    return name
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Module by `plain_name`."""
+    return {plain_name(name): module for name, module in model.named_modules()}
+
+
+def as_it_is(layer: nn.Module, step: Step, batch_norm: str | None = None) -> Step:
+    """The step with what a replay must know of its `layer` as it is now, folded, pruned or of another size;
     `batch_norm` was multiplied into it, if not before."""
-    layer = dict(model.named_modules()).get(step.name)
-    if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
-        raise RecastError(
-            f"{step.name} was recast and is not a recast layer or a convolution any more: its plan is another network's"
-        )
     if isinstance(layer, CMHSA):
         return step if layer.size is None else replace(step, input=(step.input[0], *layer.size))
     fold = describe(layer, batch_norm or (step.fold.batch_norm if step.fold else None))
     if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and _is_whole(layer):
         return step
     return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
+
+
+def is_as_told(told: Folded, layer: nn.Module) -> bool:
+    """Whether a layer has the form that `fold_` reported."""
+    form = describe(layer)
+    found = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
+    return found == (told.convolution, told.kernel, told.gaussian, told.content)
 
 
 def _is_whole(layer: GPSA) -> bool:
@@ -133,25 +151,27 @@ MERGING = ("fuse", "reparameterize", "switch_to_deploy")
 
 
 def guard_merging_(model: nn.Module) -> None:
-    """Let the blocks around recast layers merge only what is a convolution again: their code reads W_out as a kernel.
+    """Let timm's blocks around recast layers merge only what is a convolution again: they read W_out as a kernel.
 
-    The methods are replaced on the instance, by functions that pickle and `copy.deepcopy` take along with it.
+    The methods are replaced on the instance, by functions that pickle and `copy.deepcopy` take along with it. A whole
+    network's own (RepViT's) goes on to its blocks.
     """
     for name, block in model.named_modules():
-        inside = any(isinstance(module, RecastLayer) for module in block.modules())
-        if name and inside and not isinstance(block, RecastLayer):
+        if type(block).__module__.partition(".")[0] != "timm" or (not name and hasattr(block, "get_classifier")):
+            continue
+        if any(isinstance(module, RecastLayer) for module in block.modules()):
             for method in MERGING:
                 if callable(getattr(type(block), method, None)):
                     setattr(block, method, partial(_merge, block, method))
 
 
-def _merge(block: nn.Module, method: str) -> nn.Module:
+def _merge(block: nn.Module, method: str) -> nn.Module | None:
     """The block's own merging, or the block as it is where attention is left in it; closed layers are folded first."""
     for layer in gpsa_layers(block).values():
         replace_module_(block, layer, layer.fold())
     if recast_layers(block):
         return block
-    merged: nn.Module = getattr(type(block), method)(block)
+    merged: nn.Module | None = getattr(type(block), method)(block)
     return merged
 
 

@@ -12,7 +12,16 @@ from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import as_it_is, describe, fold_layer, multiply_in_, norms_after, what_remains
+from recast.surgery.folding.forms import (
+    as_it_is,
+    describe,
+    fold_layer,
+    modules_by_name,
+    multiply_in_,
+    norms_after,
+    plain_name,
+    what_remains,
+)
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
@@ -81,10 +90,10 @@ def fold_(
             if batches:
                 change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
                 done = replace(done, output_error=change, accuracy=accuracy)
-            report.append(done)
+            report.append(replace(done, name=plain_name(name)))
     if (plan := plan_of(model)) is not None:
-        norms = {done.name: done.batch_norm for done in report if done.name}
-        steps = tuple(as_it_is(model, step, norms.get(step.name)) for step in plan.steps)
+        norms, now = {done.name: done.batch_norm for done in report if done.name}, modules_by_name(model)
+        steps = tuple(as_it_is(now[s.name], s, norms[s.name]) if s.name in norms else s for s in plan.steps)
         set_plan_(model, replace(plan, steps=steps))
         note_(model, replace(proof_of(model), folded=report))
     return report
