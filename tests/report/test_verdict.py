@@ -139,7 +139,8 @@ def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:
     words_of_two = said(paths[0], other)
     assert words_of_two == (
         "The recast network is shown to end above a parent fine-tuned the same way in none of 2 runs. It is shown to "
-        "end below in 0; in 2 no difference is shown. 1 of 2 recast models start with their parent’s exact predictions."
+        "end below in 0; in 2 no difference is shown. Intervals are missing of 2 (recast evaluate). "
+        "1 of 2 recast models start with their parent’s exact predictions."
     )
 
 
