@@ -19,6 +19,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Backend
 from recast.run.fields import typed
 from recast.surgery.exactness import Exactness, relative_error
+from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
@@ -125,15 +126,12 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
     Where a BatchNorm was folded into a layer, what the norm puts out is compared: in the folded network the layer does.
     """
 
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-    modules = {plain(name): module for name, module in model.named_modules()}
-    first = plain(plan.steps[0].name) if plan.steps else ""
+    modules = modules_by_name(model)
+    first = plain_name(plan.steps[0].name) if plan.steps else ""
     prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
     missing = first
     for prefix in prefixes:
-        wanted = {step.name: prefix + plain(step.name) for step in plan.steps}
+        wanted = {step.name: prefix + plain_name(step.name) for step in plan.steps}
         lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
         if not lacking:
             norms = {s.name: prefix + s.fold.batch_norm for s in plan.steps if s.fold and s.fold.batch_norm}

@@ -87,15 +87,13 @@ def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
     return Fold(True, tuple(last_of(layer).kernel_size), (), (), False, batch_norm)
 
 
-WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """What compiled, checkpointed and sharded parts of a network add to names, and not to those of the weights."""
 
 
 def plain_name(name: str) -> str:
     """A module's name as its weights have it."""
-    for part in WRAPPED:
-        name = f"{name}.".replace(part, "").removesuffix(".")
-    return name
+    return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
