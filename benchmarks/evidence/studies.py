@@ -72,15 +72,15 @@ TRANSFER: Arms = {
     SAME_COMPUTE: {"stride": "remove"},
     LONGER: {"longer": 3},
     "recast, zero": {**LAST, "query_key": "zero"},
-    "recast, random": {**LAST, "query_key": "random"},
-    "recast, similar": {**LAST, "query_key": "similar"},
     "recast, images": {**LAST, **IMAGES},
     CHOSEN: {**LAST, **IMAGES},
+}
+STARTS: Arms = {
+    "recast, random": {**LAST, "query_key": "random"},
+    "recast, similar": {**LAST, "query_key": "similar"},
     "recast, images, keys 10 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-2},
     "recast, images, keys 100 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-1},
 }
-
-STARTS = ("recast, random", "recast, similar", *(arm for arm in TRANSFER if "keys" in arm))
 """Other queries and keys at the start, and other rates of theirs; all else is as in CHOSEN."""
 
 
@@ -101,12 +101,14 @@ def transfers() -> list[Study]:
         name = f"a-{trained_on}-{data}-{num_train}"
         base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = found[0].name if found else None
-        rates_of = dict.fromkeys((CHOSEN, *STARTS, SAME_COMPUTE), FINE_TUNED)
+        rates_of = dict.fromkeys((CHOSEN, SAME_COMPUTE), FINE_TUNED)
         recast = [arm for arm in TRANSFER if arm.startswith("recast")]
         pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
-        pairs += ((CHOSEN, LONGER), *((arm, CHOSEN) for arm in STARTS))
-        found.append(Study(name, base, TRANSFER, pairs, tuned_on, rates_of))
-    return found
+        found.append(Study(name, base, TRANSFER, (*pairs, (CHOSEN, LONGER)), tuned_on, rates_of))
+    tuned, few, *_ = found
+    arms = {arm: TRANSFER[arm] for arm in (FINE_TUNED, CHOSEN)} | STARTS
+    pairs = against(FINE_TUNED, arms) + tuple((arm, CHOSEN) for arm in STARTS)
+    return [*found, Study("a-starts", few.base, arms, pairs, tuned.name, dict.fromkeys(arms, FINE_TUNED))]
 
 
 def recipe() -> Study:
