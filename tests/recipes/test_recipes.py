@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
+from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
 from recast.run.config import Recipe, ScheduleConfig
-from recast.run.recipe import changes, recipe_from_dict, recipe_to_dict
+from recast.run.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 

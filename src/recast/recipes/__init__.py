@@ -20,9 +20,7 @@ import yaml
 
 from recast.errors import RecastError, suggest
 from recast.run.config import Recipe
-from recast.run.recipe import load_recipe, recipe_from_dict, save_recipe
-
-__all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "recipes_by_paper", "save_recipe"]
+from recast.run.recipe import recipe_from_dict
 
 DATA = {
     "imagenet": (1_281_167, "IMAGENET"), "folder": (14_197_122, "IMAGENET21K"), "cifar100": (50_000, "CIFAR100"),
