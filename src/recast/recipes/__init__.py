@@ -51,9 +51,9 @@ class Entry:
     settings: Mapping[str, Any]
     """What differs from `Recipe()`, under the dotted names of the fields."""
     after: str | None = None
-    """The recipe whose weights it starts from."""
+    """The recipe whose weights it starts from (`--checkpoint`)."""
     needs_weights: bool = False
-    """It means nothing from random weights."""
+    """It means nothing from random weights: it is to be given `--checkpoint` (or `--pretrained`)."""
     given_command: str | None = None
     data: str | None = None
     """Of `DATA`. None: what the settings say."""
@@ -159,12 +159,6 @@ _BY_PAPER = read_papers((
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
 """Every recipe."""
-
-AFTER: dict[str, str] = {name: entry.after for name, entry in RECIPES.items() if entry.after is not None}
-"""A later stage of a training → the recipe whose weights it starts from (`--checkpoint`)."""
-
-NEEDS_WEIGHTS = frozenset(name for name, entry in RECIPES.items() if entry.needs_weights)
-"""Recipes that mean nothing from random weights: they are to be given `--checkpoint` (or `--pretrained`)."""
 
 
 def make_recipe(name: str) -> Recipe:
