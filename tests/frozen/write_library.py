@@ -507,7 +507,7 @@ def _training() -> tuple[nn.Module, Any, Any]:
 
     crop = AugmentConfig(crop="pad", flip=False)
     data = Data(
-        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop
+        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8
     )
     recipe = Recipe(
         model=ModelConfig("tests:tiny"),
