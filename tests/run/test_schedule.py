@@ -62,6 +62,10 @@ def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
         later.decided("blocks.1.mixer", 5)
 
 
+def test_a_plan_without_layers_has_a_schedule_without_dates() -> None:
+    assert str(Schedule.progressive(plan_of(), 5)) == "schedule: progressive"
+
+
 def test_slots_wait_for_their_layers() -> None:
     schedule = Schedule.progressive(blocks(3), 4, "learned")
     assert (schedule.dates, schedule.slots) == ({}, (2, 3, 4))
