@@ -52,8 +52,7 @@ def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Tens
         logits = widened(logits)
         targets = targets if are_labels else targets.to(logits.dtype)
         if config.loss == "bce":
-            result: Tensor = binary(logits, targets)
-            return result
+            return binary(logits, targets)
         return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
 
     return loss
@@ -186,8 +185,7 @@ class Objective:
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over the images of a part; for an embedding the targets are the images' numbers."""
         if self.embedding is not None:
-            loss: Tensor = self.embedding(outputs, images, targets)
-            return loss
+            return self.embedding(outputs, images, targets)
         if self.features is not None and self.features.watching:
             return self.features(outputs, images, targets)
         if self.distillation is not None:
