@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -164,10 +163,10 @@ class Objective:
         if recipe.compile:
             raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
         if gpsa_layers(student):
-            watched = copy.deepcopy(parent)
-            if recipe.regularization.drop_path is not None:  # it leaves out the branches that the student leaves out
-                set_drop_path_(watched, recipe.regularization.drop_path, recipe.regularization.drop_path_mode)
-            self.features = FeatureDistillation(student, watched)
+            self.features = FeatureDistillation(student, parent)
+            if (rate := recipe.regularization.drop_path) is not None:
+                # the copy of the parent leaves out the branches that the student leaves out
+                set_drop_path_(self.features.parent, rate, recipe.regularization.drop_path_mode)
 
     def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
         """What the network is given in training: a detector, what it is to find too."""
