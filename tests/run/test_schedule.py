@@ -122,7 +122,7 @@ def test_schedules_of_recipes() -> None:
     assert learned.dates == {}
 
 
-@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x"])
+@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])
 def test_dates_as_words(word: str) -> None:
     assert parse_dates(["5:re:a", "5:b", "6:c"]) == {5: ["re:a", "b"], 6: ["c"]}
     with pytest.raises(RecastError, match="EPOCH:LAYER"):
