@@ -25,23 +25,23 @@ class RecastError(ValueError):
     """True where another process of the same run prints it."""
 
 
-LONGEST = 1000
-"""Characters of a message; of a value in one, a tenth."""
+LONGEST, LONGEST_VALUE = 1000, 100
+"""Characters of a message, and of a value in one."""
 
 
-def shown(value: object, limit: int = LONGEST // 10) -> str:
+def shown(value: object) -> str:
     """A value as a message quotes it, in one line: of a long one the beginning and the end."""
     try:
         text = " ".join(repr(value).splitlines())
     except ValueError:  # a whole number of more than 4,300 digits
         return f"a number of about {int(value.bit_length() * 0.30103):,} digits" if isinstance(value, int) else "?"
-    return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-12:]}"
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 20]} … {text[-12:]}"
 
 
-def one_line(message: object, limit: int = LONGEST) -> str:
+def one_line(message: object) -> str:
     """A message in one line, of a bounded length, without characters that a terminal would obey."""
     text = printable(" ".join(str(message).split()))
-    return text if len(text) <= limit else f"{text[: limit - 203]} … {text[-200:]}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -148,9 +148,9 @@ def missing_packages() -> list[str]:
 def _images(example: Tensor, batch: int, size: tuple[int, ...]) -> Tensor:
     """`batch` images of the example, again and again, at another size."""
     some = example[torch.arange(batch) % len(example)]
-    if tuple(size) == tuple(example.shape[-2:]):
+    if size == example.shape[-2:]:
         return some
-    return F.interpolate(some, size=tuple(size), mode="bilinear", align_corners=False)
+    return F.interpolate(some, size=size, mode="bilinear", align_corners=False)
 
 
 def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: bool) -> bool:

@@ -124,5 +124,5 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     model = replayed(model, header, path)
-    load_weights_(model, read_safetensors(Path(path)), path)
+    load_weights_(model, read_safetensors(path), path)
     return refresh_gates_(model.eval())

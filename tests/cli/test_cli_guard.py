@@ -17,6 +17,10 @@ from safetensors import SafetensorError
 
 import recast
 from recast.cli import main
+from recast.cli.guard import asks_for
+from recast.cli.help import Command
+from recast.cli.options import parse
+from recast.cli.report import ReportOptions
 
 COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
@@ -93,6 +97,12 @@ def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], sh
     told = cli(*wrong[:2], "--verbose").err
     assert told.startswith("Traceback")
     assert told.splitlines()[-1] == cli(*wrong[:2]).err.strip()
+
+
+@pytest.mark.parametrize("word", ["", "=true", "=True", "=yes", "=on", " yes", " on", "=false", " no", " False"])
+def test_a_switch_is_heard_before_the_command_as_the_command_hears_it(word: str) -> None:
+    words = f"RUN --quiet{word}".split(" ")
+    assert asks_for("--quiet", words) == parse(Command("report", "", "", ""), ReportOptions(), words).quiet
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -38,7 +38,7 @@ def test_grey_images_in_memory_become_rgb_at_their_own_size(tmp_path: Path, spel
     data = load_data(DataConfig(spelling, str(tmp_path)))
     assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 10, 28, "fashion_mnist")
     assert isinstance(data.train, ImageTensors)
-    assert (data.augment.crop, data.augment.flip, data.mean) == ("pad", True, (0.286, 0.286, 0.286))
+    assert (data.train.augment.crop, data.train.augment.flip, data.mean) == ("pad", True, (0.286, 0.286, 0.286))
     assert data.classes[:2] == ["T-shirt/top", "Trouser"]
     image, label = data.val[3]
     assert label == 3
@@ -68,7 +68,7 @@ def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch:
             Image.new("L", (30, 20), 50 * label).save(tmp_path / f"{split}{index}.png")
     monkeypatch.setattr("recast.data.libraries.vision.Flowers102", held(_labels=labels))
     data = load_data(DataConfig("torch/flowers102", str(tmp_path), img_size=16))
-    assert (data.name, data.classes, data.augment.crop) == ("Flowers102", ["0", "1", "2"], "random")
+    assert (data.name, data.classes, data.train.augment.crop) == ("Flowers102", ["0", "1", "2"], "random")
     assert data.train.labels.tolist() == [0, 1, 1, 2]  # train and val
     assert data.val.labels.tolist() == [2, 0, 1]
     images, found = data.train.plain().batch([3, 0])

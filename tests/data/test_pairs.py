@@ -63,7 +63,7 @@ def read(folder: Path, **config: object) -> object:
 def test_a_folder_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("\n".join(f"level {i}" for i in range(20)))
     data, (_, masks) = read(write(tmp_path), val_fraction=0.25)
-    assert (len(data.train), len(data.val), data.classes[3], data.augment.crop) == (3, 1, "level 3", "random")
+    assert (len(data.train), len(data.val), data.classes[3], data.train.augment.crop) == (3, 1, "level 3", "random")
     assert masks.max() < 20
     write(tmp_path, part="train", count=5)
     write(tmp_path, part="val", count=2)

@@ -71,7 +71,7 @@ def test_shards_are_read_in_order_without_augmentation(tmp_path: Path, epoch_of:
     config = make_shards(tmp_path, {"train": [6, 6, 5], "validation": [4, 3]})
     data = load_data(config)
     assert (data.name, len(data.train), len(data.val), len(data.classes)) == ("set", 17, 7, 5)
-    assert (data.augment.crop, data.augment.flip, data.img_size) == ("pad", True, 10)
+    assert (data.train.augment.crop, data.train.augment.flip, data.img_size) == ("pad", True, 10)
     for options in ({}, {"workers": 2}, {"parts": 3}):
         images, labels = epoch_of(data.val, 3, **options)
         assert numbers(images) == list(range(7))

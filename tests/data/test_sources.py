@@ -61,7 +61,7 @@ def test_digits() -> None:
     data = load_data(DataConfig())
     assert (len(data.train), len(data.val), data.img_size, data.test_size) == (1297, 500, 32, 32)
     assert data.val.labels.bincount().tolist() == [50] * 10
-    assert (data.augment.crop, data.augment.flip) == ("pad", False)
+    assert (data.train.augment.crop, data.train.augment.flip) == ("pad", False)
     image, _ = data.val[0]
     assert image[0].equal(image[2])
     pixels = data.train.plain().batch(range(1297))[0]
@@ -78,7 +78,7 @@ def test_subsets_and_settings_of_the_config() -> None:
     assert data.train.labels.bincount().tolist() == [4] * 10
     assert data.val.labels.bincount().tolist() == [2] * 10
     assert (data.mean, data.std) == ((0.1, 0.2, 0.3), (1, 2, 3))
-    assert data.augment == replace(augment, flip=False)
+    assert data.train.augment == replace(augment, flip=False)
     assert data.train[0][0].equal(load_data(config, augment).train.plain()[0][0])
 
 
@@ -176,7 +176,7 @@ def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
     for mine, theirs in ((packed.train, loose.train), (packed.val, loose.val)):
         pairs = zip(mine.plain().batch(range(len(mine))), theirs.plain().batch(range(len(theirs))), strict=True)
         assert all(a.equal(b) for a, b in pairs)
-    assert (packed.augment.crop, packed.augment.flip, packed.name) == ("pad", True, tmp_path.name)
+    assert (packed.train.augment.crop, packed.train.augment.flip, packed.name) == ("pad", True, tmp_path.name)
 
 
 @pytest.mark.parametrize("prefix", ["", "pets/", "pets/images/"])
@@ -328,7 +328,7 @@ def test_cifar_prefers_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for part in ("train", "test"):
         make_zip(make_tree(tmp_path / part), tmp_path / f"{part}.zip")
     data = load_data(config)
-    assert (data.name, data.classes, data.mean[0], data.augment.crop) == ("cifar10", CLASSES, 0.4914, "pad")
+    assert (data.name, data.classes, data.mean[0], data.train.augment.crop) == ("cifar10", CLASSES, 0.4914, "pad")
 
 
 def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_where_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     make_tree(tmp_path / "imagenet" / "val")
     data = load_data(DataConfig(name="imagenet"))
     assert (data.name, data.img_size, len(data.val)) == ("imagenet", 224, 30)
-    assert (data.augment.crop, data.augment.flip, data.augment.auto_augment) == ("random", True, None)
+    assert (data.train.augment.crop, data.train.augment.flip, data.train.augment.auto_augment) == ("random", True, None)
 
 
 def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import recast.models  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
 from recast.data import Data
 from recast.data.datasets import ImageTensors
-from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, recipes_by_paper
+from recast.recipes import RECIPES, recipes_by_paper
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.run.recipe import recipe_to_dict
 from recast.training.distributed import Interrupted
@@ -152,8 +152,8 @@ def recipe_listing() -> Any:
         docs[name] = ["=" if line in before else line for line in lines]  # as the recipe before says it
         before = lines
     return plain({
-        "after": AFTER,
-        "needs_weights": sorted(NEEDS_WEIGHTS),
+        "after": {name: entry.after for name, entry in RECIPES.items() if entry.after},
+        "needs_weights": sorted(name for name, entry in RECIPES.items() if entry.needs_weights),
         "by_paper": recipes_by_paper(),
         "docs": docs,
     })  # fmt: skip
@@ -507,7 +507,7 @@ def _training() -> tuple[nn.Module, Any, Any]:
 
     crop = AugmentConfig(crop="pad", flip=False)
     data = Data(
-        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop
+        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8
     )
     recipe = Recipe(
         model=ModelConfig("tests:tiny"),

@@ -12,7 +12,7 @@ import timm
 import torch
 
 import recast.models.patchconvnet  # noqa: F401  registers the networks with timm
-from recast.recipes import AFTER, RECIPES, make_recipe
+from recast.recipes import RECIPES, make_recipe
 from recast.training.distill import soft_loss
 from recast.training.optim import WarmupDecay
 
@@ -85,7 +85,7 @@ def test_no_recipe_is_there_twice() -> None:
     first: dict[str, str] = {}
     for name in RECIPES:
         twin = first.setdefault(repr(make_recipe(name)), name)
-        assert twin == name or AFTER.get(twin) != AFTER.get(name), f"{name} = {twin}"
+        assert twin == name or RECIPES[twin].after != RECIPES[name].after, f"{name} = {twin}"
 
 
 def test_what_is_in_no_paper_is_not_trained_or_says_where_it_is_from() -> None:

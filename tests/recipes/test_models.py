@@ -15,7 +15,7 @@ import recast.models.patchconvnet
 import recast.models.small
 import recast.models.variants  # noqa: F401  registers our names with timm
 from recast.models.sources import create
-from recast.recipes import AFTER, RECIPES, make_recipe
+from recast.recipes import RECIPES, make_recipe
 from recast.run.names import split_name
 
 # Parameters from the specifications of the networks, 1000 classes.
@@ -61,7 +61,7 @@ def test_parameters(name: str) -> None:
 
 
 def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
-    for name, before in AFTER.items():
+    for name, before in ((name, entry.after) for name, entry in RECIPES.items() if entry.after):
         if make_recipe(name).model.name.endswith("_multi"):
             continue  # its weights are converted first
         if ":" in make_recipe(name).model.name:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, load_recipe, make_recipe, recipes_by_paper, save_recipe
+from recast.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.run.config import Recipe, ScheduleConfig
-from recast.run.recipe import changes, recipe_from_dict, recipe_to_dict
+from recast.run.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 
@@ -58,7 +58,7 @@ def test_every_recipe_says_what_it_is_how_to_run_it_and_what_to_expect() -> None
 
 
 def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> None:
-    for name in RECIPES:
+    for name, entry in RECIPES.items():
         words = shlex.split(said(name)["Command"])
         if embedded := {"odd_digit": "recast quickstart", "digits": "recast train digits --out RUN"}.get(name):
             assert words == embedded.split()
@@ -70,13 +70,13 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
             of["masks"] = "ADE20K"
             data = make_recipe(name).data.name
             assert words[words.index("--data-dir") + 1] == of.get(data, data.removeprefix("torch/").upper()), name
-        assert ("--checkpoint" in words) == (name in NEEDS_WEIGHTS), name
-        if name in AFTER:
-            assert f"runs/{AFTER[name]}/weights.safetensors" in words, name
+        assert ("--checkpoint" in words) == entry.needs_weights, name
+        if entry.after:
+            assert f"runs/{entry.after}/weights.safetensors" in words, name
 
 
 def test_a_later_stage_starts_from_a_recipe_of_the_same_network() -> None:
-    for name, before in AFTER.items():
+    for name, before in ((name, entry.after) for name, entry in RECIPES.items() if entry.after):
         later, earlier = make_recipe(name), make_recipe(before)
         size = r"_(224|384|448)$"
         one, other = re.sub(size, "", later.model.name), re.sub(size, "", earlier.model.name)

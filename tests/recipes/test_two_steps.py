@@ -28,7 +28,7 @@ def tiny_data(config: DataConfig, augment: AugmentConfig) -> Data:
         pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()
         parts.append(ImageTensors(pixels, torch.arange(count) % CLASSES))
     names = [str(label) for label in range(CLASSES)]
-    return Data("noise", parts[0].augmented(augment), parts[1], names, (0.5,) * 3, (0.2,) * 3, SIZE, augment)
+    return Data("noise", parts[0].augmented(augment), parts[1], names, (0.5,) * 3, (0.2,) * 3, SIZE)
 
 
 def tiny(recipe: Recipe) -> Recipe:

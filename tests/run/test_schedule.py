@@ -62,6 +62,10 @@ def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
         later.decided("blocks.1.mixer", 5)
 
 
+def test_a_plan_without_layers_has_a_schedule_without_dates() -> None:
+    assert str(Schedule.progressive(plan_of(), 5)) == "schedule: progressive"
+
+
 def test_slots_wait_for_their_layers() -> None:
     schedule = Schedule.progressive(blocks(3), 4, "learned")
     assert (schedule.dates, schedule.slots) == ({}, (2, 3, 4))
@@ -118,7 +122,7 @@ def test_schedules_of_recipes() -> None:
     assert learned.dates == {}
 
 
-@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x"])
+@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])
 def test_dates_as_words(word: str) -> None:
     assert parse_dates(["5:re:a", "5:b", "6:c"]) == {5: ["re:a", "b"], 6: ["c"]}
     with pytest.raises(RecastError, match="EPOCH:LAYER"):

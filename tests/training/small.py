@@ -33,7 +33,7 @@ def small_data(num_val: int = 18) -> Data:
     """40 training images, shifted at random."""
     crop = AugmentConfig(crop="pad", flip=False)
     train, val = small_images(40, seed=1).augmented(crop), small_images(num_val, seed=2)
-    return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8, crop)
+    return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8)
 
 
 def small_parent() -> nn.Module:

@@ -50,7 +50,7 @@ def dense_data(count: int = 20) -> Data:
     masks[:, :2] = IGNORE
     pairs = ImagePairs(pixels.to(torch.uint8), masks.to(torch.uint8), 16)
     augment = AugmentConfig(crop="random", flip=True)
-    return Data("blocks", pairs.augmented(augment), pairs, ["r", "g", "b"], (0.3,) * 3, (0.2,) * 3, 16, augment)
+    return Data("blocks", pairs.augmented(augment), pairs, ["r", "g", "b"], (0.3,) * 3, (0.2,) * 3, 16)
 
 
 def recipe(**fields: object) -> Recipe:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from typing import Any, TextIO
 
 from recast.errors import first_line, one_line, printable
@@ -120,9 +121,10 @@ def _moved(out: TextIO, error: TextIO) -> TextIO | None:
 
 def asks_for(option: str, arguments: Sequence[str]) -> bool:
     """Whether a switch such as `--json` stands among the options."""
-    words = [*(arguments[: arguments.index("--")] if "--" in arguments else arguments), ""]
-    places = [i for i, word in enumerate(words) if word in (option, f"{option}=true")]
-    return any(words[i + 1].lower() not in ("false", "no", "off", "null") for i in places)
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
+    said = [after for word, after in pairwise([*words, ""]) if word == option]
+    return any(after.lower() not in ("false", "no", "off", "null") for after in said)
 
 
 def describe(error: BaseException) -> str:

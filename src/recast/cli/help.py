@@ -20,11 +20,10 @@ from recast.run.fields import leaves, words_of
 OUTPUT = ("json", "quiet", "verbose")
 """Switches of every command, the last in its help; they have no --no-."""
 METAVARS = {
-    "model": "MODEL", "runs": "RUN", "recipe": "RECIPE", "where": "LAYER", "suite": "SUITE", "eps": "NUM",
-    "checkpoint": "FILE", "config": "FILE", "out": "PATH", "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS",
-    "budget": "LIMITS", "device": "DEVICE", "name": "NAME", "data": "NAME", "opt": "NAME",
-    "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR", "figures": "DIR",
-    "subject": "RUN|MODEL", "images": "IMAGE", "classes": "FILE", "layer": "LAYER",
+    "runs": "RUN", "where": "LAYER", "suite": "SUITE", "checkpoint": "FILE", "config": "FILE", "out": "PATH",
+    "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS", "budget": "LIMITS", "device": "DEVICE", "name": "NAME",
+    "data": "NAME", "opt": "NAME", "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR",
+    "figures": "DIR", "subject": "RUN|MODEL", "images": "IMAGE", "classes": "FILE", "layer": "LAYER",
     "coarse_file": "FILE", "saved": "FILE|RUN", "parent": "MODEL|FILE",
 }  # fmt: skip
 

@@ -65,9 +65,17 @@ class PlanOptions(ModelOptions):
     """training images that layers are ranked on"""
 
 
-def model_config(options: ModelOptions) -> ModelConfig:
-    """The parent that the options name."""
-    return ModelConfig(options.model, options.checkpoint, options.pretrained, options.num_classes)
+def open_parent(options: ModelOptions, data: Data | None) -> tuple[nn.Module, Data | None]:
+    """The parent that the options name, and the data set normalised as the parent knows it."""
+    from recast.models.build import build, input_defaults
+
+    config = ModelConfig(options.model, options.checkpoint, options.pretrained, options.num_classes)
+    with trusting(options.model):
+        model = build(config, num_classes=len(data.classes) if data else None)
+    if data is not None:
+        known = input_defaults(model) or data
+        data = replace(data, mean=known.mean, std=known.std)
+    return model, data
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
@@ -134,11 +142,7 @@ def run(argv: Sequence[str]) -> int:
 
     import torch
 
-    from recast.models.build import build
-
-    data = load_named(options.data, options.data_dir, options.img_size)
-    with trusting(options.model):
-        model = build(model_config(options), num_classes=len(data.classes) if data else None)
+    model, data = open_parent(options, load_named(options.data, options.data_dir, options.img_size))
     if data is not None and ranked:
         planned, ranking = _rank(model, data, options)
     else:
@@ -157,14 +161,12 @@ def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ran
     import torch
 
     from recast.data.sources import labelled_images
-    from recast.models.build import input_defaults
     from recast.surgery.planning import plan_best
     from recast.surgery.ranking import rank
     from recast.tracing.hooks import in_eval
 
     if data.task != "classify":
         raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
-    data = replace(data, mean=(known := input_defaults(model) or data).mean, std=known.std)
     images, labels = labelled_images(data, options.num_images, 0, "stop", next(model.parameters()).device)
     if options.where == ["auto"] and options.plan is None:
         found = plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)

@@ -16,7 +16,7 @@ from recast.cli.help import Command
 from recast.cli.options import OutputOptions, TrustOption, Words, as_typed, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
-from recast.recipes import AFTER, NEEDS_WEIGHTS, RECIPES, make_recipe, recipes_by_paper
+from recast.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, Recipe
 from recast.run.names import check_name
@@ -118,9 +118,10 @@ def _train(argv: Sequence[str]) -> int:
 
 def _check_weights(name: str | None, recipe: Recipe) -> None:
     """A fine-tuning from random weights is a mistake that costs days: it is refused."""
-    if name not in NEEDS_WEIGHTS or recipe.model.checkpoint or recipe.model.pretrained:
+    entry = RECIPES.get(name or "")
+    if entry is None or not entry.needs_weights or recipe.model.checkpoint or recipe.model.pretrained:
         return
-    whose = f", those of {AFTER[name]}: --checkpoint runs/{AFTER[name]}/weights.safetensors" if name in AFTER else ""
+    whose = f", those of {entry.after}: --checkpoint runs/{entry.after}/weights.safetensors" if entry.after else ""
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
 
 

@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING
 
 from recast.cli.help import Command
 from recast.cli.options import ModelOptions, parse, print_json
-from recast.cli.plan import example_shape, load_named, make_plan, model_config
+from recast.cli.plan import example_shape, load_named, make_plan, open_parent
 from recast.run.budget import Budget
 from recast.run.config import Backend
 from recast.run.fields import Count, Seed
 from recast.run.names import check_name
-from recast.run.trust import trusting
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from recast.data import Data
-    from recast.models.build import InputDefaults
     from recast.surgery.exactness import Exactness
 
 EXAMPLES = """  recast verify resnet50
@@ -67,7 +62,6 @@ def run(argv: Sequence[str]) -> int:
     import torch
 
     from recast.device import check_memory, choose_device
-    from recast.models.build import build, input_defaults
     from recast.surgery.apply import recast_
     from recast.surgery.exactness import TOLERANCE
     from recast.surgery.scales import randomize_scales_
@@ -75,16 +69,16 @@ def run(argv: Sequence[str]) -> int:
 
     torch.manual_seed(options.seed)
     device = choose_device(options.device)
-    data = load_named(options.data, options.data_dir, options.img_size)
-    with trusting(options.model):
-        model = build(model_config(options), num_classes=len(data.classes) if data else None)
-    defaults = input_defaults(model)
+    model, data = open_parent(options, load_named(options.data, options.data_dir, options.img_size))
     if data is not None:
         shape = min(options.num_images, len(data.val)), 3, data.test_size, data.test_size
     else:
         shape = options.num_images, *example_shape(model, options.img_size)
     check_memory(4 * 4 * math.prod(shape), f"{shape[0]:,} images of {shape[2]}×{shape[3]}")  # float32, and copies
-    batch = torch.randn(shape) if data is None else _images(data, shape[0], defaults)
+    if data is not None:
+        batch = data.normalised(torch.stack([data.val[i][0] for i in range(shape[0])]), torch.device("cpu"))
+    else:
+        batch = torch.randn(shape)
     if not (options.pretrained or options.checkpoint):
         # the statistics of a map of one pixel need two images
         randomize_scales_(model, torch.cat([batch, batch.flip(-1)]) if len(batch) == 1 else batch[:AT_ONCE])
@@ -144,14 +138,3 @@ def run(argv: Sequence[str]) -> int:
         if applies:
             print(f"note: {note}", file=sys.stderr)
     return 0 if same and telling else 1
-
-
-def _images(data: Data, count: int, defaults: InputDefaults | None) -> Tensor:
-    """The first `count` validation images, normalised as the model knows them."""
-    import torch
-    from torchvision.transforms.v2.functional import normalize
-
-    pixels = torch.stack([data.val[i][0] for i in range(count)])
-    known = defaults or data
-    normalised: Tensor = normalize(pixels, list(known.mean), list(known.std))
-    return normalised

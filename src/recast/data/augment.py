@@ -118,8 +118,7 @@ def _posterize(image: Image.Image, bits_to_keep: int, **fill: object) -> Image.I
     """timm's, where 0 bits give a black image as they always did: newer Pillow raises ValueError instead."""
     if bits_to_keep <= 0:
         return Image.new(image.mode, image.size)
-    posterized: Image.Image = posterize(image, bits_to_keep)
-    return posterized
+    return posterize(image, bits_to_keep)
 
 
 def pad_width(img_size: int) -> int:

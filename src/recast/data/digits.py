@@ -46,7 +46,7 @@ def find_digits(config: DataConfig) -> Found:
 
     img_size = config.img_size or 32
     train, val = enlarged(~is_val, img_size), enlarged(is_val, config.test_size or img_size)
-    return Found("digits", train, val, _names(), NORM["digits"], crop="pad", flip=False)
+    return Found("digits", train, val, None, NORM["digits"], crop="pad", flip=False)
 
 
 def find_canvases(config: DataConfig, name: str) -> Found:
@@ -62,7 +62,7 @@ def find_canvases(config: DataConfig, name: str) -> Found:
             canvases = _enlarged(canvases, side)
         parts.append(_images(canvases, answers))
     train, val = parts
-    return Found(name, train, val, _names(), NORM["canvases"], crop="none", flip=False)
+    return Found(name, train, val, None, NORM["canvases"], crop="none", flip=False)
 
 
 SOURCES: dict[str, Callable[[DataConfig], Found]] = {
@@ -84,10 +84,6 @@ def read_digits() -> tuple[Tensor, Tensor, Tensor]:
     is_val = torch.zeros(len(labels), dtype=torch.bool)
     is_val[choose_balanced(labels, NUM_VAL, "the validation part")] = True
     return torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, labels, is_val
-
-
-def _names() -> list[str]:
-    return [str(digit) for digit in range(10)]
 
 
 def _images(pixels: Tensor, labels: Tensor) -> ImageTensors:

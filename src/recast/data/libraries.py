@@ -162,10 +162,9 @@ def find_on_hub(config: DataConfig) -> Found:
 def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, Any]:
     datasets = optional_package("datasets", "datasets", "hfds/NAME needs another package")
     try:
-        splits: Mapping[str, Any] = datasets.load_dataset(name, cache_dir=cache)
+        return datasets.load_dataset(name, cache_dir=cache)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise RecastError(f"cannot load {full_name}: {first_line(error).rstrip('.')}") from None
-    return splits
 
 
 def _columns(full_name: str, features: Mapping[str, Any]) -> tuple[str, str, list[str] | None]:

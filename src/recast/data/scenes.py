@@ -87,7 +87,8 @@ def draw_scene(seed: object, digits: np.ndarray, labels: np.ndarray) -> Scene:
             paint((down < size * 0.7) & (down > 2 * abs(right) - size), "triangle")
         else:
             index = random.integers(len(labels))
-            paint(_digit(digits[index], *random.integers(SIDE - DIGIT, size=2)), f"{_parity(labels[index])} digit")
+            name = ("even digit", "odd digit")[labels[index] % 2]
+            paint(_digit(digits[index], *random.integers(SIDE - DIGIT, size=2)), name)
     inner = np.argwhere(np.ones((SIDE - 2 * RING,) * 2)) + RING
     away = np.maximum(corner - inner, inner - corner - (height - 1, width - 1))
     places = inner[away.max(1) >= FAR + RING]
@@ -105,10 +106,6 @@ def _digit(grey: np.ndarray, row: int, column: int) -> np.ndarray:
     share = np.zeros((SIDE, SIDE))
     share[row : row + DIGIT, column : column + DIGIT] = enlarged
     return share
-
-
-def _parity(label: int) -> str:
-    return ("even", "odd")[int(label) % 2]
 
 
 def draw_scenes(part: str) -> list[Scene]:

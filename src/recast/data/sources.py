@@ -41,13 +41,10 @@ class Data:
     std: tuple[float, ...]
     img_size: int
     """Side of the training images in pixels."""
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    """What is done to the training images, with nothing left open."""
     coarse: Coarse | None = None
     """The coarse classes above `classes`, where they are known; None where the labels are those."""
     bad_images: tuple[str, ...] = ()
     """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
-
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Kinds of classes that are measured by themselves too."""
 
@@ -136,13 +133,12 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
             bad += names
         parts.append(images)
     train, val = parts
-    resolved = resolve(augment, train.img_size, crop=found.crop, flip=found.flip)
+    train = train.augmented(resolve(augment, train.img_size, crop=found.crop, flip=found.flip))
     mean, std = (tuple(own or theirs) for own, theirs in zip((config.mean, config.std), found.norm, strict=True))
-    train = train.augmented(resolved)
     if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(found.name, train, val, classes, mean, std, train.img_size, resolved, coarse, tuple(bad), found.kinds)
+    return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

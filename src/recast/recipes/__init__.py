@@ -20,9 +20,7 @@ import yaml
 
 from recast.errors import RecastError, suggest
 from recast.run.config import Recipe
-from recast.run.recipe import load_recipe, recipe_from_dict, save_recipe
-
-__all__ = ["AFTER", "NEEDS_WEIGHTS", "RECIPES", "load_recipe", "make_recipe", "recipes_by_paper", "save_recipe"]
+from recast.run.recipe import recipe_from_dict
 
 DATA = {
     "imagenet": (1_281_167, "IMAGENET"), "folder": (14_197_122, "IMAGENET21K"), "cifar100": (50_000, "CIFAR100"),
@@ -53,9 +51,9 @@ class Entry:
     settings: Mapping[str, Any]
     """What differs from `Recipe()`, under the dotted names of the fields."""
     after: str | None = None
-    """The recipe whose weights it starts from."""
+    """The recipe whose weights it starts from (`--checkpoint`)."""
     needs_weights: bool = False
-    """It means nothing from random weights."""
+    """It means nothing from random weights: it is to be given `--checkpoint` (or `--pretrained`)."""
     given_command: str | None = None
     data: str | None = None
     """Of `DATA`. None: what the settings say."""
@@ -161,12 +159,6 @@ _BY_PAPER = read_papers((
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
 """Every recipe."""
-
-AFTER: dict[str, str] = {name: entry.after for name, entry in RECIPES.items() if entry.after is not None}
-"""A later stage of a training → the recipe whose weights it starts from (`--checkpoint`)."""
-
-NEEDS_WEIGHTS = frozenset(name for name, entry in RECIPES.items() if entry.needs_weights)
-"""Recipes that mean nothing from random weights: they are to be given `--checkpoint` (or `--pretrained`)."""
 
 
 def make_recipe(name: str) -> Recipe:

@@ -128,15 +128,16 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def check_value(hint: Any, value: Any, name: str) -> None:
     """Raise RecastError for a value of another type, a number out of its range, or a word that is no choice."""
     several = isinstance(value, list | tuple)
+    items = value if several else () if value is None else (value,)
     for kind in (part for part in leaves(hint) if get_origin(part) is Literal):
-        for item in value if several else () if value is None else (value,):
+        for item in items:
             if item not in get_args(kind):
                 raise mismatch(name, f"one of {', '.join(get_args(kind))}", item, get_args(kind))
     if not _fits(hint, value):
         raise mismatch(name, describe(hint), value, words_of(hint))
     for kind in (part for part in leaves(hint) if get_origin(part) is Annotated):
         allowed: Range = kind.__metadata__[0]
-        for item in value if several else () if value is None else (value,):
+        for item in items:
             if allowed.most < abs(item) < math.inf:
                 raise RecastError(f"{name} must be at most {allowed.most:,}, got {shown(item)}")
             if not allowed.holds(item):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
-from recast.run.reading import LARGEST, decode, open_now, parse_json, read_bytes
+from recast.run.reading import decode, open_now, parse_json, read_bytes
 
 LOCK = ".lock"
 """In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
@@ -195,14 +195,14 @@ def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def read_text(path: str | Path, limit: int = LARGEST) -> str:
+def read_text(path: str | Path) -> str:
     """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
-    return decode(_read(path, limit), path)
+    return decode(_read(path), path)
 
 
-def _read(path: str | Path, limit: int = LARGEST) -> bytes:
+def _read(path: str | Path) -> bytes:
     try:
-        return read_bytes(path, limit)
+        return read_bytes(path)
     except FileNotFoundError:
         raise RecastError(f"{path} is missing: {Path(path).parent} is not a complete run folder") from None
 

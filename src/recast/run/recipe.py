@@ -39,8 +39,7 @@ PARENT_WEIGHTS = "parent.safetensors"
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Every field as nested plain data."""
-    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples become lists
-    return found
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples become lists
 
 
 def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Recipe:

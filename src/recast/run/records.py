@@ -54,8 +54,7 @@ class Epoch:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of its line: without mIoU and AP where there is none."""
-        kept = lambda name, value: name not in ("val_miou", "val_ap") or value is not None  # noqa: E731
-        return {name: value for name, value in asdict(self).items() if kept(name, value)}
+        return {name: x for name, x in asdict(self).items() if x is not None or name not in ("val_miou", "val_ap")}
 
     @property
     def main(self) -> float:

@@ -136,7 +136,7 @@ class Schedule(Checked):
         """Every layer with its date, in the order of the dates."""
         if self.name == "learned" and not self.dates:
             return f"schedule: learned, dates are decided after every epoch for {len(self.layers)} layers"
-        width = max(map(len, self.layers))
+        width = max(map(len, self.layers), default=0)
         lines = [
             f"  {layer:<{width}}  attention from epoch {date}" + (" (the start)" if date == 1 else "")
             for layer, date in sorted(self.dates.items(), key=lambda item: item[1])

@@ -124,8 +124,7 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
         return model
     if device.type != "cuda":
         raise RecastError(f"sync_bn needs GPUs, got {device.type}: set sync_bn=false, or regularization.freeze_bn=true")
-    synced: nn.Module = convert_sync_batchnorm(model)
-    return synced
+    return convert_sync_batchnorm(model)
 
 
 def wrapped(model: nn.Module, device: torch.device, before: nn.Module | None = None) -> nn.Module:

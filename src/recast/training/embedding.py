@@ -47,8 +47,7 @@ def neighbour_loss(
     An image that is alone in its class has no positive: its loss is 0, it is skipped. The memory gets no gradient.
     In float32 at least, with at most `most` similarities at a time, in the forward and in the backward pass.
     """
-    result: Tensor = _NeighbourLoss.apply(widened(embeddings), indices, memory, labels, sigma, most)
-    return result
+    return _NeighbourLoss.apply(widened(embeddings), indices, memory, labels, sigma, most)
 
 
 class _NeighbourLoss(torch.autograd.Function):

@@ -144,7 +144,7 @@ class Journal:
     """What the first process writes and shows: metrics.jsonl with a row per epoch, the same rows to trackers, and on
     stderr a line per epoch, on a terminal a bar too. The other processes do nothing here.
 
-    `shown=False` shows nothing. `with journal:` closes what `open` opened.
+    `shown=False` shows nothing.
     """
 
     def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool, device: torch.device) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -52,8 +51,7 @@ def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Tens
         logits = widened(logits)
         targets = targets if are_labels else targets.to(logits.dtype)
         if config.loss == "bce":
-            result: Tensor = binary(logits, targets)
-            return result
+            return binary(logits, targets)
         return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
 
     return loss
@@ -165,10 +163,10 @@ class Objective:
         if recipe.compile:
             raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
         if gpsa_layers(student):
-            watched = copy.deepcopy(parent)
-            if recipe.regularization.drop_path is not None:  # it leaves out the branches that the student leaves out
-                set_drop_path_(watched, recipe.regularization.drop_path, recipe.regularization.drop_path_mode)
-            self.features = FeatureDistillation(student, watched)
+            self.features = FeatureDistillation(student, parent)
+            if (rate := recipe.regularization.drop_path) is not None:
+                # the copy of the parent leaves out the branches that the student leaves out
+                set_drop_path_(self.features.parent, rate, recipe.regularization.drop_path_mode)
 
     def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
         """What the network is given in training: a detector, what it is to find too."""
@@ -186,8 +184,7 @@ class Objective:
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over the images of a part; for an embedding the targets are the images' numbers."""
         if self.embedding is not None:
-            loss: Tensor = self.embedding(outputs, images, targets)
-            return loss
+            return self.embedding(outputs, images, targets)
         if self.features is not None and self.features.watching:
             return self.features(outputs, images, targets)
         if self.distillation is not None:

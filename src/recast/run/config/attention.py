@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.run.fields import Checked, Count, CountOrZero, Finite, Positive, Ratio, Width
 
 Gate = Literal["linear", "sigmoid", "bias"]
@@ -152,8 +152,8 @@ def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
     dates: dict[int, list[str]] = {}
     for word in words:
         epoch, colon, layer = word.partition(":")
-        if not (colon and layer and epoch.strip().isdecimal()):
-            raise RecastError(f"schedule.dates takes EPOCH:LAYER, for instance 58:blocks.5.*, got {word!r}")
+        if not (colon and layer and epoch.strip().isdecimal() and len(epoch) < 10):
+            raise RecastError(f"schedule.dates takes EPOCH:LAYER, for instance 58:blocks.5.*, got {shown(word)}")
         dates.setdefault(int(epoch), []).append(layer.strip())
     if not dates:
         raise RecastError("schedule=listed needs schedule.dates, EPOCH:LAYER for every layer, e.g. 58:blocks.5.*")
