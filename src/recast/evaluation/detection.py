@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
 
 from recast.evaluation.context import Batch, Context, Score
@@ -164,10 +165,7 @@ def rows_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, w
 
 def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     """(images, k): rows as long as the longest, zeros behind."""
-    found = np.zeros((len(rows), max(map(len, rows))))
-    for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).numpy()
 
 
 def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np.ndarray) -> dict[str, np.ndarray]:
