@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
 
 from recast.evaluation.context import Batch, Context, Score
+from recast.evaluation.stats import known_mean
 
 MOST = 100
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -137,13 +138,7 @@ def summarised(found: np.ndarray, classes: Sequence[str], kinds: Mapping[str, Se
         for kind, members in kinds.items():
             metrics[f"ap@{kind}"] = found[:, 0][..., [classes.index(name) for name in members]]
         metrics |= {f"ap/{name}": found[:, 0, :, index] for index, name in enumerate(classes)}
-        return {name: _known_mean(values.reshape(len(found), -1)) for name, values in metrics.items()}
-
-
-def _known_mean(values: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(values)
-    count = known.sum(1)
-    return np.divide(np.where(known, values, 0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
+        return {name: known_mean(values.reshape(len(found), -1)) for name, values in metrics.items()}
 
 
 def score_detection(batch: Batch) -> Iterator[Score]:

@@ -40,6 +40,13 @@ def plain_mean(means: np.ndarray) -> np.ndarray:
     return means[..., 0]
 
 
+def known_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of what is a number; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(-1)
+    return np.divide(np.where(known, values, 0).sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
 def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
     """(draws, n) parts of the RESAMPLES draws: how often each of n images is drawn, with replacement.
 
