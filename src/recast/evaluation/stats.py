@@ -113,7 +113,7 @@ class Resampled:
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
         """None where all images have the same scores: resamples of 0 of 300 are 0, but 1 of 300 is not excluded."""
         values = self.resamples[model, metric]
-        return interval(values) if np.ptp(values) > 0 else (None, None)
+        return interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
 
     def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
         """(value, low, high) of `model` − `against`."""
