@@ -39,7 +39,7 @@ from recast.data import Data, Loader, load_data
 from recast.data.libraries import NORMS
 from recast.evaluation import evaluate
 from recast.evaluation.context import PixelModel
-from recast.evaluation.knn import unit_features
+from recast.evaluation.knn import features
 from recast.evaluation.run_folder import open_run
 from recast.io import load
 from recast.models.build import build
@@ -122,7 +122,9 @@ def learn_clusters(options: argparse.Namespace, seed: int) -> None:
     recipe = recipe_of(options, CLUSTERFIT, seed)
     model = PixelModel(run.models["finetuned"], run.data.mean, run.data.std).eval()
     parts = (run.data.train.plain(), run.data.val)
-    found = [torch.cat([unit_features(model, x, None) for x, _ in Loader(part, 500)]).numpy() for part in parts]
+    found = [
+        torch.cat([F.normalize(features(model, x), dim=1) for x, _ in Loader(part, 500)]).numpy() for part in parts
+    ]
     clusters = min(options.clusters, len(found[0]) // 4)
     means = MiniBatchKMeans(clusters, batch_size=4096, n_init=3, random_state=seed).fit(found[0])
     sets = zip((run.data.train, run.data.val), found, strict=True)

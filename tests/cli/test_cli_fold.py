@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 
 import recast
 from recast.data.sources import labelled_images
+from recast.errors import RecastError
 from recast.evaluation import frontier
 from recast.evaluation.run_folder import open_run
 from recast.run.records import FrontierLine
-from recast.run.tables import read_records
+from recast.run.tables import Table, read_records, write_table
 from recast.surgery.scales import recalibrate_batch_norm_
 
 
@@ -60,6 +62,12 @@ def test_the_curve_and_a_point_of_it(
     (line,) = (line for line in lines if line.model == "finetuned")
     assert top1(tuned) == pytest.approx(line.top1)
     assert f"goes from {total} open heads to 0, got heads=99" in refused("fold", run, "--heads", "99")
+
+
+def test_a_curve_without_a_point(tmp_path: Path) -> None:
+    write_table(tmp_path / "analysis", Table.of("frontier", FrontierLine, []))
+    with pytest.raises(RecastError, match="has no point of a recast network"):
+        frontier.close_to(SimpleNamespace(folder=tmp_path), 3)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_folded(

@@ -154,6 +154,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "without its control arm" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
+    assert "add --suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
 def test_report_of_a_run_that_was_not_evaluated(shared: Path, cli: Cli, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from recast.evaluation.segmentation import STATISTICS
 from recast.evaluation.stats import Resampled, plain_mean, resampled_means
 
 RANDOM = np.random.default_rng(3)
@@ -42,6 +43,14 @@ def test_the_draws_follow_from_the_seed_and_cover_the_binomial() -> None:
     assert np.array_equal(resampled_means(values, 0), resampled_means(values, 0))
     assert not np.array_equal(resampled_means(values, 0), resampled_means(values, 1))
     assert resampled_means(values).std() == pytest.approx(np.sqrt(0.2 * 0.8 / 1000), rel=0.1)
+
+
+def test_draws_without_a_class_leave_the_interval_of_the_others() -> None:
+    counts = np.zeros((12, 3))  # labelled, predicted, both: two images hold the class
+    counts[:2] = [[0.5, 0.4, 0.3], [0.5, 0.5, 0.2]]
+    found = Resampled({("m0", "iou/dog"): counts}, STATISTICS, seed=0)
+    assert np.isnan(found.resamples["m0", "iou/dog"]).sum() > 50
+    assert found.interval("m0", "iou/dog") == pytest.approx((25.0, 50.0))  # of either image alone
 
 
 def test_there_is_no_interval_where_all_images_agree() -> None:

@@ -142,6 +142,11 @@ def test_names_of_layers_do_not_run_together(count: int) -> None:
     assert len(ticks) == count or len(ticks) > 3
 
 
+def test_a_number_stays_in_the_line_of_what_it_counts() -> None:
+    names = ["1.0", "features.10", "stem", "layer1.conv2"]
+    assert list(draw.layer_ticks(names).values()) == ["1.0", "features.10", "stem", "layer1\nconv2"]
+
+
 # colours
 
 

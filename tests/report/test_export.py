@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def test_several_runs_have_folders_of_their_own(
     places = [path.split(".tmp/")[1] for path in written]
     assert {"accuracy_macs", "fourier_runs", "run-a/cka_parent_recast", "run-b/gamma_layer3.0.conv1"} <= set(places)
     assert len(places) == len(set(places))
+
+
+def test_no_two_folders_have_one_name() -> None:
+    def folders(*names: str) -> list[str]:
+        return [place for place, _ in export._placed([{"run": SimpleNamespace(name=name)} for name in names], [])]
+
+    assert folders("a", "b", "a") == ["run-a-1/", "run-b/", "run-a-3/"]
+    assert folders("a", "a", "a-2") == ["run-a-1/", "run-a-2/", "run-a-2-3/"]
+    groups = [{"data": "folder cats"}, {"data": "folder cats"}]  # of other classes
+    assert [place for place, _ in export._placed([], groups)] == ["folder_cats-1/", "folder_cats-2/"]
 
 
 def test_tables_in_latex(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from recast.report import formats
 from recast.report.arms_table import LABELS, arms_table, heat_tables
 from recast.report.load import Run, read_run
 from recast.report.page import group_parts, render, run_part
-from recast.report.summary import missing, notes, provenance, won_and_lost
+from recast.report.summary import missing, notes, provenance, tiles, won_and_lost
 from recast.report.table import Cell
 from recast.report.tables import head_table, left_by_reason, seeds_table
 from recast.report.verdict import why_no_mean
@@ -95,6 +95,19 @@ def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
     write_records(path / "differences.csv", Difference, [paired])
     cell = lines(read_run(path))["Clean images, Top-1, %"][5]
     assert (cell.small[0] if cell.small else None, cell.kind) == expected
+
+
+def test_nothing_else_is_decided_by_one_either(make_run: MakeRun) -> None:
+    path = make_run("one", without=("differences.csv",))
+    paired = Difference("run", "recast", "finetuned", "fgsm", "digits", "top1@1", 0.8, 0.04, 1.6, 360)
+    write_records(path / "differences.csv", Difference, [paired])
+    assert not [tile for tile in tiles(read_run(path)) if tile["label"].startswith("Largest")]
+    tops = [{"parent": 70.0, "finetuned": 75.0, "recast": 75.0 + gain} for gain in (0.3706, 0.6, 0.8294)]
+    paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
+    table = seeds_table([read_run(path) for path in paths])
+    assert table is not None
+    cell = next(row[-1] for row in table.groups[0].rows if row[0].text.startswith("Clean images: Top-1"))
+    assert (cell.text, cell.small, cell.kind) == ("+0.6", ("0.0 to 1.2",), "")
 
 
 def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:

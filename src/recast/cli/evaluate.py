@@ -12,6 +12,7 @@ from typing import ClassVar
 from recast.cli.guard import complain
 from recast.cli.help import Command
 from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.errors import RecastError
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
 from recast.run.files import read_names
@@ -70,6 +71,8 @@ def _evaluate(options: EvaluateOptions, command: str) -> int:
     from recast.evaluation.context import NotMeasured
     from recast.evaluation.run_folder import check_run, evaluate_run
 
+    if options.options.sizes is not None and "resolution" not in options.suite:
+        raise RecastError("--sizes are those of the suite resolution, which is not asked for: add --suite resolution")
     for folder in options.runs:  # all of them before the first is measured
         check_run(folder)
     rows: list[Row] = []

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
 
 from recast.evaluation.context import Batch, Context, Score
+from recast.evaluation.stats import known_mean
 
 MOST = 100
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -136,13 +138,7 @@ def summarised(found: np.ndarray, classes: Sequence[str], kinds: Mapping[str, Se
         for kind, members in kinds.items():
             metrics[f"ap@{kind}"] = found[:, 0][..., [classes.index(name) for name in members]]
         metrics |= {f"ap/{name}": found[:, 0, :, index] for index, name in enumerate(classes)}
-        return {name: _known_mean(values.reshape(len(found), -1)) for name, values in metrics.items()}
-
-
-def _known_mean(values: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(values)
-    count = known.sum(1)
-    return np.divide(np.where(known, values, 0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
+        return {name: known_mean(values.reshape(len(found), -1)) for name, values in metrics.items()}
 
 
 def score_detection(batch: Batch) -> Iterator[Score]:
@@ -164,10 +160,7 @@ def rows_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, w
 
 def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     """(images, k): rows as long as the longest, zeros behind."""
-    found = np.zeros((len(rows), max(map(len, rows))))
-    for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).numpy()
 
 
 def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np.ndarray) -> dict[str, np.ndarray]:

@@ -91,6 +91,8 @@ def close_to(run: Run, heads: int) -> None:
     if not path.is_file():
         raise RecastError(f"{path} is not there: measure the curve first, recast fold {run.folder} --frontier")
     lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
+    if not lines:
+        raise RecastError(f"{path} has no point of a recast network: recast fold {run.folder} --frontier writes one")
     counts = [line.heads for line in lines]
     if heads not in counts:
         raise RecastError(f"the curve goes from {counts[0]} open heads to {counts[-1]}, got heads={heads}")

@@ -115,20 +115,19 @@ def score_knn(batch: Batch) -> Iterator[Score]:
     found = banks(batch)
     for name, model in batch.models.items():
         bank, bank_labels = found[name]
-        similarities, indices = nearest(unit_features(model, batch.images, outputs_of(batch.context)), bank, max(ks))
+        similarities, indices = nearest(unit_features(batch.context, model, batch.images), bank, max(ks))
         for k, classes in vote(similarities, bank_labels[indices], ks, len(batch.context.data.classes)).items():
             yield Score(name, f"top1@{k}", (classes == batch.labels).float())
 
 
 def score_linear(batch: Batch) -> Iterator[Score]:
     """top1 of the linear classifier, and log10 of the weight decay that was chosen."""
-    outputs, known = outputs_of(batch.context), batch.context.store.setdefault("linear", {})
-    found = banks(batch)
+    known, found = batch.context.store.setdefault("linear", {}), banks(batch)
     for name, model in batch.models.items():
         if name not in known:
             known[name] = choose_probe(*found[name], len(batch.context.data.classes))
         probe, decay = known[name]
-        right = probe(unit_features(model, batch.images, outputs)).argmax(1) == batch.labels
+        right = probe(unit_features(batch.context, model, batch.images)).argmax(1) == batch.labels
         yield Score(name, "top1", right.float())
         yield Score(name, "weight_decay", torch.full((len(batch),), math.log10(decay)))
 
@@ -187,14 +186,10 @@ def bank_images(data: Data) -> LabelledImages:
     return ResizedImages(images, (data.test_size, data.test_size))
 
 
-def outputs_of(context: Context) -> int | None:
-    """How many outputs the networks have; None where they may be of coarse or of fine classes."""
-    return len(context.data.classes) if context.options.labels is None and context.data.coarse is None else None
-
-
-def unit_features(model: nn.Module, images: Tensor, num_classes: int | None) -> Tensor:
-    """`features` of length 1."""
-    return F.normalize(features(model, images, num_classes), dim=1)
+def unit_features(context: Context, model: nn.Module, images: Tensor) -> Tensor:
+    """`features` of length 1. A network's outputs may be of coarse or of fine classes where data have both."""
+    is_known = context.options.labels is None and context.data.coarse is None
+    return F.normalize(features(model, images, len(context.data.classes) if is_known else None), dim=1)
 
 
 def banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -207,6 +202,6 @@ def banks(batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         for part in context.batches(Source(batch.source.depends[0])):
             labels.append(part.labels)
             for name in todo:
-                found[name].append(unit_features(context.models[name], part.images, outputs_of(context)))
+                found[name].append(unit_features(context, context.models[name], part.images))
         known |= {name: (torch.cat(vectors), torch.cat(labels)) for name, vectors in found.items()}
     return known

@@ -113,7 +113,7 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
             )
         if name not in chosen:
             chosen[name] = choose_k(bank, labels, len(data.classes))
-        k, queries = chosen[name], knn.unit_features(model, batch.images, knn.outputs_of(context))
+        k, queries = chosen[name], knn.unit_features(context, model, batch.images)
         similarities, indices = knn.nearest(queries, bank, k)
         near = labels[indices]
         voted = knn.vote(similarities, near, (k,), len(data.classes), SIGMA)[k]
@@ -172,7 +172,7 @@ def tabulate_tsne(context: Context) -> Table:
     lines = []
     for name, model in context.models.items():
         batches = context.batches(Source(images))
-        found = torch.cat([knn.unit_features(model, batch.images, knn.outputs_of(context)) for batch in batches])
+        found = torch.cat([knn.unit_features(context, model, batch.images) for batch in batches])
         tsne = manifold.TSNE(
             init="pca", metric="cosine", perplexity=min(30.0, (len(found) - 1) / 3), random_state=context.options.seed
         )

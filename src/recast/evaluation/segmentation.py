@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from recast.data.pairs import IGNORE, OUTSIDE, ImagePairs
 from recast.evaluation.context import Batch, Context, Score, Source
-from recast.evaluation.stats import Statistic
+from recast.evaluation.stats import Statistic, known_mean
 
 Forward = Callable[[Tensor], Tensor]
 """Images → logits for every pixel."""
@@ -147,10 +147,7 @@ def _by_class(means: np.ndarray, parts: int) -> np.ndarray:
 
 def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """NaN where there is no whole at all."""
-    there = whole > 0
-    ratios = np.divide(part, whole, out=np.zeros_like(part), where=there)
-    count = there.sum(-1)
-    return 100 * np.divide(ratios.sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+    return 100 * known_mean(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
 
 
 STATISTICS: dict[str, Statistic] = {

@@ -40,6 +40,13 @@ def plain_mean(means: np.ndarray) -> np.ndarray:
     return means[..., 0]
 
 
+def known_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of what is a number; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(-1)
+    return np.divide(np.where(known, values, 0).sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
 def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
     """(draws, n) parts of the RESAMPLES draws: how often each of n images is drawn, with replacement.
 
@@ -106,7 +113,7 @@ class Resampled:
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
         """None where all images have the same scores: resamples of 0 of 300 are 0, but 1 of 300 is not excluded."""
         values = self.resamples[model, metric]
-        return interval(values) if np.ptp(values) > 0 else (None, None)
+        return interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
 
     def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
         """(value, low, high) of `model` − `against`."""

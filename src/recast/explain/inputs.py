@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from timm.data import ImageNetInfo
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from recast.explain.scene import Prediction
 from recast.explain.write import safe_stem
 from recast.run.reading import decode, read_bytes
 
-ORIENTATION = 274
-"""The EXIF tag that says which side is up."""
 VALIDATION = re.compile(r"val:(\d+)")
 DIFFERENT = 4
 """How many validation images are shown where none is asked for, each of another class."""
@@ -66,7 +64,7 @@ def read_image(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is refused
             with opened(source, str(source)) as stored:
-                turned = stored.getexif().get(ORIENTATION, 1) in range(2, 9)
+                turned = stored.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
                 image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
         if turned:
             notes.append("Turned upright as its EXIF tag says; training and evaluation read it as it is stored.")

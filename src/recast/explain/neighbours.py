@@ -14,7 +14,7 @@ from recast.data import Data, load_data
 from recast.data.datasets import LabelledImages
 from recast.errors import RecastError
 from recast.evaluation.context import Batch
-from recast.evaluation.knn import banks, nearest, outputs_of, sources_knn, unit_features
+from recast.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.evaluation.run_folder import open_run
 from recast.evaluation.runner import open_context
 from recast.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
@@ -51,7 +51,7 @@ def find_neighbours(
         found = banks(batch)
         for name, model in context.models.items():
             bank, _ = found[name]
-            values, indices = nearest(unit_features(model, images, outputs_of(context)), bank, NEAREST)
+            values, indices = nearest(unit_features(context, model, images), bank, NEAREST)
             for query, row, which in zip(queries, values.tolist(), indices.tolist(), strict=True):
                 query.nearest[name] = _shown(data, source.depends[0], which, row)
     return Neighbours(queries)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
@@ -192,7 +191,6 @@ def _draw(rows: Sequence[Sequence[Tile]], head: Sequence[str], path: Path) -> No
         mpl.rcdefaults()
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a class name in another script
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
-        FigureCanvasAgg(figure)
 
         def say(x: int, y: int, line: str, bold: bool) -> None:
             figure.text(

@@ -242,8 +242,14 @@ def draw_heat_map(
 
 
 def layer_ticks(names: Sequence[str]) -> dict[float, str]:
-    """Names of layers under an axis, the last part on a line of its own; only every few, so that none run together."""
-    parts = [[shortened(part, 12) for part in name.rpartition(".")[::2] if part] for name in names]
+    """Names of layers under an axis, the last part on a line of its own but for a number; only every few, so that none
+    run together."""
+
+    def lines(name: str) -> list[str]:
+        first, _, last = name.rpartition(".")
+        return [shortened(part, 12) for part in ((name,) if last.isdecimal() else (first, last)) if part]
+
+    parts = list(map(lines, names))
     step = math.ceil(len(names) * (max(len(part) for found in parts for part in found) + 1) / LETTERS)
     return {float(place): "\n".join(parts[place]) for place in range(0, len(names), step)}
 

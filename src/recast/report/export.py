@@ -93,12 +93,19 @@ def _swap(partial: Path, target: Path) -> None:
 
 def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str, Part]]:
     """The groups and the runs with their folders."""
-    for group in groups:
-        yield f"{_stem(group['data'])}/" if len(groups) > 1 else "", group
-    names = [_stem(part["run"].name) for part in runs]
-    for place, part in enumerate(runs):
-        name = names[place] if names.count(names[place]) == 1 else f"{names[place]}-{place + 1}"
-        yield f"run-{name}/" if len(runs) > 1 else "", part
+    for parts, names in (
+        (groups, [_stem(group["data"]) for group in groups]),
+        (runs, [f"run-{_stem(part['run'].name)}" for part in runs]),
+    ):
+        for name, part in zip(_apart(names), parts, strict=True):
+            yield f"{name}/" if len(parts) > 1 else "", part
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The names, no two alike: where some are, with their places behind them."""
+    placed = [f"{name}-{place}" for place, name in enumerate(names, start=1)]
+    some = [name if names.count(name) == 1 else longer for name, longer in zip(names, placed, strict=True)]
+    return some if len({*some}) == len(names) else placed
 
 
 def write_chart(path: Path, chart: Chart) -> None:

@@ -71,7 +71,7 @@ def _extremes(run: Run) -> list[dict[str, str]]:
     """The largest gain and the largest loss against the control arm whose intervals leave out 0, over all suites."""
     compared = [line for line in run.differences if (line.model, line.against) == ("recast", "finetuned")]
     every = [line for line in compared if is_accuracy(line.metric)]
-    clear = [line for line in every if line.low * line.high > 0]
+    clear = [line for line in every if formats.leaves_out_zero(line.low, line.high)]
     found = []
     for what, sign in (("gain", 1), ("loss", -1)):
         line = max(clear, key=lambda line: sign * line.value, default=None)

@@ -1,5 +1,5 @@
 "use strict";
-/* Attention maps from what the page stores (recast.explain.page.scene): a query's weights over the pixels of a layer's input.
+/* Attention maps from what the page stores (recast.explain.scene): a query's weights over the pixels of a layer's input.
 
    gpsa:  A = c_S·S + c_G·G + c_C·C   S one-hot at the tap, G a Gaussian around Δ over the padded grid, C stored
    maps, classes:  stored as they are
