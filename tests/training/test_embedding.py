@@ -9,17 +9,27 @@ import pytest
 import timm
 import torch
 from small import CLASSES, digits_recipe, small_child, small_data, small_fit, small_parent, small_recipe
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data.datasets import ImageTensors
 from recast.data.loading import Loader
 from recast.errors import RecastError
-from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
-from recast.run.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, ScheduleConfig, check_recipe
+from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding, without_probe
+from recast.run.config import (
+    AugmentConfig,
+    DataConfig,
+    EmbeddingConfig,
+    Recipe,
+    RegularizationConfig,
+    ScheduleConfig,
+    check_recipe,
+)
 from recast.training.checkpoint import states
 from recast.training.embedding import EmbeddingLoss, dino_loss, instance_loss, neighbour_loss, remember_
 from recast.training.metrics import read_metrics
+from recast.training.regularization import prepare_
 from recast.training.run import train
 
 SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
@@ -166,6 +176,7 @@ def test_training_goes_on_bit_for_bit(
     assert any("target" in name for name in one) == (config.instance_weight > 0)
 
 
+CPU = torch.device("cpu")
 DINO = EmbeddingConfig("dino", dim=6, hidden=5, knn_weight=0, instance_weight=0, views=3)
 
 
@@ -187,6 +198,36 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
     for name, value in model.state_dict().items():
         assert value.equal(other.state_dict()[name]) == (name not in probe), name
     assert not model.state_dict()["0.weight"].equal(before["0.weight"])
+
+
+def test_dino_keeps_its_moving_average_which_leaves_out_no_branch(tmp_path: Path) -> None:
+    config = replace(DINO, target_decay=1.0)
+    model = add_embedding_(
+        timm.create_model("test_vit", num_classes=CLASSES, img_size=8, patch_size=4), config, CLASSES
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    recipe = small_recipe(embedding=config, regularization=RegularizationConfig(drop_path=0.5))
+    loss = EmbeddingLoss(recipe, small_data(), prepare_(model, recipe), nn.CrossEntropyLoss(), 10, CPU, None)
+    assert any(isinstance(part, DropPath) for part in model.modules())
+    assert loss.target is not None
+    assert not any(isinstance(part, DropPath) for part in loss.target.modules())
+    images = torch.randn(6, 3, 8, 8)
+    loss.target.module.eval()  # as a validation leaves it
+    loss(model.train()(images), images, torch.tensor([4, 9]))
+    assert loss.target.module.training
+    small_fit(tmp_path / "run", model, recipe)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())  # of decay 1: as it began
+
+
+@pytest.mark.parametrize("label_weight", [0.0, 1.0])
+def test_a_probe_does_not_shorten_the_gradients_of_the_others(label_weight: float) -> None:
+    model = headed(replace(SMALL, label_weight=label_weight))
+    head = embedding_head(model)
+    assert head is not None
+    counted = {id(p) for p in without_probe(model)}
+    assert {id(p) for p in model.parameters()} - counted == (
+        set() if label_weight else {id(p) for p in head.classifier.parameters()}
+    )
 
 
 def test_local_views_show_less_at_the_same_size() -> None:

@@ -20,9 +20,10 @@ from torch import nn
 from recast.errors import RecastError
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.small import CifarResNet
-from recast.run.config import Recipe, RegularizationConfig
+from recast.run.config import ModelConfig, Recipe, RegularizationConfig
 from recast.surgery.scales import layer_scales
-from recast.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
+from recast.training.prepare import prepare
+from recast.training.regularization import draw_, drop_path_places, prepare_, set_drop_path_, train_mode
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "num_classes": 3}
 vit = partial(VisionTransformer, **SMALL, depth=3, num_heads=2, init_values=1e-3)
@@ -140,6 +141,32 @@ def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: 
     assert changed == set(layer_scales(model))
     assert len(changed) == count
     assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
+
+
+# --- first weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224", "resmlp_12_224"])
+def test_first_weights_are_those_of_deit_s_code(name: str) -> None:
+    """timm's are not: a class token of 1e-6, a head of 0, Xavier's rule."""
+    model = draw_(timm.create_model(name), 0.02)
+    drawn = {key: p.detach() for key, p in model.named_parameters() if key.endswith("_token") or p.ndim == 2}
+    assert len(drawn) > 30
+    assert all(0.018 < float(p.std()) < 0.022 and p.abs().max() <= 2 for p in drawn.values())
+    stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    assert stem.weight.abs().max() <= stem.weight[0].numel() ** -0.5  # torch's own: uniform
+    biases = [module.bias for module in model.modules() if isinstance(module, nn.Linear)]
+    assert not any(bias is not None and bias.any() for bias in biases)
+
+
+def test_a_run_from_random_weights_draws_them(tmp_path: Path) -> None:
+    recipe = Recipe(
+        ModelConfig("digits_resnet"), epochs=0, where=["none"], regularization=RegularizationConfig(init_std=0.5)
+    )
+    found = prepare(recipe, tmp_path / "run", resume=False).parent
+    assert float(found.fc.weight.detach().std()) == pytest.approx(0.5, rel=0.1)
+    again = prepare(recipe, tmp_path / "run", resume=True).parent
+    assert all(a.equal(b) for a, b in zip(found.parameters(), again.parameters(), strict=True))
 
 
 # --- what a network has not -------------------------------------------------------------------------------------------

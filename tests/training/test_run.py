@@ -232,7 +232,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     weights = load_file(run / "parent" / "weights.safetensors")
     weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
     save_file(weights, five := tmp_path / "five.safetensors")
-    scaled = RegularizationConfig(layer_scale=1e-4)
+    scaled, drawn = RegularizationConfig(layer_scale=1e-4), RegularizationConfig(init_std=0.02)
     mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"where": ["layer9.*"]}, "layer9"),
         ({"budget": "tokens=1"}, "budget"),
@@ -248,6 +248,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"grad_checkpointing": True, "epochs": 0}, "leave grad_checkpointing out"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
         ({"model": trained(run), "regularization": scaled}, "would wipe the trained LayerScale"),
+        ({"model": trained(run), "regularization": drawn}, "init_std would wipe the trained weights"),
         ({"model": trained(run, new_head=True), "distill": DistillConfig("parent")}, "classifier is a new one"),
     )
     for fields, message in mistakes:

@@ -13,8 +13,9 @@ top1: nearest neighbours vote with exp(cos/σ), σ = 0.05, k of them; k is chose
 `separability`: what they hold beside their classes.
 
 halves    every class is split into two random halves, and a linear classifier has to tell all halves apart: its
-          accuracy on the very images it was fitted to, a mean over ten draws; `given` its class, it chooses between
-          two halves: 50 % and a little more where images of a class have collapsed to a point
+          accuracy on the very images it was fitted to, a mean over ten draws, 50 % and a little more where images of a
+          class have collapsed to a point; `conditioned` on the class, what it says of a half is multiplied by what a
+          linear classifier of the classes says of the half's class
 energy    share of the variance of the features in their first K principal components
 """
 
@@ -147,13 +148,13 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
 
 
 def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
-    """halves, halves/given and energy@K, in percent, K a power of two."""
+    """halves, halves/conditioned and energy@K, in percent, K a power of two."""
     (source,) = knn.sources_knn(context)
     with in_eval(*context.models.values()):
         found = knn.banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
     for name, (bank, labels) in found.items():
         draws = [halves_told(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
-        for metric, values in zip(("halves", "halves/given"), zip(*draws, strict=True), strict=True):
+        for metric, values in zip(("halves", "halves/conditioned"), zip(*draws, strict=True), strict=True):
             yield name, metric, 100 * sum(values) / DRAWS, len(bank)
         energies = energy(bank)
         for power in range(len(energies).bit_length()):
@@ -182,13 +183,14 @@ def tabulate_tsne(context: Context) -> Table:
 
 
 def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
-    """Shares of the rows (N, D) of a bank whose half is told among all halves, and among the two of its class."""
+    """Shares of the rows (N, D) of a bank whose half is told among all halves: alone, and conditioned on the class."""
     classes = int(labels.max()) + 1
     halves = 2 * labels + random_halves(labels.cpu(), seed).to(labels.device)
     x = bank * bank.shape[1] ** 0.5
-    logits = knn.fit_probe(x, halves, 2 * classes, DECAY)(x)
-    within = logits.view(len(x), classes, 2)[torch.arange(len(x), device=labels.device), labels].argmax(1)
-    return float((logits.argmax(1) == halves).float().mean()), float((within == halves % 2).float().mean())
+    alone = knn.fit_probe(x, halves, 2 * classes, DECAY)(x).log_softmax(1)
+    coarse = knn.fit_probe(x, labels, classes, DECAY)(x).log_softmax(1)
+    conditioned = alone + coarse.repeat_interleave(2, 1)
+    return float((alone.argmax(1) == halves).float().mean()), float((conditioned.argmax(1) == halves).float().mean())
 
 
 def random_halves(labels: Tensor, seed: int) -> Tensor:

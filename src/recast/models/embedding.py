@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
@@ -19,8 +20,11 @@ class Prototypes(nn.Module):
 
     def __init__(self, width: int, hidden: int, count: int, bottleneck: int = 256) -> None:
         super().__init__()
-        first, second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
-        self.mlp = nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Linear(hidden, bottleneck))
+        layers = nn.Linear(width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)
+        for layer in layers:  # as its code does
+            trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.mlp = nn.Sequential(layers[0], nn.GELU(), layers[1], nn.GELU(), layers[2])
         self.last = weight_norm(nn.Linear(bottleneck, count, bias=False))
         self.last.parametrizations.weight.original0.data.fill_(1.0)
         self.last.parametrizations.weight.original0.requires_grad_(False)
@@ -84,6 +88,13 @@ def without_embedding(model: nn.Module) -> nn.Module:
         if isinstance(module, EmbeddingHead):
             copied.set_submodule(name, copied.get_submodule(f"{name}.classifier"))
     return copied
+
+
+def without_probe(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters, but for those of a classifier that learns beside: its gradient is not to shorten the others'."""
+    head = embedding_head(model)
+    beside = set() if head is None or head.teaches else {*head.classifier.parameters()}
+    return [parameter for parameter in model.parameters() if parameter not in beside]
 
 
 def embedding_head(model: nn.Module) -> EmbeddingHead | None:

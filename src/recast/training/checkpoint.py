@@ -27,6 +27,7 @@ from recast.run.config import Recipe
 from recast.run.fields import read_fields
 from recast.run.files import free_space, replaced, row_digest
 from recast.run.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
+from recast.training.embedding import EmbeddingLoss
 from recast.training.switches import Switches
 
 VERSION = 3
@@ -61,7 +62,7 @@ class State:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
-    embedding: nn.Module | None = None
+    embedding: EmbeddingLoss | None = None
     """The memory and the target network of an embedding; None without one."""
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
@@ -71,8 +72,13 @@ class State:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The weights that are measured and kept: the average where there is one."""
-        return self.model if self.ema is None else self.ema.module
+        """The weights that are measured and kept: the average where there is one, DINO's too."""
+        if self.ema is not None:
+            return self.ema.module
+        if self.embedding is not None and self.embedding.is_dino:
+            assert self.embedding.target is not None
+            return self.embedding.target.module
+        return self.model
 
 
 def states(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from recast.data.loading import WHOLE_VIEWS
 from recast.run.config import Recipe
 from recast.training.distill import widened
 from recast.training.distributed import gathered
-from recast.training.regularization import train_mode
+from recast.training.regularization import set_drop_path_, train_mode
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""
@@ -123,7 +123,8 @@ class EmbeddingLoss(nn.Module):
     a run's state. Every process has the whole memory, the same in all.
 
     The mean is over all images, those that L_knn skips too: so it does not depend on how a batch is shared out. The
-    target is normalised by the statistics of the batch, as in BYOL; its decay τ rises to 1 by a cosine over the run.
+    target is normalised by the statistics of the batch, as in BYOL, and leaves out no branch; its decay τ rises to 1 by
+    a cosine over the run. DINO's is what is measured and kept, as in its paper.
     """
 
     memory: Tensor
@@ -135,6 +136,7 @@ class EmbeddingLoss(nn.Module):
         steps: int, device: torch.device, amp: torch.dtype | None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.recipe = recipe
         self.config, self.label_loss, self.steps, self.step, self.amp = recipe.embedding, label_loss, steps, 0, amp
         self.is_dino = self.config.projector == "dino"
         remembered = 0 if self.is_dino else len(data.train)
@@ -144,13 +146,15 @@ class EmbeddingLoss(nn.Module):
         self.target: ModelEmaV3 | None = None
         if self.config.instance_weight or self.is_dino:
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
-            train_mode(self.target.module, recipe)
+            train_mode(set_drop_path_(self.target.module, 0.0), recipe)
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._centers: list[Tensor] = []
 
     def forward(self, outputs: tuple[Tensor, Tensor, Tensor], images: Tensor, indices: Tensor) -> Tensor:
         """The mean of L over a part: T views (B·T, …) side by side of the training images number `indices` (B,)."""
         config, views = self.config, self.config.views
+        if self.target is not None and not self.target.module.training:  # it was measured
+            train_mode(self.target.module, self.recipe)
         logits, projected, predicted = outputs
         told = self.label_loss(logits[::views], self.classes[indices])
         # without a weight the classifier learns as a probe, and its loss is not counted

@@ -154,8 +154,8 @@ class _Loop:
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
         finally:
             self.objective.watching.close()
-        if state.ema is not None:
-            self.model.load_state_dict(state.ema.module.state_dict())
+        if state.evaluated is not self.model:
+            self.model.load_state_dict(state.evaluated.state_dict())
         self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
         if self._asked_to_stop():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)

@@ -37,6 +37,7 @@ from recast.tracing.hooks import in_eval
 from recast.tracing.observe import observe
 from recast.training.distributed import process_count
 from recast.training.optim import check_trainable
+from recast.training.regularization import draw_
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
@@ -139,8 +140,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
     check_trainable(recipe)
     config = recipe.model
-    if (config.checkpoint or config.pretrained) and recipe.regularization.layer_scale is not None and not resume:
-        raise RecastError("regularization.layer_scale would wipe the trained LayerScale: it is for random weights")
+    if (config.checkpoint or config.pretrained) and not resume:
+        for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
+            if getattr(recipe.regularization, name) is not None:
+                raise RecastError(f"regularization.{name} would wipe the trained {wiped}: it is for random weights")
     recipe = with_size(recipe)
     data = load_data(recipe.data, recipe.augment)
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
@@ -158,6 +161,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             config = replace(config, input_size=data.img_size)  # images come as large as they shall be
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
+        if recipe.regularization.init_std is not None and not (config.checkpoint or config.pretrained):
+            draw_(parent, recipe.regularization.init_std)
     with seeded(mix_seed("embedding", recipe.seed)):
         add_embedding_(parent, recipe.embedding, len(data.classes))
     defaults = input_defaults(parent)

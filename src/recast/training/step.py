@@ -14,6 +14,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.data import Data
 from recast.data.seeding import mix_seed, seed_cpu
+from recast.models.embedding import without_probe
 from recast.run.config import Recipe
 from recast.training.checkpoint import State
 from recast.training.distributed import process_count, process_number
@@ -91,7 +92,7 @@ class Update:
         state, optim = self.state, self.recipe.optim
         if optim.clip_grad is not None:
             state.scaler.unscale_(state.optimizer)
-            dispatch_clip_grad(state.model.parameters(), optim.clip_grad)
+            dispatch_clip_grad(without_probe(state.model), optim.clip_grad)
         scale = state.scaler.get_scale()
         state.scaler.step(state.optimizer)
         state.scaler.update()

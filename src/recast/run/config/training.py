@@ -81,6 +81,9 @@ class RegularizationConfig(Checked, prefix="regularization."):
     """linear: from 0 at the first block to drop_path at the last; uniform: the same in every block."""
     layer_scale: NotNegative | None = None
     """Value that the network's LayerScale starts with. None: as the network was built."""
+    init_std: Positive | None = None
+    """Draw the weights of linear layers and tokens anew with this standard deviation, as DeiT does (0.02), all else as
+    torch does. None: as the network was built."""
     freeze: Freeze = "none"
     """trunk: only attention pooling and the classifier train (in the control arm the classifier); everything else keeps
     its weights and BatchNorm statistics and drops nothing. all_but_batch_norm: as trunk, and BatchNorm trains and
