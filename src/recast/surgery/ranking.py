@@ -156,7 +156,7 @@ def rank(
 
 def gate_slopes(
     network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
-    seen: Sequence[Tensor] = (),
+    seen: Sequence[Tensor],
 ) -> dict[str, Tensor]:  # fmt: skip
     """∂L/∂(γ, s) of `layers` for every batch, (batches, 2·heads) each, where the network computes what it does.
 
