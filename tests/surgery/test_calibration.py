@@ -93,6 +93,18 @@ def test_nothing_but_weight_and_bias_moves_and_modes_are_given_back() -> None:
     assert parent.training
 
 
+def test_a_layer_that_runs_twice_is_solved_once() -> None:
+    kernels = []
+    for times in (1, 2):
+        torch.manual_seed(0)
+        parent = nn.Sequential(*[nn.Conv2d(4, 4, 3, padding=1)] * times)
+        child = copy.deepcopy(parent)
+        recast_(child, plan(child, smooth_images(1), SOFT, where="all"))
+        calibrate_(child, parent, [smooth_images(20)])
+        kernels.append(child[0].weight)
+    assert torch.equal(*kernels)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

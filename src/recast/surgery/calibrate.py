@@ -72,8 +72,8 @@ def calibrate_(
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
-        order: list[str] = []
-        with hooked(layers.items(), before=lambda name, _module, _inputs: order.append(name)):
+        order: dict[str, None] = {}  # each once: solved again, a layer would be pulled towards its own solution
+        with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
             run_example(child, held[0])
         for name in order:
             layer, convolution = layers[name], parents[name]
