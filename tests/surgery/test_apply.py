@@ -408,6 +408,15 @@ def test_a_pool_that_cannot_be_put_in_leaves_the_convolutions_alone() -> None:
     before.check(model)
 
 
+def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:
+    parent = sized()
+    child = attention_pool_(copy.deepcopy(parent), config=POOLS[0])
+    noted = applied_plan(child)
+    recast_(child, plan(parent, X.double()).without_steps())
+    assert noted.pool == POOLS[0]
+    assert applied_plan(child) == noted
+
+
 def test_folding_goes_on_with_a_pool() -> None:
     parent, child = pooled_pair(POOLS[0], "last_stage")
     assert all(done.convolution for done in fold_(child))

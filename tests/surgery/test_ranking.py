@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -84,10 +85,11 @@ def test_a_ranking_is_repeatable_and_leaves_everything_as_it_was() -> None:
     assert "per ms" not in str(first)
 
 
-def test_what_a_gate_promises_is_what_a_small_opening_gives() -> None:
+@pytest.mark.parametrize("options", [{}, {"content": "linear"}, {"attend_padding": True}])
+def test_what_a_gate_promises_is_what_a_small_opening_gives(options: dict[str, Any]) -> None:
     model, images, labels = corner("late")
     model, images = model.double(), images.double()
-    todo = plan(model, images, where="late")
+    todo = plan(model, images, RecastConfig(**options), where="late")
     found = rank(model, todo, images, labels, timed=False).layers[0]
     child = recast_(copy.deepcopy(model), todo)
     wake_(child, images[::2])

@@ -138,9 +138,10 @@ def test_a_learned_schedule_follows_its_measurements(tmp_path: Path) -> None:
     assert not any(isinstance(layer, GPSA) for layer in idle.modules())
 
 
-@pytest.mark.parametrize("start", ["zero", "images"])
-def test_gate_slopes_are_the_gradients_of_the_recast_network(start: str) -> None:
-    parent, todo, loss = small_parent().eval().double(), planned(query_key=start), nn.functional.cross_entropy
+@pytest.mark.parametrize(("start", "alpha"), [("zero", 1.0), ("images", 1.0), ("images", 0.3)])
+def test_gate_slopes_are_the_gradients_of_the_recast_network(start: str, alpha: float) -> None:
+    todo = planned(query_key=start, alpha=alpha)
+    parent, loss = small_parent().eval().double(), nn.functional.cross_entropy
     images, labels = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(3)).double(), torch.arange(8) % 3
     halves = list(zip(images.split(3), labels.split(3), strict=True))
     slopes = gate_slopes(parent, todo, ["4"], halves, loss, [images])

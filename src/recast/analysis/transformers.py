@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recast.layers.cmhsa import RecastLayer
+from recast.surgery.pooling.find import MAX_PREFIX
 from recast.tracing.hooks import After, hooked, replaced_inputs, replaced_output
 
 SILENT = "gives no weights of one token for another"
@@ -23,8 +24,6 @@ NOT_WHOLE = "attention within windows, over reduced keys or over channels, which
 NO_GRID = "attention over tokens whose grid is not known"
 FUSED = "attention that never shows its weights"
 MLP = "an MLP over tokens, which has no matrix of weights"
-MAX_PREFIX = 16
-"""Tokens before the grid (class, distillation, registers) that are taken for such; more of them are another layout."""
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -28,7 +28,7 @@ class TokenAttention(nn.Module):
     is written out: fused attention gives no weights. timm's `AttentionExtract` finds them at `attn_drop`.
     """
 
-    def __init__(self, dim: int, num_heads: int = 1) -> None:
+    def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise RecastError(f"{dim} channels cannot be shared out among num_heads={num_heads}: pass a divisor")

@@ -137,7 +137,9 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
     """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
     now (`chosen.pool`) or before; their costs."""
-    if done is not None and not chosen.steps:  # the pool alone
+    if done is not None and not chosen.steps:
+        if chosen.pool is None:  # nothing was done
+            return done
         added = plan.pool_cost or NOTHING
         return replace(done, pool=plan.pool, pool_cost=plan.pool_cost, place=plan.place, after=done.after + added)
     inside = None if done is None else done.pool

@@ -45,7 +45,7 @@ UNTIMED = Times(0.0, {})
 
 def keep_within(
     steps: list[Step], added: dict[str, Cost], order: list[str], explicit: set[str], limits: Budget, start: Cost,
-    parent: Cost, times: Times = UNTIMED,
+    parent: Cost, times: Times,
 ) -> tuple[list[Step], dict[str, str], Cost]:  # fmt: skip
     """The steps within the budget, why each other is not, and the cost of the model with them.
 

@@ -45,7 +45,7 @@ def calibrate_(
     `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
     the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
     layer without bias gets one. Returns `child`. Raises `RecastError`, and leaves `child` as it was, for no batches,
-    ones without images or with NaN, a parent that lacks a layer, and C-MHSA layers.
+    ones without images or with NaN, a parent that lacks a layer, C-MHSA layers, and those that hold a BatchNorm.
     """
     plan = applied_plan(child)
     whole, child, parent = child, unwrapped(child), unwrapped(parent)
@@ -71,9 +71,11 @@ def calibrate_(
             raise RecastError(f"the parent is another network, its {name} has another shape: pass the child's own")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
+    if merged := [step.name for step in plan.steps if step.name in layers and step.fold and step.fold.batch_norm]:
+        raise RecastError(f"a BatchNorm was multiplied into {merged[0]}: calibrate_ before fold_(batch_norm=True)")
     with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
-        order: list[str] = []
-        with hooked(layers.items(), before=lambda name, _module, _inputs: order.append(name)):
+        order: dict[str, None] = {}  # each once: solved again, a layer would be pulled towards its own solution
+        with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
             run_example(child, held[0])
         for name in order:
             layer, convolution = layers[name], parents[name]

@@ -103,7 +103,7 @@ def relative_error(a: Tensor, b: Tensor, scale: float | None = None) -> float:
         return float("inf")
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
-    if not (a.is_floating_point() and b.is_floating_point()):
+    if not all(t.is_floating_point() or t.is_complex() for t in (a, b)):
         a, b = a.cpu().double(), b.cpu().double()
     tiny = torch.finfo(b.dtype).tiny
     error = float((a - b).abs().max() / (b.abs().max().clamp_min(tiny) if scale is None else max(scale, tiny)))

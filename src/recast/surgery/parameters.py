@@ -103,7 +103,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     return dict(group_parameters(model, matcher(coarse=False), reverse=True))
 
 
-def parameter_kinds(model: nn.Module, queries_apart: bool = False) -> dict[int, str]:
+def parameter_kinds(model: nn.Module, queries_apart: bool) -> dict[int, str]:
     """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates; W_qry's and W_key's queries_keys
     where they are apart."""
     kinds: dict[int, str] = {}

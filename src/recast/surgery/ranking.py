@@ -156,7 +156,7 @@ def rank(
 
 def gate_slopes(
     network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
-    seen: Sequence[Tensor] = (),
+    seen: Sequence[Tensor],
 ) -> dict[str, Tensor]:  # fmt: skip
     """∂L/∂(γ, s) of `layers` for every batch, (batches, 2·heads) each, where the network computes what it does.
 
@@ -169,7 +169,10 @@ def gate_slopes(
     probe = copy.deepcopy(unwrapped(network))
     own = plan.config
     start = own.query_key if own.gate == "linear" else "zero"
-    exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std)
+    exact = RecastConfig(
+        alpha=own.alpha, head_dim=own.head_dim, query_key=start, logit_std=own.logit_std, content=own.content,
+        attend_padding=own.attend_padding,
+    )  # fmt: skip
     if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
         set_plan_(probe, replace(done, config=exact))
     with undisturbed(probe):  # every call for the same network sees the same queries and keys

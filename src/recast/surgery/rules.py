@@ -181,7 +181,7 @@ class WeightStandardization(nn.Module):
     `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over the kernel.
     """
 
-    def __init__(self, eps: float, scale: float = 1.0, gain: Tensor | None = None) -> None:
+    def __init__(self, eps: float, scale: float, gain: Tensor | None) -> None:
         super().__init__()
         self.eps, self.scale = eps, scale
         self.gain = None if gain is None else nn.Parameter(gain.detach().clone(), gain.requires_grad)

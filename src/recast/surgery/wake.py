@@ -155,15 +155,11 @@ def _set_queries_and_keys(
         _scale_heads_(weight, scale)
 
 
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Of every head, (H,), over images and queries, from (B, H, ·) each."""
-    images = sum(len(part) for part in values)
-    return sum((part.mean((0, 2)) * (len(part) / images) for part in values), torch.zeros((), device=values[0].device))
-
-
 def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
-    """Standard deviation of every head, (H,), from variances (B, H, ·)."""
-    mean = _mean(variances)
+    """Standard deviation of every head, (H,), over images and queries, from variances (B, H, ·) each."""
+    images, mean = sum(map(len, variances)), torch.zeros((), device=variances[0].device)
+    for part in variances:
+        mean = mean + part.mean((0, 2)) * (len(part) / images)
     return mean.sqrt().masked_fill(mean < TINY, where_none)
 
 

@@ -19,7 +19,9 @@ from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.surgery.select import is_spatial
 from recast.surgery.verify import Trace, full_precision, swapped_heads, trace, use_backend, verify
+from recast.tracing.cost import count_parameters
 from recast.tracing.hooks import captured_inputs
 from recast.tracing.observe import Example, batch_of, run_example
 from recast.zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
@@ -58,7 +60,7 @@ def examine(name: str) -> ZooRow:
 def _examine(row: ZooRow) -> None:
     bare = skeleton(row.model)
     convolutions = spatial_convolutions(bare)
-    row.parameters = sum(p.numel() for p in bare.parameters())
+    row.parameters = count_parameters(bare)
     row.spatial_convolutions = len(convolutions)
     if not convolutions:
         row.status = "no spatial convolution"
@@ -139,8 +141,7 @@ def _verify(row: ZooRow, step: str, model: nn.Module, planned: Plan, parent: Tra
 
 def _left(planned: Plan, model: nn.Module) -> str:
     """Why convolutions with more than one tap were left, with counts; those before the last stage need no reason."""
-    kernels = {n: getattr(m, "kernel_size", 1) for n, m in model.named_modules()}
-    spatial = [item.reason for item in planned.left if kernels.get(item.name) not in (1, (1,), (1, 1), (1, 1, 1))]
+    spatial = [item.reason for item in planned.left if is_spatial(model.get_submodule(item.name))]
     said = [reason for reason in spatial if not reason.startswith("before the last")]
     reasons = Counter(re.split(r":| \(", reason)[0] for reason in said)
     return "; ".join(f"{count}× {reason}" for reason, count in reasons.items())

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from recast.tracing.cost import count_parameters
 from recast.zoo.architectures import on_meta_device
 from recast.zoo.examine import examine
 from recast.zoo.rows import ZooRow, append_row, read_zoo
@@ -89,7 +90,7 @@ def next_name(waiting: Sequence[str], running: Iterable[Job], workers: int, memo
 def needed(name: str) -> int:
     """Bytes that a network is going to need, roughly: parent, recast layers and a comparison in double precision."""
     try:
-        return BASE_BYTES + BYTES_PER_PARAMETER * sum(p.numel() for p in on_meta_device(name).parameters())
+        return BASE_BYTES + BYTES_PER_PARAMETER * count_parameters(on_meta_device(name))
     except Exception:  # of unknown size; its own process will say what is wrong with it
         return UNKNOWN_BYTES
 

@@ -45,7 +45,7 @@ def heads_left(model: nn.Module) -> list[tuple[str, int]]:
 
 
 def _open(layer: GPSA) -> set[int]:
-    return {*layer.content_heads, *(layer.gaussian_heads if layer.config.gate == "linear" else ())}
+    return {head for _, heads in _gates(layer) for head in heads}
 
 
 def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Closed]:
@@ -91,7 +91,7 @@ def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> No
 def _added(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
     """What closing adds to the loss, to first order, for every open head."""
     layers = gpsa_layers(model)
-    gates = [gate for layer in layers.values() for gate in _gates(layer)]
+    gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
     count = sum(len(labels) for _, labels in told)
     slopes = [torch.zeros_like(gate) for gate in gates]
     asked = [(p, p.requires_grad) for p in model.parameters()]
@@ -107,24 +107,21 @@ def _added(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> dict[tuple[st
         for p, before in asked:
             p.requires_grad_(before)
     added: dict[tuple[str, int], float] = dict.fromkeys(heads_left(model), 0.0)
-    every = iter(zip(gates, slopes, strict=True))
+    every = iter(slopes)
     for name, layer in layers.items():
-        for heads in _heads(layer):
-            gate, slope = (t.detach() for t in next(every))
+        for gate, heads in _gates(layer):
+            slope = next(every)
             rise = slope / gate.sigmoid() if layer.config.gate == "sigmoid" else -gate * slope
             for head, value in zip(heads, rise.tolist(), strict=True):
                 added[name, head] += value
     return added
 
 
-def _gates(layer: GPSA) -> list[nn.Parameter]:
-    return [layer.lam] if layer.config.gate == "sigmoid" else [layer.gamma, layer.spread]
-
-
-def _heads(layer: GPSA) -> list[tuple[int, ...]]:
-    """The heads that each of the gates belongs to."""
-    content = layer.content_heads
-    return [content] if layer.config.gate == "sigmoid" else [content, layer.gaussian_heads]
+def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
+    """The gates that can close, and the heads that each belongs to."""
+    if layer.config.gate == "sigmoid":
+        return [(layer.lam, layer.content_heads)]
+    return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]
 
 
 @torch.no_grad()
@@ -137,16 +134,16 @@ def _loss(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> float:
 def _without(layer: nn.Module, head: int) -> Iterator[None]:
     """The layer with a head closed, for the block."""
     assert isinstance(layer, GPSA)
-    before = [gate.detach().clone() for gate in _gates(layer)]
+    before = [(gate, gate.detach().clone()) for gate, _ in _gates(layer)]
     closed = LAMBDA_WITHOUT_CONTENT if layer.config.gate == "sigmoid" else 0.0
     with torch.no_grad():
-        for gate, heads in zip(_gates(layer), _heads(layer), strict=True):
+        for gate, heads in _gates(layer):
             if head in heads:
                 gate[heads.index(head)] = closed
         layer.refresh_gates()
         try:
             yield
         finally:
-            for gate, value in zip(_gates(layer), before, strict=True):
+            for gate, value in before:
                 gate.copy_(value)
             layer.refresh_gates()

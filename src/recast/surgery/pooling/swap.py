@@ -54,8 +54,9 @@ def attention_pool_(
         raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")
     _check_own_pool(model)
     place = find_place(model, noise(model) if example is None else example)
-    note_(model, proof_of(model))
+    proof = proof_of(model)
     put_pool_(model, config, place)
+    note_(model, proof)
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))

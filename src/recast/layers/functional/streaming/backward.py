@@ -40,7 +40,9 @@ class Backward(Stream):
         if gaussian is not None and by_rows is not None:
             self._gaussian(gaussian, chunk, by_rows, d)
         if content is not None and attention is not None:
-            self._logits(content, chunk, attention, self._d_map(chunk, flat))
+            space = self.buffer("logits", *flat.shape[:2], self.num_keys)
+            d_map = product(flat, self.seen[chunk.images].transpose(1, 2), space)  # the whole map's, (n, r·J, keys)
+            self._logits(content, chunk, attention, d_map)
             by_channels = (flat * self.content[content]).transpose(1, 2).contiguous()
             add_product(self.d_seen[chunk.images], by_channels, attention)
         elif content is not None:
@@ -56,11 +58,6 @@ class Backward(Stream):
         self.d_rows[at, chunk.rows].add_(torch.bmm(back, values.transpose(1, 2)).sum(0, dtype=self.sum_dtype))
         weights = self.rows[at, chunk.rows].expand(n, r, self.Y).transpose(1, 2)
         add_product(self.d_values[chunk.images].view(n, self.Y, width), weights, back)
-
-    def _d_map(self, chunk: Chunk, d: Tensor) -> Tensor:
-        """The gradient of a head's whole map, (n, r·J, keys)."""
-        space = self.buffer("logits", *d.shape[:2], self.num_keys)
-        return product(d, self.seen[chunk.images].transpose(1, 2), space)
 
     def _linear(self, at: int, chunk: Chunk, d: Tensor) -> None:
         """What was gathered is gate · Q S: Σ dA ∘ Q S, the gate's gradient, is Σ (dA Sᵀ) ∘ Q as well."""

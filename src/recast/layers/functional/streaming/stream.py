@@ -59,7 +59,6 @@ class Stream:
         # half precision sums over the heads in fp32
         self.sum_dtype = torch.promote_types(values.dtype, torch.float32)
         top, left, height, width = window
-        self.whole = (height, width) == (self.Y, self.X)
         self.seen = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
@@ -74,7 +73,8 @@ class Stream:
         images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
         self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
         is_short = self.num_keys <= MERGE_KEYS * self.channels
-        self.merges = bool(self.num_keys) and self.whole and self.chunk_rows == self.I and is_short
+        sees_all = (height, width) == (self.Y, self.X)
+        self.merges = bool(self.num_keys) and sees_all and self.chunk_rows == self.I and is_short
         """Whether the content heads' maps are mixed: on short maps that is cheaper than a product for each."""
         self.single = [h for h in range(len(weight)) if not (self.merges and h in self.content_heads)]
         """Heads that are computed one after another."""
