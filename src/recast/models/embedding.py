@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
-from recast.models.adapt import classifiers
+from recast.models.adapt import classifiers, draw_
 from recast.run.config import EmbeddingConfig
 
 
@@ -20,11 +19,9 @@ class Prototypes(nn.Module):
 
     def __init__(self, width: int, hidden: int, count: int, bottleneck: int = 256) -> None:
         super().__init__()
-        layers = nn.Linear(width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)
-        for layer in layers:  # as its code does
-            trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        self.mlp = nn.Sequential(layers[0], nn.GELU(), layers[1], nn.GELU(), layers[2])
+        first, second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
+        self.mlp = nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Linear(hidden, bottleneck))
+        draw_(self.mlp, 0.02)  # as its code does
         self.last = weight_norm(nn.Linear(bottleneck, count, bias=False))
         self.last.parametrizations.weight.original0.data.fill_(1.0)
         self.last.parametrizations.weight.original0.requires_grad_(False)

@@ -20,6 +20,7 @@ from recast.data.sources import labelled_images
 from recast.device import check_memory, choose_device
 from recast.errors import RecastError, first_line
 from recast.layers.attention_pool import attention_pools
+from recast.models.adapt import draw_
 from recast.models.build import build, check_logits, input_defaults
 from recast.models.detect import check_detections
 from recast.models.embedding import add_embedding_
@@ -37,7 +38,6 @@ from recast.tracing.hooks import in_eval
 from recast.tracing.observe import observe
 from recast.training.distributed import process_count
 from recast.training.optim import check_trainable
-from recast.training.regularization import draw_
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
@@ -140,7 +140,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
     check_trainable(recipe)
     config = recipe.model
-    if (config.checkpoint or config.pretrained) and not resume:
+    is_trained = bool(config.checkpoint or config.pretrained)
+    if is_trained and not resume:
         for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
             if getattr(recipe.regularization, name) is not None:
                 raise RecastError(f"regularization.{name} would wipe the trained {wiped}: it is for random weights")
@@ -161,7 +162,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             config = replace(config, input_size=data.img_size)  # images come as large as they shall be
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
-        if recipe.regularization.init_std is not None and not (config.checkpoint or config.pretrained):
+        if recipe.regularization.init_std is not None and not is_trained:
             draw_(parent, recipe.regularization.init_std)
     with seeded(mix_seed("embedding", recipe.seed)):
         add_embedding_(parent, recipe.embedding, len(data.classes))

@@ -9,7 +9,7 @@ import re
 from typing import Literal
 
 import torch
-from timm.layers import DropPath, trunc_normal_
+from timm.layers import DropPath
 from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.vision_transformer import ParallelThingsBlock
 from timm.models.volo import ClassBlock
@@ -94,25 +94,6 @@ def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = No
     elif freeze == "all_but_batch_norm":
         parts += batch_norms(model)
     return parts
-
-
-def draw_(model: nn.Module, std: float) -> nn.Module:
-    """First weights as DeiT's code draws them (Touvron et al. 2021), ResMLP's and DeiT III's too: of linear layers, and
-    class and distillation tokens, from a normal distribution cut off at ±2, bias 0; of convolutions as torch does.
-
-    timm draws a ViT's class token with 1e-6, and a mixer's layers by Xavier's rule, the head at 0.
-    """
-    for name, parameter in model.named_parameters():
-        if name.rpartition(".")[2] in ("cls_token", "dist_token"):
-            trunc_normal_(parameter, std=std)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            trunc_normal_(module.weight, std=std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Conv2d):
-            module.reset_parameters()
-    return model
 
 
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
