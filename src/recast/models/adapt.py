@@ -1,4 +1,4 @@
-"""First weights, and weights made to fit a network of the same architecture with other classes or another image size."""
+"""First weights, and weights made to fit the same architecture with other classes or another image size."""
 
 from __future__ import annotations
 
