@@ -2,6 +2,8 @@
 
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit                  # the four arms, then the tables
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --arms "Grafit, recast" Grafit     # further ones
+    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit-cifar10 --model cifar_resnet20_a --epochs 10 \\
+        --checkpoint DIR/weights/cifar10_resnet20_akamaster.safetensors            # from trained weights
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/rates --lr 0.2 --seeds 0 --held-out  # to choose settings
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --collect        # only the tables
     python benchmarks/grafit.py --memory                                           # the loss at the size of ImageNet
@@ -167,66 +169,73 @@ def measure(options: argparse.Namespace, arm: str, seed: int) -> None:
     print(arm, seed, {row.metric: round(row.value, 2) for row in rows}, flush=True)
 
 
-def paired_difference(paired: list[float]) -> list[Any]:
+def between(
+    values: dict[tuple[str, str], dict[int, float]], one: tuple[str, str], other: tuple[str, str]
+) -> list[Any] | None:
     """Number of seeds, mean of the differences over them, its 95 % interval, and what that allows to say."""
+    paired = [values[one][seed] - values[other][seed] for seed in values[one] if seed in values[other]]
+    if len(paired) < 2:
+        return None
     mean, low, high = mean_interval(paired)
     verdict = "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
     return [len(paired), *(round(v, 3) for v in (mean, low, high)), verdict]
 
 
-def measured(options: argparse.Namespace) -> dict[tuple[str, int], list[list[Any]]]:
-    """Rows of every arm and seed: arm, seed, metric, value, low, high, n; from the table, and from newer runs."""
-    found: dict[tuple[str, int], list[list[Any]]] = defaultdict(list)
+def start(options: argparse.Namespace) -> str:
+    """What the networks of a comparison began with."""
+    return Path(options.checkpoint).stem if options.checkpoint else "random"
+
+
+def measured(options: argparse.Namespace) -> dict[tuple[str, str, int], list[list[Any]]]:
+    """Rows of every start, arm and seed: these, metric, value, low, high, n; from the table, and from newer runs."""
+    found: dict[tuple[str, str, int], list[list[Any]]] = defaultdict(list)
     table = options.results / "grafit.csv"
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
-            for arm, seed, metric, value, *interval in list(csv.reader(file))[1:]:
+            for began, arm, seed, metric, value, *interval in list(csv.reader(file))[1:]:
                 if seed != "mean":
-                    found[arm, int(seed)].append([arm, int(seed), metric, float(value), *interval])
+                    found[began, arm, int(seed)].append([began, arm, int(seed), metric, float(value), *interval])
     for arm in ARMS:
         for seed in options.seeds:
             path = folder(options, arm, seed) / "retrieval.json"
             if path.is_file():
                 rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
-                found[arm, seed] = [
-                    [arm, seed, row.metric, *(v and round(v, 3) for v in (row.value, row.low, row.high)), row.n]
-                    for row in rows
-                ]
+                numbers = ((row, [v and round(v, 3) for v in (row.value, row.low, row.high)]) for row in rows)
+                key = (start(options), arm, seed)
+                found[key] = [[*key, row.metric, *rounded, row.n] for row, rounded in numbers]
     return found
 
 
 def collect(options: argparse.Namespace) -> None:
     """Every number with its interval over the images; means over the seeds; differences from CE, by conditioning and by
     attention; what became of the claims."""
-    rows = [row for _, found in sorted(measured(options).items(), key=lambda item: item[0][1]) for row in found]
-    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for arm, seed, metric, value, *_ in rows:
-        values[arm, metric][seed] = value
-    for (arm, metric), found in values.items():
-        if metric in METRICS and len(found) > 1:
-            interval = mean_interval(list(found.values()))
-            rows.append([arm, "mean", metric, *(round(v, 3) for v in interval), len(found)])
-    head = ["arm", "seed", "metric", "value", "low_95", "high_95", "images_or_seeds"]
-    write_table(options.results / "grafit.csv", head, rows)
+    rows = [row for _, found in sorted(measured(options).items(), key=lambda item: item[0][2]) for row in found]
+    values: dict[str, dict[tuple[str, str], dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for began, arm, seed, metric, value, *_ in rows:
+        values[began][arm, metric][seed] = value
+    differences, judged = [], []
     pairs = [((arm, metric), ("CE", metric)) for arm in ARMS if arm != "CE" for metric in METRICS]
     pairs += [((arm, metric), (arm, "map")) for arm in ARMS for metric in METRICS[2:]]
     pairs += [(("Grafit, recast", metric), ("Grafit", metric)) for metric in METRICS]
-
-    def between(one: tuple[str, str], other: tuple[str, str]) -> list[Any] | None:
-        paired = [values[one][seed] - values[other][seed] for seed in values[one] if seed in values[other]]
-        return paired_difference(paired) if len(paired) > 1 else None
-
-    head = ["arm", "metric", "against", "its_metric", "seeds", "difference", "low_95", "high_95", "verdict"]
-    differences = [[*one, *other, *found] for one, other in pairs if (found := between(one, other))]
+    for began, of_arms in values.items():
+        for (arm, metric), by_seed in of_arms.items():
+            if metric in METRICS and len(by_seed) > 1:
+                interval = mean_interval(list(by_seed.values()))
+                rows.append([began, arm, "mean", metric, *(round(v, 3) for v in interval), len(by_seed)])
+        for one, other in pairs:
+            if found := between(of_arms, one, other):
+                differences.append([began, *one, *other, *found])
+        for claim in CLAIMS:
+            if found := between(of_arms, claim.one, claim.other):
+                low, high = found[2:4]
+                verdict = "does not hold" if high < claim.more_than else "not decidable"
+                verdict = "holds" if low > claim.more_than else verdict
+                judged.append([began, claim.says, claim.more_than, *found[:4], verdict])
+    head = ["start", "arm", "seed", "metric", "value", "low_95", "high_95", "images_or_seeds"]
+    write_table(options.results / "grafit.csv", head, rows)
+    head = ["start", "arm", "metric", "against", "its_metric", "seeds", "difference", "low_95", "high_95", "verdict"]
     write_table(options.results / "grafit_differences.csv", head, differences)
-    judged = []
-    for claim in CLAIMS:
-        if found := between(claim.one, claim.other):
-            low, high = found[2:4]
-            verdict = "does not hold" if high < claim.more_than else "not decidable"
-            verdict = "holds" if low > claim.more_than else verdict
-            judged.append([claim.says, claim.more_than, *found[:4], verdict])
-    head = ["claim", "more_than", "seeds", "difference", "low_95", "high_95", "verdict"]
+    head = ["start", "claim", "more_than", "seeds", "difference", "low_95", "high_95", "verdict"]
     write_table(options.results / "grafit_claims.csv", head, judged)
 
 
@@ -282,7 +291,7 @@ def main() -> None:
     done = () if options.held_out else measured(options)
     for seed in () if options.collect else options.seeds:
         for arm in options.arms:
-            if (arm, seed) in done:
+            if (start(options), arm, seed) in done:
                 continue
             out = folder(options, arm, seed)
             print(out, flush=True)

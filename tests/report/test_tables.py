@@ -236,6 +236,9 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
         (formats.significant(-0.000138), "−0.00014"),
         (formats.significant(9.13e-6), "9.1e−6"),
         (formats.compact(9_870_000), "9.87\u00a0M"),
+        (formats.compact(999_960), "1.00\u00a0M"),  # not 1,000.0 k
+        (formats.compact(9_996), "10.0\u00a0k"),
+        (formats.compact(996_000, 2), "1\u00a0M"),
         (formats.compact(512), "512"),
         (formats.compact(13_720_000_000, 4), "13.72\u00a0G"),
         (formats.compact(640_000_000, 4), "640\u00a0M"),

@@ -69,7 +69,11 @@ def test_the_report_says_what_each_layer_became_and_what_it_changed(child: nn.Mo
 @torch.no_grad()
 def test_a_tolerance_and_a_kernel_change_what_they_say(child: nn.Module, error_of: Any) -> None:
     expected = child(X)
+    for module in child.modules():
+        module.training = True  # as in a training loop; folding measures in eval mode
     report = recast.fold_(child, tol=0.02, kernel=5, data=X)
+    assert all(module.training for module in child.modules())
+    child.eval()
     *_, first, second = report
     assert (first.convolution, first.kernel, second.convolution) == (True, (5, 5), False)
     assert first.change == pytest.approx(0.01)

@@ -125,6 +125,8 @@ def test_auto_takes_what_promises_most_for_its_cost() -> None:
     assert [(item.name, item.reason) for item in left] == [
         ("late", "its gates promise nothing that 16 images tell from 0")
     ]
+    named = plan(model, images, where=["late"], ranking=ranking((0.2, 0.0), (0.1, 0.1)))
+    assert [step.name for step in named.steps] == ["late"], "what is named is taken"
     with pytest.raises(RecastError, match=r"nothing is within the budget: late does not fit .* 1\.05 ms for the whole"):
         chosen(ranking((0.2, 0.1), (0.5, 0.1)), "ms=1.05")
     with pytest.raises(RecastError, match="no layer's gates promise anything: rank on more images"):

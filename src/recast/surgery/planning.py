@@ -118,7 +118,9 @@ def _plan(
     order, times = list(seen.calls), UNTIMED
     if ranking is not None:
         order = [*reversed(ranking.order(by="macs" if limits.ms is None else "ms"))]
-        idle = {step.name: ranking.why_not(step.name) for step in steps if step.name not in order}
+        rest = [step.name for step in steps if step.name not in order]
+        idle = {name: ranking.why_not(name) for name in rest if name not in explicit}
+        order = [*rest, *order]
         reasons |= idle
         if not (steps := [step for step in steps if step.name not in idle]):
             raise RecastError("no layer's gates promise anything: rank on more images (num_images), or name layers")

@@ -77,6 +77,7 @@ def fold_(
     for layer in layers.values():
         layer.check_closes(tol)
     report: list[Folded] = []
+    in_training = [name for name, layer in layers.items() if layer.training]
     with in_eval(model):
         before = _outputs(model, batches)
         if not all(bool(output.isfinite().all()) for output in before):
@@ -91,6 +92,9 @@ def fold_(
                 change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
                 done = replace(done, output_error=change, accuracy=accuracy)
             report.append(replace(done, name=plain_name(name)))
+    for name in in_training:
+        for module in model.get_submodule(name).modules():  # a new one knows eval mode alone
+            module.training = True
     if (plan := plan_of(model)) is not None:
         norms, now = {done.name: done.batch_norm for done in report if done.name}, modules_by_name(model)
         steps = tuple(as_it_is(now[s.name], s, norms[s.name]) if s.name in norms else s for s in plan.steps)
