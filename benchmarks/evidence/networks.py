@@ -17,6 +17,7 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 from recast.data.seeding import choose_balanced
 from recast.models.build import build, input_defaults
+from recast.models.small import SubsampleShortcut
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.plan import Plan
 from recast.training.prepare import WAKING_IMAGES
@@ -74,8 +75,8 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
     if job.where is None:
         if job.stride == "remove":
             for name, module in model.network.named_modules():
-                if name.startswith("layer3") and isinstance(module, nn.Conv2d):
-                    module.stride = (1, 1)
+                if name.startswith("layer3") and isinstance(module, nn.Conv2d | SubsampleShortcut):
+                    module.stride = (1, 1) if isinstance(module, nn.Conv2d) else 1
         return None
     config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std, stride=job.stride)
     if job.gate == "bias":
