@@ -51,7 +51,8 @@ def compact(value: float, digits: int | None = None) -> str:
     """12,345,678 as 12.3 M, or with so many significant digits."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if math.isfinite(value) and float(f"{abs(value):.{digits or 4}g}") >= size:  # 999,960 is 1.00 M
-            text = significant(value / size, digits) if digits else decimal(value / size, 1 + (abs(value) < 9.995 * size))
+            places = 1 + (abs(value) < 9.995 * size)
+            text = significant(value / size, digits) if digits else decimal(value / size, places)
             return f"{text}{NBSP}{unit}"
     return decimal(value, 0 if value % 1 == 0 else 1)
 
