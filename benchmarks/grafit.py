@@ -2,8 +2,8 @@
 
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit                  # the four arms, then the tables
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --arms "Grafit, recast" Grafit     # further ones
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit-cifar10 --model cifar_resnet20_a --epochs 10 --lr 0.3 \\
-        --checkpoint DIR/weights/cifar10_resnet20_akamaster.safetensors            # from trained weights
+    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit-cifar10 --model cifar_resnet20_a --epochs 10 \\
+        --lr 0.3 --checkpoint DIR/weights/cifar10_resnet20_akamaster.safetensors   # from trained weights
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/rates --lr 0.2 --seeds 0 --held-out  # to choose settings
     RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --collect        # only the tables
     python benchmarks/grafit.py --memory                                           # the loss at the size of ImageNet
