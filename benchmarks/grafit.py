@@ -200,9 +200,11 @@ def measured(options: argparse.Namespace) -> dict[tuple[str, str, int], list[lis
             path = folder(options, arm, seed) / "retrieval.json"
             if path.is_file():
                 rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
-                numbers = ((row, [v and round(v, 3) for v in (row.value, row.low, row.high)]) for row in rows)
                 key = (start(options), arm, seed)
-                found[key] = [[*key, row.metric, *rounded, row.n] for row, rounded in numbers]
+                found[key] = [
+                    [*key, row.metric, *(v and round(v, 3) for v in (row.value, row.low, row.high)), row.n]
+                    for row in rows
+                ]
     return found
 
 

@@ -17,9 +17,9 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 from recast.data.seeding import choose_balanced
 from recast.models.build import build, input_defaults
-from recast.models.small import SubsampleShortcut
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.plan import Plan
+from recast.surgery.stride import Edit, apply_edits_
 from recast.training.prepare import WAKING_IMAGES
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -74,9 +74,8 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
     """Which layers of the arm become attention, and how."""
     if job.where is None:
         if job.stride == "remove":
-            for name, module in model.network.named_modules():
-                if name.startswith("layer3") and isinstance(module, nn.Conv2d | SubsampleShortcut):
-                    module.stride = (1, 1) if isinstance(module, nn.Conv2d) else 1
+            strided = [name for name, module in model.network.named_modules() if hasattr(module, "stride")]
+            apply_edits_(model.network, (Edit(name, "stride_1") for name in strided if name.startswith("layer3")))
         return None
     config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std, stride=job.stride)
     if job.gate == "bias":
