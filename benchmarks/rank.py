@@ -3,7 +3,7 @@
     python benchmarks/rank.py digits --out runs/rank                       # digits_resnet on scikit-learn's digits
     python benchmarks/rank.py odd_digit --out runs/rank --epochs 5         # the quickstart's question
     RECAST_DATA=DIR python benchmarks/rank.py cifar20 --out runs/rank      # CIFAR-100 ResNet-20 → CIFAR-10; hours
-    RECAST_DATA=DIR python benchmarks/rank.py cifar56 --out runs/rank      # the same of ResNet-56
+    RECAST_DATA=DIR python benchmarks/rank.py cifar56 --out runs/rank --epochs 6 --amp bf16   # the same of ResNet-56
     python benchmarks/rank.py digits --out runs/rank --collect             # only the table
 
 A parent is trained first (`cifar`: the trained network with a new head, on 4,000 images; `odd_digit`: the quickstart's,
@@ -55,7 +55,7 @@ def base(options: argparse.Namespace, seed: int) -> Recipe:
     """What all arms share."""
     shared = Recipe(
         where=["none"], recast=RecastConfig(query_key="images"), epochs=options.epochs, control=False, seed=seed,
-        keep=1, device=options.device,
+        keep=1, device=options.device, amp=options.amp,
     )  # fmt: skip
     if options.study == "digits":
         data = DataConfig("digits", batch_size=50, img_size=16)
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="of what the last stage adds")
     parser.add_argument("--arms", nargs="+", help="only these arms")
     parser.add_argument("--each", action="store_true", help="also every layer by itself")
+    parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="precision of all training")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--collect", action="store_true", help="only write the table")
     options = parser.parse_args()
@@ -160,8 +161,8 @@ def main() -> None:
             if not (out / "weights.safetensors").is_file():
                 continue
             stored = load_recipe(out / "recipe.yaml")
-            if (stored.where, stored.epochs) != (layers, options.epochs):
-                raise SystemExit(f"{out} holds a run of other layers or epochs: choose another --out")
+            if (stored.where, stored.epochs, stored.amp) != (layers, options.epochs, options.amp):
+                raise SystemExit(f"{out} holds a run of other layers, epochs or precision: choose another --out")
             line = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
             macs = every.before.macs + sum(s.after.macs - s.before.macs for s in every.steps if s.name in layers)
             values = {"loss": line["val_loss"], "top1": line["val_top1"], "train_loss": line["train_loss"]}
