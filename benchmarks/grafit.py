@@ -13,7 +13,7 @@ on the rest with coarse labels and is measured with fine ones: the database is w
 test images (with --held-out those held out, so that no setting is chosen on test images). All arms are recipes with one
 small network, one schedule, one number of updates and the same images in the same order; Grafit sees --views of each.
 "ClusterFit+" needs the seed's CE: its features of the training images are put into --clusters clusters by k-means, and
-a new network learns the clusters (33 images each in the paper).
+a new network learns the clusters (33 images each in the paper). "parent" is what the others begin with, untrained.
 "Grafit, recast" is Grafit from the same random weights, its last stage recast before training (exact start, queries and
 keys from images). All train in bf16. A run that is finished, or whose rows stand in results/grafit.csv, is left alone;
 one that was cut off goes on.
@@ -54,10 +54,10 @@ from recast.training.embedding import neighbour_loss
 from recast.training.loop import fit
 from recast.training.run import train
 
-CLUSTERFIT = "ClusterFit+"
+CLUSTERFIT, PARENT = "ClusterFit+", "parent"
 ARMS = {
     "CE": "coarse_ce", "SNCA+": "snca_plus", "Grafit FC": "grafit_fc", "Grafit": "grafit",
-    "CE + instance": "coarse_ce_instance", "Grafit, recast": "grafit", CLUSTERFIT: "coarse_ce",
+    "CE + instance": "coarse_ce_instance", "Grafit, recast": "grafit", CLUSTERFIT: "coarse_ce", PARENT: "coarse_ce",
 }  # fmt: skip
 """Arm → recipe. The first four are run unless others are named."""
 METRICS = ("top1", "map", "map/conditioned", "map/oracle")
@@ -154,16 +154,20 @@ def measure(options: argparse.Namespace, arm: str, seed: int) -> None:
     """retrieval.json of a finished run: its rows on the test images, or on those held out."""
     out = folder(options, arm, seed)
     path = out / f"retrieval{'-held-out' if options.held_out else ''}.json"
-    if path.is_file() or not (out / "weights.safetensors").is_file():
+    if path.is_file() or (arm != PARENT and not (out / "weights.safetensors").is_file()):
         return
     recipe = recipe_of(options, arm, seed)
     data = queries(options, recipe)
-    if arm == CLUSTERFIT:
+    if arm == PARENT:
+        out.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(seed)
+        trained = build(recipe.model, num_classes=len(load_data(recipe.data).classes))
+    elif arm == CLUSTERFIT:
         trained = load(out / "weights.safetensors")
     else:
         trained = open_run(out).models["finetuned" if recipe.is_plain else "recast"]
     rows = evaluate({arm: trained}, ["retrieval"], data, options=Options(labels="fine"), progress=False)
-    if arm == CLUSTERFIT:  # its classifier knows clusters, which say nothing of coarse classes
+    if arm in (CLUSTERFIT, PARENT):  # a classifier of clusters, or a random one, says nothing of coarse classes
         rows = [row for row in rows if row.metric != "map/conditioned"]
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     print(arm, seed, {row.metric: round(row.value, 2) for row in rows}, flush=True)
@@ -299,7 +303,7 @@ def main() -> None:
             print(out, flush=True)
             if arm == CLUSTERFIT:
                 learn_clusters(options, seed)
-            else:
+            elif arm != PARENT:
                 train(recipe_of(options, arm, seed), out, resume=(out / "recipe.yaml").is_file())
             measure(options, arm, seed)
     return None if options.held_out else collect(options)
