@@ -98,7 +98,7 @@ def close_to(run: Run, heads: int) -> None:
         raise RecastError(f"the curve goes from {counts[0]} open heads to {counts[-1]}, got heads={heads}")
     model = run.models["recast"].eval()
     wanted = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
-    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, "stop", next(model.parameters()).device)
+    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, run.recipe.data.bad_image, next(model.parameters()).device)
     for layer in gpsa_layers(model).values():
         layer.close_maps_(0.0)
     close_(model, wanted, images)
