@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.data import Data
@@ -92,6 +92,21 @@ def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any,
     near = nearest(queries, bank, k)
     voted = vote(near[0], digits.train.labels[near[1]], (k,), 10, 0.05)[k]
     assert found["top1"][:, 0].tolist() == (voted == digits.val.labels).float().tolist()
+
+
+def test_scores_of_other_coarse_classes_are_not_taken(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy().eval()
+
+    def oracle(of: Tensor) -> float:
+        data = replace(digits, coarse=Coarse(of, ["one", "other"]))
+        rows = evaluate(model, "retrieval", data, cache=tmp_path, batch_size=50, progress=False)
+        return next(row.value for row in rows if row.metric == "map/oracle")
+
+    by_size, by_parity = torch.arange(10) // 5, torch.arange(10) % 2
+    assert oracle(by_size) != oracle(by_parity)
+    seen = model.seen
+    oracle(by_size)
+    assert model.seen == seen
 
 
 def test_a_class_must_be_in_the_database(digits: Data, score: Callable[..., dict[str, Any]]) -> None:

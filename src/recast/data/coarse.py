@@ -4,6 +4,7 @@ outer of two levels of folders, a rank of iNaturalist's taxonomy."""
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -87,9 +88,14 @@ def read_mapping(path: str) -> dict[str, str]:
         raise RecastError(f"no such file of coarse classes: {path}") from None
     found: dict[str, str] = {}
     try:
-        if missing := [name for name in ("fine", "coarse") if name not in (reader.fieldnames or ())]:
+        columns = list(reader.fieldnames or ())
+        if missing := [name for name in ("fine", "coarse") if name not in columns]:
             raise RecastError(f"{path} must have the columns fine and coarse, missing: {', '.join(missing)}")
+        if twice := [name for name in ("fine", "coarse") if columns.count(name) > 1]:
+            raise RecastError(f"{path} has the column {twice[0]} twice, expected it once")
         for row in reader:
+            if None in row:
+                raise RecastError(f"{path} line {reader.line_num}: more cells than columns, quote names with a comma")
             fine, coarse = ((row[name] or "").strip() for name in ("fine", "coarse"))
             if not (fine and coarse):
                 raise RecastError(f"{path} line {reader.line_num}: fine or coarse is empty, name both")
@@ -116,8 +122,11 @@ def _outer_folders(config: DataConfig, classes: list[str]) -> dict[str, str]:
 
 
 def _ranks(classes: list[str], rank: str) -> list[str]:
-    """A rank of the taxonomy in iNaturalist's names, NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES."""
-    found = []
+    """A rank of the taxonomy in iNaturalist's names, NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES.
+
+    Two that bear the same name, as genera of a bird and of a plant do, are told apart by the ranks above them.
+    """
+    found: list[tuple[str, str]] = []
     for name in classes:
         parts = name.split("_")
         if len(parts) != len(RANKS) + 2:
@@ -125,5 +134,6 @@ def _ranks(classes: list[str], rank: str) -> list[str]:
             raise RecastError(f"data.rank={rank} reads iNaturalist's class names, {wanted}, got {shown(name)}")
         if not (own := parts[1 + RANKS.index(rank)]):
             raise RecastError(f"data.rank={rank} is empty in the class name {shown(name)}: choose another rank")
-        found.append(own)
-    return found
+        found.append((own, "_".join(parts[1 : 2 + RANKS.index(rank)])))
+    alike = Counter(own for own, _ in set(found))
+    return [own if alike[own] == 1 else path for own, path in found]

@@ -67,7 +67,7 @@ def labelled_images(
     data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
-    source = Loader(data.train.plain(), min(count, len(data.train)), shuffle_seed=seed, bad_image=bad_image)
+    source = Loader(data.train.plain(), max(1, min(count, len(data.train))), shuffle_seed=seed, bad_image=bad_image)
     images, labels = next(iter(source))
     return data.normalised(images, device), labels.to(device)
 

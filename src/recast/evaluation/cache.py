@@ -75,9 +75,9 @@ class Cache:
         options = {name: getattr(self.context.options, name) for name in uses}
         columns = None if source.columns is None else source.columns.tolist()
         images = [self._images(images) for images in (source.images, *source.depends)]
-        told = suite, code_of(score), options, self.context.dataset(suite), source.part, columns, images
+        told = [suite, code_of(score), options, self.context.dataset(suite), source.part, columns, images]
         if (coarse := self.context.data.coarse) is not None:
-            told = (*told, coarse.of.tolist(), coarse.names)
+            told += [coarse.of.tolist(), coarse.names]
         found = {}
         for name, weights in self.weights.items():
             key = hashlib.sha256(repr((*told, weights)).encode()).hexdigest()

@@ -48,7 +48,7 @@ def tabulate_frontier(context: Context) -> Table:
         raise NotMeasured("frontier closes heads of GPSA layers, and no model here has one")
     name = named[-1]
     count = min(CHOSEN_ON, context.options.num_samples or CHOSEN_ON)
-    images, labels = labelled_images(context.data, count, 0, "stop", context.device)
+    images, labels = labelled_images(context.data, count, 0, "skip", context.device)
     models = {of: copy.deepcopy(model) for of, model in context.models.items()}
     for model in models.values():
         recalibrate_batch_norm_(model.model, images.split(PART))
@@ -98,7 +98,7 @@ def close_to(run: Run, heads: int) -> None:
         raise RecastError(f"the curve goes from {counts[0]} open heads to {counts[-1]}, got heads={heads}")
     model = run.models["recast"].eval()
     wanted = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
-    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, run.recipe.data.bad_image, next(model.parameters()).device)
+    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, "skip", next(model.parameters()).device)
     for layer in gpsa_layers(model).values():
         layer.close_maps_(0.0)
     close_(model, wanted, images)

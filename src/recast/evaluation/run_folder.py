@@ -144,7 +144,7 @@ def evaluate_run(
             if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
                 raise RecastError(
                     f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
-                    f"labels={options.labels}, only knn, retrieval, linear and separability can"
+                    f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
                 )
             data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
         context = open_context(run.models, data, batch_size, device, options, workers)

@@ -226,12 +226,13 @@ def planes(run: Run) -> list[Chart]:
 
 
 def _draw_plane(axes: Axes, palette: Palette, lines: Sequence[PlaneLine], classes: Sequence[str]) -> list[Hit]:
-    """A dot an image, coloured by its class; few classes bear their names."""
+    """A dot an image, coloured by its class; few classes bear their names, if they are those of the run."""
     labels = sorted({line.label for line in lines})
+    is_named = len(labels) <= MOST_CLASSES and labels[-1] == len(classes) - 1  # else fine or coarse: others' numbers
     for place, label in enumerate(labels):
         x, y = ([getattr(line, axis) for line in lines if line.label == label] for axis in "xy")
         axes.scatter(x, y, s=7, color=f"C{place}", linewidth=0)
-        if len(labels) <= MOST_CLASSES and label < len(classes):
+        if is_named:
             middle = statistics.median(x), statistics.median(y)
             axes.annotate(classes[label], middle, ha="center", color=palette["ink"], fontsize=7.2)
     axes.set_aspect("equal")
