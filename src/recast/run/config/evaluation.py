@@ -29,7 +29,7 @@ class Options(Checked):
     neighbours: tuple[Count, ...] = (1, 5, 10, 20)
     """k of the knn suite"""
     labels: Literal["fine", "coarse"] | None = None
-    """of knn, retrieval, linear, separability, tsne: labels of images, whatever a run was trained with; None: its own"""
+    """of knn, retrieval, linear, separability, tsne: labels, whatever a run was trained with; None: its own"""
     sets: str | None = None
     """folder of imagenet-c/, imagenet-a/ ...; None: the one that RECAST_DATA names"""
     test_mode: Literal["square", "whole", "slide"] = "square"
