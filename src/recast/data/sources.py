@@ -67,6 +67,7 @@ def labelled_images(
     data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
+    # a batch of 1 where there is no image: the loader then says that, instead of that 0 is no batch size
     source = Loader(data.train.plain(), max(1, min(count, len(data.train))), shuffle_seed=seed, bad_image=bad_image)
     images, labels = next(iter(source))
     return data.normalised(images, device), labels.to(device)

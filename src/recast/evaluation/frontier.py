@@ -48,6 +48,7 @@ def tabulate_frontier(context: Context) -> Table:
         raise NotMeasured("frontier closes heads of GPSA layers, and no model here has one")
     name = named[-1]
     count = min(CHOSEN_ON, context.options.num_samples or CHOSEN_ON)
+    # an unreadable image stops no curve of a run that was trained without it; `close_to` takes the same ones
     images, labels = labelled_images(context.data, count, 0, "skip", context.device)
     models = {of: copy.deepcopy(model) for of, model in context.models.items()}
     for model in models.values():
