@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,9 +15,10 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
+from recast.data import load_data
 from recast.data.sources import labelled_images
 from recast.models.build import build
-from recast.run.config import ModelConfig
+from recast.run.config import DataConfig, ModelConfig
 from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
@@ -59,6 +61,10 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
     assert " of 11 convolutions recast" in done.out
     assert "give --data NAME" in refused("plan", *MODEL, "--rank", "data")
     assert "add --rank data or --where auto" in refused("plan", *MODEL, "--data", "digits")
+    digits = load_data(DataConfig("digits", img_size=16))
+    only_val = replace(digits, train=digits.train.subset(torch.arange(0)))
+    with mock.patch("recast.data.load_data", return_value=only_val):
+        assert "no training images" in refused("plan", *trained, "--rank", "data")
     assert "where='auto' takes what a ranking on images finds best" in refused("verify", *MODEL, "--where", "auto")
     assert "32 images or more" in refused("plan", *trained, "--rank", "data", "--num-images", "16")
     assert "the budget's ms is a number, ms=12.5 or ms=1.5x" in refused("plan", *MODEL, "--budget", "ms=fast")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,23 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data
+from recast.data import Data, load_data
 from recast.data.coarse import Coarse
 from recast.errors import RecastError
 from recast.evaluation import evaluate, retrieval
+from recast.evaluation.context import Batch
 from recast.evaluation.knn import features, fit_probe, nearest, posterior, vote
-from recast.evaluation.retrieval import Above, average_precision, choose_k, energy, halves_told, random_halves, rankings
-from recast.evaluation.run_folder import evaluate_run
+from recast.evaluation.retrieval import (
+    Above,
+    average_precision,
+    choose_k,
+    coarse_logits,
+    energy,
+    halves_told,
+    random_halves,
+    rankings,
+)
+from recast.evaluation.run_folder import evaluate_run, open_run
 from recast.evaluation.runner import open_context
 from recast.models.embedding import add_embedding_, embedding_head
 from recast.run.config import DataConfig, EmbeddingConfig, ModelConfig, Recipe
@@ -125,18 +136,21 @@ def test_features_of_an_embedding_are_the_embedding() -> None:
     torch.testing.assert_close(features(plain, images, 3), head.projector(expected).detach())
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recast network and its control, an embedding of each learnt from odd and even."""
-    folder = tmp_path_factory.mktemp("coarse")
+def train_on_parity(folder: Path, embedding: EmbeddingConfig) -> Path:
+    """A recast network and its control, which learn odd and even."""
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(10)]
     (folder / "parity.csv").write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
     told = {"labels": "coarse", "coarse_file": f"{folder}/parity.csv"}
     data = DataConfig("digits", img_size=16, num_train=60, num_val=30, batch_size=20, **told)  # type: ignore[arg-type]
-    embedding = EmbeddingConfig("linear", 8, 16, views=2)
     how = {"where": ["layer3.1.conv1"], "epochs": 1, "device": "cpu", "embedding": embedding}
     recipe = Recipe(ModelConfig("digits_resnet"), data, **how)  # type: ignore[arg-type]
     return train(recipe, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of each an embedding."""
+    return train_on_parity(tmp_path_factory.mktemp("coarse"), EmbeddingConfig("linear", 8, 16, views=2))
 
 
 def test_a_run_is_measured_with_fine_labels(run: Path) -> None:
@@ -150,6 +164,33 @@ def test_a_run_is_measured_with_fine_labels(run: Path) -> None:
     assert coarse["recast", "retrieval", "top1"] > rows["recast", "retrieval", "top1"]
     with pytest.raises(RecastError, match="was trained with coarse labels: clean cannot be measured with labels=fine"):
         evaluate_run(run, ["clean"], device="cpu", progress=False, options=Options(labels="fine"))
+
+
+def test_a_new_classifier_says_nothing_of_coarse_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, said = train_on_parity(tmp_path, EmbeddingConfig()), dict[str, bool]()
+
+    def spied(batch: Batch, name: str, classes: int) -> Tensor | None:
+        found = coarse_logits(batch, name, classes)
+        said[name] = found is not None
+        return found
+
+    monkeypatch.setattr(retrieval, "coarse_logits", spied)
+    evaluate_run(folder, ["retrieval"], device="cpu", progress=False, options=Options(labels="fine"))
+    assert said == {"parent": False, "finetuned": True, "recast": True}
+
+
+def test_a_run_keeps_its_coarse_classes(run: Path, tmp_path: Path) -> None:
+    """Whatever becomes of the file, and wherever the run goes."""
+    given, moved = run.parent / "parity.csv", tmp_path / "moved"
+    text = given.read_text(encoding="utf-8")
+    shutil.copytree(run, moved)
+    try:
+        given.write_text(text.replace("odd", "ODD").replace("3,ODD", "3,even"), encoding="utf-8")
+        data = open_run(moved).data
+        assert data.classes == ["even", "odd"]
+        assert data.val.labels.equal(load_data(DataConfig("digits", num_val=30)).val.labels % 2)
+    finally:
+        given.write_text(text, encoding="utf-8")
 
 
 def test_halves_are_random_and_equal() -> None:

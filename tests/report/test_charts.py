@@ -6,12 +6,14 @@ import base64
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from recast.report import charts, costs, curves, draw, layers, maps
@@ -278,6 +280,10 @@ def test_the_curve_of_closed_heads_and_the_plane_of_features(make_run: Callable[
     (plane,) = curves.planes(run)
     assert plane.rows[3] == ("recast", 3, 1, 3.0, -3.0)
     assert plane.svg.count("<use") >= 12
+    for classes, named in ((run.classes, []), (("even", "odd"), ["even", "odd"])):  # ten classes, labels of two
+        axes = Figure().add_subplot()
+        curves.planes(replace(run, classes=classes))[0].panel(axes, {"ink": "black"})  # type: ignore[arg-type]
+        assert [text.get_text() for text in axes.texts] == named
     page = render([run_part(run, "run1", 1)], [])
     assert "recast fold" in page
     assert "Features on a plane" in page

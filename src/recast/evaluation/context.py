@@ -90,6 +90,8 @@ class Context:
     workers: int = 0
     epochs: Sequence[tuple[str, int, Callable[[], nn.Module]]] = ()
     """Kept weights: name of a model, epoch, function that loads the model of that epoch."""
+    untaught: frozenset[str] = frozenset()
+    """Models whose classifier is new: what it says of an image means nothing."""
     store: dict[Any, Any] = field(default_factory=dict)
     """What a suite keeps from one batch to the next, such as the features of the training images."""
     told: Callable[[float], object] = lambda share: None

@@ -137,10 +137,10 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
 
 
 def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
-    """(B, coarse classes) of a classifier that was trained on coarse labels; None of an embedding or another network,
-    whose neighbours tell the coarse class."""
+    """(B, coarse classes) of a classifier that was trained on coarse labels; None of an embedding, a new classifier or
+    another network, whose neighbours tell the coarse class."""
     model = batch.models[name]
-    if embedding_head(model) is not None:
+    if name in batch.context.untaught or embedding_head(model) is not None:
         return None
     with torch.no_grad():
         logits = model(batch.images)

@@ -33,7 +33,7 @@ from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
 from recast.run.files import locked, read_json, read_names, replaced, require, write_json
-from recast.run.recipe import functions_of, load_recipe
+from recast.run.recipe import functions_of, has_new_parent, load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.suites import MAIN
 from recast.run.tables import read_records, write_records, write_table
@@ -148,6 +148,8 @@ def evaluate_run(
                 )
             data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
         context = open_context(run.models, data, batch_size, device, options, workers)
+        if has_new_parent(recipe, folder):
+            context = replace(context, untaught=frozenset({"parent"}))
         if "recast" in run.models:
             epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
             context = replace(context, epochs=epochs)

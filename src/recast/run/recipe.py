@@ -35,6 +35,8 @@ SEAL = "# sha256 of the lines above: "
 """The last line of a run's recipe: what has it was not touched, or it is told. Who means to edit it deletes it."""
 PARENT_WEIGHTS = "parent.safetensors"
 """In a run folder: the weights of a parent that nothing else holds, random ones or those under a new classifier."""
+COARSE_FILE = "coarse.csv"
+"""In a run folder: a copy of the file of coarse classes that it was trained with, whatever becomes of that file."""
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:

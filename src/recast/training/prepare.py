@@ -29,7 +29,8 @@ from recast.run.budget import Budget
 from recast.run.config import Recipe
 from recast.run.files import LOCK, read_lines
 from recast.run.names import DETECTORS, split_name
-from recast.run.recipe import MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
+from recast.run.reading import decode, read_bytes
+from recast.run.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan, plan_best
 from recast.surgery.scales import batch_norms
@@ -42,7 +43,7 @@ from recast.training.optim import check_trainable
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
 
-WRITTEN = ("classes.json", PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json", "verify.json",
+WRITTEN = ("classes.json", COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json", "verify.json",
            "schedule.json", "metrics.jsonl")  # fmt: skip
 """The files that a run folder holds before its first state, in the order in which they are written."""
 
@@ -62,13 +63,15 @@ class Prepared:
     """Data and parent of a run."""
 
     recipe: Recipe
-    """With what was left open filled in (classes, normalisation, the kept parent's file): it replays the run."""
+    """With what was left open filled in (classes, normalisation, the files that the run keeps): it replays the run."""
     data: Data
     parent: nn.Module
     plan: Plan | None
     """None where nothing is recast."""
     keeps_parent: bool
     """The parent's weights are found nowhere else (random ones, or a new head): the run folder is to keep them."""
+    coarse: str | None
+    """The text of the file of coarse classes, which the run folder is to keep."""
 
 
 def never_began(out: Path) -> bool:
@@ -219,8 +222,11 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     config = replace(config, num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
         config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
-    recipe = replace(recipe, model=config, data=replace(recipe.data, mean=data.mean, std=data.std))
-    return Prepared(recipe, data, parent, planned, keeps_parent)
+    kept, coarse = replace(recipe.data, mean=data.mean, std=data.std), None
+    if kept.coarse_file is not None:
+        coarse = decode(read_bytes(kept.coarse_file), kept.coarse_file)
+        kept = replace(kept, coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    return Prepared(replace(recipe, model=config, data=kept), data, parent, planned, keeps_parent, coarse)
 
 
 def _is_chosen_here(recipe: Recipe) -> bool:

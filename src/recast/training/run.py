@@ -27,7 +27,7 @@ from recast.models.build import constructor
 from recast.models.embedding import without_embedding
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import number, read_json, read_text, write_json, write_text
-from recast.run.recipe import PARENT_WEIGHTS, functions_of, save_recipe
+from recast.run.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
 from recast.run.schedule import Schedule
 from recast.run.trust import follow_up, trusting
 from recast.surgery.apply import recast_
@@ -73,6 +73,7 @@ def train(
                         metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
     out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   only where nothing else holds the parent's weights: random ones, or a new head
+    out/coarse.csv           a copy of `data.coarse_file`, where the recipe names one
 
     Where the recipe recasts nothing (`where: [none]`, `pool.kind: none`) the network itself is trained into `out`: no
     plan, no control.
@@ -187,6 +188,8 @@ class _Run:
         if not self.resume:
             withdraw(self.out, self.recipe.model.checkpoint)
         write_json(self.out / "classes.json", self.data.classes)
+        if self.prepared.coarse is not None:
+            write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             save(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by)
