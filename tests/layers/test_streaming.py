@@ -105,6 +105,25 @@ def test_large_products_are_onednns(images: int, monkeypatch: pytest.MonkeyPatch
     assert not stream.is_wide(a.double(), b.double())
 
 
+@pytest.mark.parametrize("size", [0.1, 40.0])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any) -> None:
+    """33² keys, more than two tiles: small logits without the largest one subtracted, large ones, of thousands, with."""
+    monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
+    layer, x = open_gates(GPSA(6, 6, PAD_1)), torch.randn(1, 6, 33, 33)
+    with torch.no_grad():
+        layer.query.mul_(size), layer.key.mul_(size)
+    asked = []
+    exponentials = Tensor.exp_
+    monkeypatch.setattr(Tensor, "exp_", lambda t: asked.append(t.shape[-1]) or exponentials(t))
+    found = outputs_and_gradients(layer, x, "merged")
+    assert set(asked) == {512, 33 * 33 - 2 * 512}
+    assert all(t.isfinite().all() for t in found.values())
+    expected = outputs_and_gradients(layer.double(), x.double(), "reference")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=2e-5 * size * float(value.abs().max()))
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the products of `dense`, which torch counts itself, on maps without padding."""

@@ -116,6 +116,8 @@ def test_backends_agree_with_random_open_gates(
         monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", rng.choice((2**20, 60, 7)))
         monkeypatch.setitem(stream.VALUE_NUMBERS, "cpu", rng.choice((2**20, 40)))
         monkeypatch.setattr(stream, "MERGE_KEYS", rng.choice((0, 10**6)))
+        for name, values in {"LONG": (1024, 0), "TILE": (512, 3), "LIMIT": (40.0, 0.0)}.items():  # keys tile by tile
+            monkeypatch.setattr(stream, name, random.Random(f"{name} {seed}").choice(values))
         monkeypatch.setitem(short.GROUP_NUMBERS, "cpu", rng.choice((2**18, 300, 1)))  # heads together
         for name in ("WIDE", "WIDE_TRANSPOSED"):  # which library multiplies
             monkeypatch.setattr(stream, name, rng.choice((0, 10**12)))

@@ -102,7 +102,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
         key = torch.softmax(key, -2).transpose(1, 2) @ visible
     keeps = w.content == "softmax" and torch.is_grad_enabled()
-    streamed, _ = attend(
+    streamed, *_ = attend(
         *(t.to(dtype) for t in (pixels, query, key, rows, columns)),
         shift,
         w.gates.content,

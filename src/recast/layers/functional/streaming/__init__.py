@@ -35,12 +35,15 @@ NUMBERS = (
 
 
 @torch.library.custom_op(
-    "recast::attend", mutates_args=(), schema=f"({TENSORS}, Tensor? bias, {NUMBERS}, bool keep) -> (Tensor, Tensor)"
+    "recast::attend",
+    mutates_args=(),
+    schema=f"({TENSORS}, Tensor? bias, {NUMBERS}, bool keep) -> (Tensor, Tensor, Tensor)",
 )
-def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Heads' gathers through W_out: ((B, I, J, O), what they gathered (h, B, I, J, C) if `keep`, else empty).
+def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads' gathers through W_out: ((B, I, J, O), what is kept (H_c, B, I, J, C) if `keep`, else empty, norms).
 
-    `bias` (O,). `keep` saves the backward pass one product a head.
+    `bias` (O,). `keep` saves the backward pass one product a head: what content heads gather is kept, on long maps
+    (`Stream.by_parts`) what their content maps do. The norms (H_c, B, N, 1) are those of `Stream.attend`.
     """
     tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
     values, weight = tensors[0], tensors[7]
@@ -49,55 +52,65 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
         y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
         if bias is not None:
             y += bias
-        kept = values.new_empty(len(weight) if keep else 0, s.batch, s.I, s.J, s.channels)
+        kept = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
+        norm = values.new_ones(_norm_shape(inputs))
         if s.merges:
             short.forward(s, y, kept if keep else None)
-        first = len(weight) - len(s.single)
-        for slot, h in enumerate(s.single, first):
-            W_out = s.weight[h].transpose(-1, -2)
+        for h in s.single:
+            W_out, content = s.weight[h].transpose(-1, -2), s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
-                gathered = kept[slot][at] if keep else s.buffer("gathered", *shape)
-                s.gather(h, chunk, s.maps(h, chunk), gathered)
+                is_kept = keep and content is not None
+                looked = kept[content][at] if is_kept else s.buffer("gathered", *shape)
+                gathered = s.buffer("gathered", *shape) if s.by_parts else looked
+                s.look(h, chunk, norm, looked)
+                s.gather(h, chunk, looked, s.by_rows(h, chunk), gathered)
                 project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
-    return y.to(values.dtype), kept
+    return y.to(values.dtype), kept, norm
+
+
+def _norm_shape(inputs: Any) -> tuple[int, ...]:
+    (_, query, *_), content_heads = inputs[:8], inputs[9]
+    return len(content_heads), *query.shape[:2], 1
 
 
 @attend.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
-    images = (values.shape[0], rows.shape[1], columns.shape[1])
-    kept = values.new_empty(weight.shape[0] if keep else 0, *images, values.shape[3])
-    return values.new_empty(*images, weight.shape[1]), kept
+    images, norms = (values.shape[0], rows.shape[1], columns.shape[1]), _norm_shape(inputs)
+    kept = values.new_empty(norms[0] if keep else 0, *images, values.shape[3])
+    return values.new_empty(*images, weight.shape[1]), kept, values.new_empty(norms)
 
 
 @torch.library.custom_op(
     "recast::attend_backward",
     mutates_args=(),
-    schema=f"(Tensor dy, {TENSORS}, Tensor kept, {NUMBERS}) -> ({', '.join(['Tensor'] * 8)})",
+    schema=f"(Tensor dy, {TENSORS}, Tensor kept, Tensor norm, {NUMBERS}) -> ({', '.join(['Tensor'] * 8)})",
 )
 def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
-    tensors, kept, numbers = inputs[:8], inputs[8], inputs[9:]
+    tensors, kept, norm, numbers = inputs[:8], inputs[8], inputs[9], inputs[10:]
     with torch.autocast(dy.device.type, enabled=False):
         s = Backward(*tensors, *numbers)
+        norm = norm if len(kept) else torch.empty_like(norm)  # `look` writes it again
         if s.merges:
             short.backward(s, dy, kept if len(kept) else None)
-        first = len(s.weight) - len(s.single)
-        for slot, h in enumerate(s.single, first):
+        for h in s.single:
+            content = s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
                 dy_part = dy[at].flatten(0, 2)
                 d_gathered = s.buffer("d_gathered", *shape).zero_()
                 project(dy_part, s.weight[h], d_gathered.view(-1, s.channels))
-                maps = s.maps(h, chunk)
-                if len(kept):
-                    gathered = kept[slot][at]
-                else:
+                by_rows, is_kept = s.by_rows(h, chunk), content is not None and len(kept) > 0
+                gathered = looked = kept[content][at] if is_kept else s.buffer("looked", *shape)
+                if not is_kept:
+                    s.look(h, chunk, norm, looked)
+                if s.by_parts or not is_kept:
                     gathered = s.buffer("gathered", *shape)
-                    s.gather(h, chunk, maps, gathered)
+                    s.gather(h, chunk, looked, by_rows, gathered)
                 add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
-                s.add(h, chunk, maps, d_gathered)
+                s.add(h, chunk, norm, looked, by_rows, d_gathered)
     return s.results()
 
 
@@ -106,24 +119,24 @@ def _(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(dy.new_empty(0, dtype=inputs[6].dtype) if t is None else torch.empty_like(t) for t in inputs[:8])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     tensors, bias, (*numbers, _keep) = inputs[:8], inputs[8], inputs[9:]
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.save_for_backward(*tensors, *output[1:])
     ctx.numbers = numbers
     ctx.bias = None if bias is None else bias.dtype
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros as large as what was kept are written for nothing
 
 
-def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 17
-    *tensors, kept = ctx.saved_tensors
+    *tensors, kept, norm = ctx.saved_tensors
     dy = dy.contiguous()
     if torch.is_grad_enabled():
         gradients = _differentiable_gradients(dy, tensors, ctx.numbers)
     else:
-        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, *ctx.numbers))
+        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, norm, *ctx.numbers))
     if tensors[5] is None:
         gradients[5] = None
     bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)

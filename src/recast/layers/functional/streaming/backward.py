@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import Chunk, HeadMaps, Stream, add_product, is_wide, product
+from recast.layers.functional.streaming.stream import Chunk, Stream, add_product, product
 
 
 class Backward(Stream):
@@ -20,18 +20,18 @@ class Backward(Stream):
             return torch.zeros_like(like, dtype=self.sum_dtype)
 
         self.d_values, self.d_weight = zeros(self.values), zeros(self.weight)
-        self.d_key = zeros(self.key if self.linear else self.keys)
-        keys = self.num_keys if self.single else 0
-        self.d_seen = self.d_values.new_zeros(self.batch, self.channels, keys)
-        """Channel by channel: a product with the maps themselves takes half the time of one with them transposed."""
+        self.d_key = [zeros(part) for part in ([self.key] if self.linear else self.keys)]
+        self.d_seen = [self.d_values.new_zeros(self.batch, self.channels, part.shape[-1]) for part in self.keys]
+        """By tile, channel by channel: a product with the maps themselves takes half the time of one with them
+        transposed."""
         self.d_query, self.d_rows, self.d_columns = torch.empty_like(self.query), zeros(self.rows), zeros(self.columns)
         self.d_shift = self.content.new_empty(0) if self.shift is None else torch.zeros_like(self.shift)
         self.d_content = torch.zeros_like(self.content)
 
-    def add(self, head: int, chunk: Chunk, maps: HeadMaps, d: Tensor) -> None:
-        """Of what `head` gathered in a chunk, `d` (n, r, J, C), back to all that it was made from."""
+    def add(self, head: int, chunk: Chunk, norm: Tensor, looked: Tensor, by_rows: Tensor | None, d: Tensor) -> None:
+        """Of what `head` gathered in a chunk, `d` (n, r, J, C), back to all that it was made from; `d` is overwritten.
+        `looked` is what its content map gathered."""
         content, gaussian = self.head_maps(head)
-        attention, by_rows = maps
         flat = d.view(chunk.n, chunk.r * self.J, self.channels)
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
             hit, source = d[:, views[0][0], views[0][1]], (chunk.images, *views[1])
@@ -39,14 +39,10 @@ class Backward(Stream):
             self.d_values[source].addcmul_(hit, self.shift[head])
         if gaussian is not None and by_rows is not None:
             self._gaussian(gaussian, chunk, by_rows, d)
-        if content is not None and attention is not None:
-            space = self.buffer("logits", *flat.shape[:2], self.num_keys)
-            d_map = product(flat, self.seen[chunk.images].transpose(1, 2), space)  # the whole map's, (n, r·J, keys)
-            self._logits(content, chunk, attention, d_map)
-            by_channels = (flat * self.content[content]).transpose(1, 2).contiguous()
-            add_product(self.d_seen[chunk.images], by_channels, attention)
-        elif content is not None:
+        if content is not None and self.linear:
             self._linear(content, chunk, flat)
+        elif content is not None:
+            self._content(content, chunk, norm[content, chunk.images, chunk.queries], looked.view_as(flat), flat)
 
     def _gaussian(self, at: int, chunk: Chunk, by_rows: Tensor, d: Tensor) -> None:
         n, r, width = chunk.n, chunk.r, self.X * self.channels
@@ -66,32 +62,44 @@ class Backward(Stream):
         d_query = torch.bmm(d, summaries.transpose(1, 2))
         self.d_content[at].add_((d_query * q).sum(dtype=self.d_content.dtype))
         self.d_query[chunk.images, chunk.queries, part] = d_query.mul_(gate)
-        self.d_key[chunk.images, part].add_(torch.bmm(q.transpose(1, 2), d).mul_(gate))
+        self.d_key[0][chunk.images, part].add_(torch.bmm(q.transpose(1, 2), d).mul_(gate))
 
-    def _logits(self, at: int, chunk: Chunk, attention: Tensor, d_map: Tensor) -> None:
-        """From the gradient of a gated content map to queries, keys and the gate; `d_map` is overwritten."""
-        part = self.part(at)
-        # softmax backward: C ∘ (dA − Σ dA ∘ C); that sum over all queries is the gate's gradient
-        d_map.mul_(attention)
-        inner = d_map.sum(-1, keepdim=True)
-        self.d_content[at].add_(inner.sum(dtype=self.d_content.dtype))
-        d_map.addcmul_(attention, inner, value=-1)
-        factor = self.content[at] * self.scale
-        q, k = self.query[chunk.images, chunk.queries, part], self.keys[at][chunk.images]
-        if is_wide(d_map, k.transpose(1, 2)):
-            d_query = product(d_map, k.transpose(1, 2), self.buffer("d_query", *q.shape))
-        else:  # the narrow side first: a head of 7 channels takes a fifth of the other order's time
-            d_query = torch.bmm(k, d_map.transpose(1, 2)).transpose(1, 2)
-        self.d_query[chunk.images, chunk.queries, part] = d_query.mul_(factor)
-        add_product(self.d_key[at][chunk.images], (q * factor).transpose(1, 2).contiguous(), d_map)
+    def _content(self, at: int, chunk: Chunk, norm: Tensor, looked: Tensor, d: Tensor) -> None:
+        """From the gradient of a gated content map's gathers to queries, keys, values and the gate, tile by tile."""
+        gate, query = self.content[at], self.scaled_query(at, chunk)
+        top = self.top(at, chunk.images, query)
+        # softmax backward: C ∘ (dA − Σ dA ∘ C); that sum, over queries the gate's gradient, is d · what was gathered,
+        # but of that half precision has too few digits
+        inner = (d * looked).sum(-1, keepdim=True) if self.by_parts else None
+        if inner is not None:  # C is norm · weights
+            self.d_content[at].add_(inner.sum())
+            d.mul_(norm)
+            inner.mul_(norm)
+        by_channels = (d * gate).transpose(1, 2).contiguous()
+        by_width = (query * gate).transpose(1, 2).contiguous()
+        narrow = query.new_zeros(chunk.n, self.head_dim, d.shape[1])
+        for (keys, seen), d_key, d_seen in zip(self.tiles(at, chunk.images), self.d_key, self.d_seen, strict=True):
+            weights = self.weights(query, keys, top)
+            d_logits = product(d, seen.transpose(1, 2), self.buffer("d_map", *weights.shape))
+            if inner is not None:
+                d_logits.sub_(inner).mul_(weights)
+            else:
+                own = d_logits.mul_(weights).sum(-1, keepdim=True)
+                self.d_content[at].add_(own.sum(dtype=self.d_content.dtype))
+                d_logits.addcmul_(weights, own, value=-1)
+            add_product(d_seen[chunk.images], by_channels, weights)
+            # the narrow side first: a head of 7 channels takes a fifth of the other order's time
+            add_product(narrow, keys, d_logits.transpose(1, 2))
+            add_product(d_key[at, chunk.images], by_width, d_logits)
+        self.d_query[chunk.images, chunk.queries, self.part(at)] = narrow.transpose(1, 2).mul_(gate * self.scale)
 
     def results(self) -> tuple[Tensor, ...]:
         """In the order and the types of the operator's inputs."""
-        if self.d_seen.numel():
+        if self.num_keys and not self.merges:
             top, left, height, width = self.window
-            seen = self.d_seen.transpose(1, 2).unflatten(1, (height, width))
+            seen = torch.cat(self.d_seen, 2).transpose(1, 2).unflatten(1, (height, width))
             self.d_values[:, top : top + height, left : left + width].add_(seen)
-        d_key = self.d_key if self.linear else self.d_key.permute(1, 3, 0, 2).flatten(2)
+        d_key = self.d_key[0] if self.linear else torch.cat(self.d_key, -1).permute(1, 3, 0, 2).flatten(2)
         sums = (self.d_values, self.d_query, d_key, self.d_rows, self.d_columns)
         gates = (self.d_shift, self.d_content)
         return (*(t.to(self.values.dtype) for t in sums), *gates, self.d_weight.flatten(1, 2).to(self.values.dtype))

@@ -89,7 +89,7 @@ def backward(s: Backward, dy: Tensor, kept: Tensor | None) -> None:
             d_query = torch.bmm(k, maps.transpose(1, 2)).unflatten(0, (n, count)) * factor
             d_key = torch.bmm(q.transpose(1, 2), maps).unflatten(0, (n, count)) * factor
             s.d_query[images].unflatten(-1, (-1, s.head_dim))[:, :, group.content] = d_query.permute(0, 3, 1, 2)
-            s.d_key[group.content, images] = d_key.transpose(0, 1)
+            s.d_key[0][group.content, images] = d_key.transpose(0, 1)
         s.d_weight[group.heads] = d_weight.unflatten(2, (count, -1)).permute(2, 0, 1, 3)
         _positional_gradient(s, group, d_positional)
 
@@ -102,7 +102,7 @@ def _weight(s: Stream, group: Group) -> Tensor:
 def _heads(s: Stream, group: Group, images: slice) -> tuple[Tensor, Tensor]:
     """Queries (n·G, N, D) and keys (n·G, D, keys) of a group."""
     queries = s.query[images].unflatten(-1, (-1, s.head_dim))[:, :, group.content]
-    return queries.transpose(1, 2).flatten(0, 1), s.keys[group.content, images].transpose(0, 1).flatten(0, 1)
+    return queries.transpose(1, 2).flatten(0, 1), s.keys[0][group.content, images].transpose(0, 1).flatten(0, 1)
 
 
 def _attention(s: Stream, group: Group, images: slice) -> Tensor:

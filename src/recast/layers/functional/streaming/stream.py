@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,14 +14,15 @@ MAP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a content map that are held at a time: 4 MiB on a CPU, whose cache they should stay in."""
 MERGE_KEYS = 2
 """Keys per channel up to which content heads' three maps are mixed before the product with the values (`short`)."""
+LONG, TILE = 1024, 512
+"""Keys above which a map is long, and how many of a long map's are held at a time."""
+LIMIT = 40.0
+"""Logits whose exponentials, and what is made of them, fp32 holds: e^±40 is 4e-18 to 2e17."""
 VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
 WIDE, WIDE_TRANSPOSED = 2**21, 2**23
 """Multiply-accumulates from which oneDNN is asked for a product, and for one whose first matrix is transposed."""
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-HeadMaps = tuple[Tensor | None, Tensor | None]
-"""Of one head and chunk, where it has them: the content map (n, r·J, keys), and R V (n, r, X·C)."""
 
 
 class Chunk(NamedTuple):
@@ -63,22 +65,33 @@ class Stream:
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
-        shape = (len(self.content_heads), self.head_dim)
-        self.keys = key.new_empty(0) if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).contiguous()
-        """(H_c, B, D, keys): a head's lie together, as its products want them."""
         self.kind = kind = "cpu" if values.device.type == "cpu" else "cuda"
-        per_row = self.J * max(1, self.num_keys)
-        queries = VALUE_NUMBERS[kind] // self.channels
+        in_full = values.dtype in (torch.float32, torch.float64)
+        self.by_parts = kind == "cpu" and in_full and self.num_keys > LONG
+        """Whether the softmax is taken apart: exponentials tile by tile, and one division of what was gathered."""
+        self.tile = TILE if self.by_parts else max(1, self.num_keys)
+        shape = (len(self.content_heads), self.head_dim)
+        keys = () if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).split(self.tile, -1)
+        self.keys = [part.contiguous() for part in keys]
+        """By tile, (H_c, B, D, keys): a head's lie together, as its products want them."""
+        per_row, queries = self.J * self.tile, VALUE_NUMBERS[kind] // self.channels
         self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, queries // self.J)))
         images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
         self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
-        is_short = self.num_keys <= MERGE_KEYS * self.channels
+        is_short = self.num_keys <= MERGE_KEYS * self.channels and not self.by_parts
         sees_all = (height, width) == (self.Y, self.X)
-        self.merges = bool(self.num_keys) and sees_all and self.chunk_rows == self.I and is_short
+        self.merges = self.num_keys > 0 and sees_all and self.chunk_rows == self.I and is_short
         """Whether the content heads' maps are mixed: on short maps that is cheaper than a product for each."""
         self.single = [h for h in range(len(weight)) if not (self.merges and h in self.content_heads)]
         """Heads that are computed one after another."""
         self.buffers: dict[str, Tensor] = {}
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether |q| |k| / √D, which no logit exceeds, is so small that no largest one need be subtracted."""
+        tokens = (t.unflatten(-1, (-1, self.head_dim)) for t in (self.query, self.key))
+        query, key = (torch.linalg.vector_norm(t, dim=-1).amax() for t in tokens)
+        return bool(query * key * self.scale < LIMIT)
 
     def chunks(self) -> Iterator[Chunk]:
         """Every query of every image once."""
@@ -128,37 +141,76 @@ class Stream:
         i, j, y, x = corner.stride()
         return corner.as_strided(corner.shape[:2], (i + y, j + x))
 
-    # --- the maps -----------------------------------------------------------------------------------------------------
+    # --- the content maps ---------------------------------------------------------------------------------------------
 
-    def maps(self, head: int, chunk: Chunk) -> HeadMaps:
-        """softmax(Q Kᵀ / √D) and R V of a chunk, where `head` has them."""
-        content, gaussian = self.head_maps(head)
-        attention = by_rows = None
-        if content is not None and not self.linear:
-            shape, part = (chunk.n, chunk.r * self.J, self.num_keys), self.part(content)
-            attention = self.buffer("attention", *shape)
-            q, k = self.query[chunk.images, chunk.queries, part] * self.scale, self.keys[content][chunk.images]
-            torch.softmax(product(q, k, self.buffer("logits", *shape)), -1, out=attention)
-        if gaussian is not None:
-            values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
-            weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
-            by_rows = torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
-        return attention, by_rows
+    def tiles(self, at: int, images: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys (n, D, tile) of the content head `at` and values (n, tile, C), tile by tile."""
+        return ((keys[at, images], v[images]) for keys, v in zip(self.keys, self.seen.split(self.tile, 1), strict=True))
 
-    def gather(self, head: int, chunk: Chunk, maps: HeadMaps, out: Tensor) -> None:
-        """What `head` gathers for a chunk, into `out` (n, r, J, C)."""
-        content, gaussian = self.head_maps(head)
-        attention, by_rows = maps
+    def scaled_query(self, at: int, chunk: Chunk) -> Tensor:
+        """Q / √D of the content head `at`, (n, r·J, D)."""
+        return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
+
+    def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
+        return product(query, keys, self.buffer("logits", *query.shape[:2], keys.shape[2]))
+
+    def top(self, at: int, images: slice, query: Tensor) -> Tensor | None:
+        """The largest logit of every query, (n, r·J, 1), where it has to be subtracted."""
+        if not self.by_parts or self.is_small:
+            return None
+        tops = [self._logits(query, keys).amax(-1, keepdim=True) for keys, _ in self.tiles(at, images)]
+        return torch.stack(tops).amax(0)
+
+    def weights(self, query: Tensor, keys: Tensor, top: Tensor | None) -> Tensor:
+        """softmax(Q Kᵀ / √D) of all keys, or, `by_parts`, exp(Q Kᵀ / √D − top) of a tile."""
+        logits = self._logits(query, keys)
+        if not self.by_parts:
+            return torch.softmax(logits, -1, out=self.buffer("weights", *logits.shape))
+        return (logits if top is None else logits.sub_(top)).exp_()
+
+    def attend(self, at: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
+        """What the content head `at` gathers, softmax(Q Kᵀ / √D) V, into `out` (n, r·J, C); `norm` (n, r·J, 1) becomes
+        what its `weights` are to be multiplied with."""
+        query, totals = self.scaled_query(at, chunk), list[Tensor]()
+        top = self.top(at, chunk.images, query)
+        for keys, seen in self.tiles(at, chunk.images):
+            weights = self.weights(query, keys, top)
+            if totals:
+                add_product(out, weights, seen)
+            elif (found := product(weights, seen, out)) is not out:
+                out.copy_(found)
+            if self.by_parts:
+                totals.append(weights.sum(-1, keepdim=True))
+        if self.by_parts:
+            torch.reciprocal(sum(totals[1:], totals[0]), out=norm)
+            out.mul_(norm)
+
+    # --- what heads gather --------------------------------------------------------------------------------------------
+
+    def by_rows(self, head: int, chunk: Chunk) -> Tensor | None:
+        """R V of a chunk, (n, r, X·C), where `head` has a Gaussian."""
+        if (gaussian := self.head_maps(head)[1]) is None:
+            return None
+        values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
+        weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
+        return torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
+
+    def look(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
+        """What the content map of `head` gathers for a chunk, where it has one, into `out` (n, r, J, C)."""
+        if (content := self.head_maps(head)[0]) is None:
+            return
         flat = out.view(chunk.n, chunk.r * self.J, self.channels)
+        if self.linear:  # `key` holds the head's summaries of the values
+            q = self.query[chunk.images, chunk.queries, self.part(content)]
+            torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
+        else:
+            self.attend(content, chunk, norm[content, chunk.images, chunk.queries], flat)
+
+    def gather(self, head: int, chunk: Chunk, looked: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
+        """What `head` gathers for a chunk, into `out` (n, r, J, C); `looked`, which may be `out`, is from `look`."""
+        content, gaussian = self.head_maps(head)
         if content is not None:
-            if attention is None:  # linear: `key` holds the head's summaries of the values
-                q = self.query[chunk.images, chunk.queries, self.part(content)]
-                torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
-            else:
-                found = product(attention, self.seen[chunk.images], flat)
-                if found is not flat:
-                    flat.copy_(found)
-            out.mul_(self.content[content])
+            torch.mul(looked, self.content[content], out=out)
         if by_rows is not None:
             rows = chunk.n * chunk.r
             by_columns = out.view(rows, self.J, self.channels)
@@ -190,7 +242,8 @@ def is_wide(a: Tensor, b: Tensor) -> bool:
     """Whether oneDNN takes a product of matrices, or of batches of them: large ones in single precision on a CPU."""
     if not HAS_ONEDNN or a.dtype != torch.float32 or a.device.type != "cpu":
         return False
-    return math.prod((*a.shape[-2:], b.shape[-1])) >= (WIDE if a.stride(-1) == 1 else WIDE_TRANSPOSED)
+    work = a.shape[-2] * a.shape[-1] * b.shape[-1]
+    return work >= WIDE and (work >= WIDE_TRANSPOSED or a.stride(-1) == 1)
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
@@ -225,7 +278,7 @@ def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
         else:
             out.addmm_(a, b)
     elif is_wide(a, b):
-        for left, right, into in zip(a, b, out, strict=True):
-            add_product(into, left, right)
+        for i in range(len(out)):  # of one image, as a rule
+            out[i].add_(_by_onednn(a[i], b[i]))
     else:
         out.baddbmm_(a, b)
