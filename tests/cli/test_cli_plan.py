@@ -61,6 +61,11 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
     assert " of 11 convolutions recast" in done.out
     assert "give --data NAME" in refused("plan", *MODEL, "--rank", "data")
     assert "add --rank data or --where auto" in refused("plan", *MODEL, "--data", "digits")
+    seven = ("digits_resnet", "--num-classes", "7", "--data", "digits", "--img-size", "16")
+    assert "digits_resnet must give logits of shape (1, 10)" in refused("plan", *seven, "--rank", "data")
+    maps = ("scenes_fcn", "--data", "digits", "--img-size", "32")
+    assert "got (1, 10, 32, 32): set model.num_classes" in refused("plan", *maps, "--rank", "data")
+    assert "where='auto' chooses among all layers" in refused("plan", *trained, "--where", "auto", "layer3.1.conv1")
     digits = load_data(DataConfig("digits", img_size=16))
     only_val = replace(digits, train=digits.train.subset(torch.arange(0)))
     with mock.patch("recast.data.load_data", return_value=only_val):

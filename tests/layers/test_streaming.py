@@ -108,7 +108,7 @@ def test_large_products_are_onednns(images: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [0.1, 40.0])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any) -> None:
-    """33² keys, more than two tiles: small logits without the largest one subtracted, large ones, of thousands, with."""
+    """33² keys, more than two tiles: small logits as they are, large ones, of thousands, less the largest."""
     monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
     layer, x = open_gates(GPSA(6, 6, PAD_1)), torch.randn(1, 6, 33, 33)
     with torch.no_grad():
@@ -158,6 +158,22 @@ def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
         results.append([y.detach(), inputs.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("form", ["split", "merged", "dense"])
+def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
+    """Gaussian maps alone, W_val folded away: the output is of the dtype of a convolution."""
+    layer = GPSA(8, 8, PAD_1, config=RecastConfig(backend=form))
+    torch.nn.init.constant_(layer.spread, 0.3)
+    layer.prune_(range(9), ())
+    layer.fold_value_()
+    x = torch.randn(2, 8, 6, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), layer(x), atol=0.05, rtol=0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer.double()(x.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("form", ["split", "merged"])

@@ -151,6 +151,9 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     for there in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"):
         assert there in text
     assert ">Schedule</th>" not in text
+    alike = write_report([runs[0], make_run("sub/seed0", epochs=0, without=absent)], tmp_path / "alike.html")
+    assert f'href="#run1">{tmp_path.name}/seed0</a>' in (found := alike.read_text(encoding="utf-8"))
+    assert 'href="#run2">sub/seed0</a>' in found
     apart = text_of(runs[0], make_run("other", recipe={"data.name": "cifar10"}, epochs=0, without=absent))
     assert "These runs are of 2 data sets. They are shown apart" in apart
     assert "Mean of the seeds" not in apart

@@ -81,6 +81,7 @@ def _is_folded(out: Path) -> bool:
 def _save(options: Options, out: Path) -> int:
     from recast.evaluation.frontier import close_to
     from recast.evaluation.run_folder import open_run
+    from recast.evaluation.suites import check_task
     from recast.explain.open import names_a_run, open_model
     from recast.io import save
     from recast.layers.gpsa import gpsa_layers
@@ -97,6 +98,7 @@ def _save(options: Options, out: Path) -> int:
         raise RecastError(f"{options.subject} has no GPSA layer: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and options.heads is not None:
+        check_task(["frontier"], run.recipe.data.task, run.data.name)
         close_to(run, options.heads)
     layers = fold_(model, options.tol)
     save(model, out, read_header(source)["constructor"])

@@ -134,7 +134,7 @@ def run(argv: Sequence[str]) -> int:
     if out is not None:
         _check_plan_file(out)
 
-    if ranked := options.rank is not None or options.where == ["auto"]:
+    if ranked := options.rank is not None or "auto" in options.where:
         if options.data is None:
             raise RecastError("a ranking is made on images: give --data NAME, and --data-dir where they lie")
     elif options.data or options.data_dir:
@@ -161,6 +161,7 @@ def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ran
     import torch
 
     from recast.data.sources import labelled_images
+    from recast.models.build import check_logits
     from recast.surgery.planning import plan_best
     from recast.surgery.ranking import rank
     from recast.tracing.hooks import in_eval
@@ -168,6 +169,8 @@ def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ran
     if data.task != "classify":
         raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
     images, labels = labelled_images(data, options.num_images, 0, "stop", next(model.parameters()).device)
+    with torch.inference_mode(), in_eval(model):
+        check_logits(model(images[:1]), 1, len(data.classes), data.name, options.model)
     if options.where == ["auto"] and options.plan is None:
         found = plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)
     else:

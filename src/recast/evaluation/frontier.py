@@ -17,7 +17,7 @@ from recast.evaluation.context import Context, NotMeasured, PixelModel, Source, 
 from recast.layers.gpsa import gpsa_layers
 from recast.run.records import FrontierLine
 from recast.run.tables import Table, read_records
-from recast.surgery.folding.closing import PART, close_, closing_, heads_left
+from recast.surgery.folding.closing import close_, closing_, heads_left, parts_of
 from recast.surgery.folding.model import fold_
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.timing import time_models
@@ -52,7 +52,7 @@ def tabulate_frontier(context: Context) -> Table:
     images, labels = labelled_images(context.data, count, 0, "skip", context.device)
     models = {of: copy.deepcopy(model) for of, model in context.models.items()}
     for model in models.values():
-        recalibrate_batch_norm_(model.model, images.split(PART))
+        recalibrate_batch_norm_(model.model, parts_of(images))
     rest, first = models[name], fold_exactly(models[name])
     total = len(heads_left(first.model))
     source, reference = Source(sampled(context.data.val, context.options.num_samples or IMAGES)), list[float]()

@@ -6,6 +6,7 @@ Reads files only: torch is never imported here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recast.errors import RecastError
@@ -49,7 +50,9 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
 
     if figures is not None:
         check_folder(Path(figures))
-    read = [read_run(folder) for folder in folders]
+    read, different = [read_run(folder) for folder in folders], len({folder.resolve() for folder in folders})
+    while len({run.name for run in read}) < different:
+        read = [replace(run, named_by=run.named_by + 1) for run in read]
     parts = [run_part(run, f"run{place}", len(read)) for place, run in enumerate(read, start=1)]
     groups = group_parts(read)
     html = render(parts, groups)

@@ -82,10 +82,12 @@ class Run:
     """Images and the training images nearest to them."""
     switching: Switching | None
     """When layers became attention, of a run that is recast during training."""
+    named_by: int = 1
+    """Folders at the end of its path that are its name: more than one where another run has the same."""
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return "/".join(self.path.resolve().parts[-self.named_by :])
 
     @property
     def title(self) -> str:

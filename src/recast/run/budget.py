@@ -53,7 +53,10 @@ class Budget:
         if isinstance(text, int):
             return cls(tokens=text)
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        return cls(**dict(map(_parse_part, parts)))  # type: ignore[arg-type]
+        limits = list(map(_parse_part, parts))
+        if twice := [name for i, (name, _) in enumerate(limits) if name in dict(limits[:i])]:
+            raise RecastError(f"the budget limits {twice[0]} twice, expected it once: {shown(text)}")
+        return cls(**dict(limits))  # type: ignore[arg-type]
 
 
 def _parse_part(part: str) -> tuple[str, int | Limit | None]:

@@ -89,7 +89,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
     rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
 
     query = key = pixels.new_empty(len(x), 0, 0)
-    dtype = pixels.dtype
+    dtype = _autocast_dtype(pixels)
     if with_content:
         tokens = x.contiguous(memory_format=torch.channels_last)
         query = _project_tokens(query_tokens(tokens, geometry), w.query)
@@ -154,6 +154,14 @@ def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> li
 def _as_tokens(images: Tensor) -> Tensor:
     """(B, C, Y, X) → (B, Y, X, C), contiguous: no copy for channels_last."""
     return images.permute(0, 2, 3, 1).contiguous()
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    """That in which autocast would multiply `x`: without W_val and content maps no product before the operator did."""
+    kind = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:

@@ -85,7 +85,12 @@ def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> No
             raise RecastError(f"{type(model).__name__} has no open head {head} in {name}: it is another network's")
         content, gaussian = {*layer.content_heads} - {head}, {*layer.gaussian_heads}
         layer.prune_(gaussian - {head} if layer.config.gate == "linear" else gaussian, content)
-    recalibrate_batch_norm_(model, images.split(PART))
+    recalibrate_batch_norm_(model, parts_of(images))
+
+
+def parts_of(images: Tensor) -> tuple[Tensor, ...]:
+    """Of about `PART` images each, as even as can be: a last one of one image would have no variance on 1×1 maps."""
+    return images.tensor_split(-(-len(images) // PART))
 
 
 def _added(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
