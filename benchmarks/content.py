@@ -6,7 +6,8 @@ Columns: side, channels, batch, way, kernel (what torch runs for `scaled_dot_pro
 over_streamed (time over the streaming operator's). Forward passes of nine heads from queries, keys and values to the
 layer's output, W_out included.
 
-streamed: `layers.functional.streaming`, one head and a few thousand queries at a time. composed: one batched product,
+streamed: `layers.functional.streaming`, one head and a few thousand queries at a time; "whole rows": its long maps by
+torch's softmax too, all keys of a query at a time. composed: one batched product,
 a softmax, one product with the values, which holds the whole maps. sdpa: values expanded over the heads; "padded"
 widens queries and keys to the values' width, which the flash kernel wants; "chunks of N" cuts the values to N channels
 and pads the keys to them. flex: torch's `flex_attention`, compiled, on the same values. linear: `content="linear"`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
-from recast.layers.functional.streaming import attend
+from recast.layers.functional.streaming import attend, stream
 
 RESULT = RESULTS / "content.csv"
 MAPS = ((14, 512, 8), (28, 256, 4), (56, 128, 1))
@@ -56,6 +58,10 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
             image, query, key, nothing, nothing, None, gates, weight, None, heads, [], [], [1, 1], window, 1,
             linear, False,
         )  # fmt: skip
+
+    def whole_rows() -> object:
+        with mock.patch.object(stream, "LONG", side**2):
+            return operator(query, key, False)
 
     def linear() -> object:
         return operator(
@@ -90,6 +96,7 @@ def ways_of(side: int, channels: int, batch: int) -> dict[str, Callable[[], obje
 
     ways: dict[str, Callable[[], object]] = {
         "streamed": lambda: operator(query, key, False),
+        "streamed, whole rows": whole_rows,
         "composed": composed,
         "composed, compiled": torch.compile(composed),
         "sdpa": sdpa(channels, padded=False),

@@ -11,6 +11,7 @@ and all of them in the values; a tensor of pairs holds what the operator holds a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from timing import RESULTS, by_turns, machine, spread, write
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import MAP_NUMBERS, _by_onednn
+from recast.layers.functional.streaming.stream import LONG, MAP_NUMBERS, TILE, _by_onednn
 
 RESULT = RESULTS / "roofline.csv"
 MAPS = {(14, 512): 8, (28, 256): 4, (56, 128): 2, (112, 64): 1}
@@ -28,23 +29,40 @@ MAPS = {(14, 512): 8, (28, 256): 4, (56, 128): 2, (112, 64): 1}
 HEADS, ROUNDS = 9, 15
 
 
+def held(side: int) -> tuple[int, int]:
+    """Queries and keys of the tensor of pairs that the operator holds at a time."""
+    keys = side * side if side * side <= LONG else TILE
+    return max(side, min(side * side, MAP_NUMBERS["cpu"] // keys // side * side)), keys
+
+
 def steps_of(side: int, channels: int) -> dict[tuple[str, str, str], tuple[int, Callable[[], object]]]:
     """Pass, step, library: its multiply-accumulates a pair, and a call on one tensor of pairs."""
     torch.manual_seed(0)
-    keys, width = side * side, channels // HEADS
-    rows = max(side, MAP_NUMBERS["cpu"] // keys // side * side)
+    (rows, keys), width = held(side), channels // HEADS
     query, d, values = torch.randn(rows, width), torch.randn(rows, channels), torch.randn(keys, channels)
     key, d_rows, q_rows = torch.randn(width, keys), d.T.contiguous(), query.T.contiguous()
     logits, d_map = torch.randn(rows, keys), torch.randn(rows, keys)
     attention, space = torch.softmax(logits, -1), torch.empty(rows, keys)
     inner = d_map.sum(-1, keepdim=True)
+    is_long = keys < side * side
+
+    def to_weights() -> None:
+        if is_long:
+            torch.exp(logits, out=space)
+            space.sum(-1, keepdim=True)
+        else:
+            torch.softmax(logits, -1, out=space)
 
     def both(a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
         out = torch.empty(len(a), b.shape[1])
         return {"MKL": lambda: torch.mm(a, b, out=out), "oneDNN": lambda: _by_onednn(a, b)}
 
     def to_logits() -> None:
-        space.copy_(d_map).mul_(attention)
+        space.copy_(d_map)
+        if is_long:
+            space.sub_(inner).mul_(attention)
+            return
+        space.mul_(attention)
         space.sum(-1, keepdim=True)
         space.addcmul_(attention, inner, value=-1)
 
@@ -57,7 +75,7 @@ def steps_of(side: int, channels: int) -> dict[tuple[str, str, str], tuple[int, 
         ("backward", "dK = Qᵀ dL"): (width, both(q_rows, d_map)),
     }
     found = {(*name, library): (macs, f) for name, (macs, ways) in products.items() for library, f in ways.items()}
-    found["forward", "softmax", "torch"] = (0, lambda: torch.softmax(logits, -1, out=space))
+    found["forward", "softmax", "torch"] = (0, to_weights)
     found["backward", "softmax", "torch"] = (0, to_logits)
     return found
 
@@ -71,9 +89,8 @@ def measure(side: int, channels: int, images: int) -> list[dict[str, Any]]:
     seconds = by_turns({conv: lambda: F.conv2d(x, kernel, padding=1)}, ROUNDS)
     seconds |= by_turns({name: f for name, (_, f) in steps.items()}, ROUNDS)
     macs = {conv: 9 * channels**2, **{name: count for name, (count, _) in steps.items()}}
-    keys = side * side
-    pairs = {name: max(side, MAP_NUMBERS["cpu"] // keys // side * side) * keys for name in steps}
-    pairs[conv] = images * keys
+    pairs = dict.fromkeys(steps, math.prod(held(side)))
+    pairs[conv] = images * side * side
     each = {name: statistics.median(of) / pairs[name] for name, of in seconds.items()}
     speed = macs[conv] / each[conv]
     rows = []

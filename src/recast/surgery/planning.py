@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry
 from recast.run.budget import Budget
@@ -67,6 +67,8 @@ def _plan(
     pool: PoolConfig | None,
     ranking: Ranking | None,
 ) -> Plan:
+    if is_auto(where) and where not in ("auto", ["auto"], ("auto",)):
+        raise RecastError(f"where='auto' chooses among all layers: give it alone, got {shown(where)}")
     if ranking is None and is_auto(where):
         raise RecastError(
             "where='auto' takes what a ranking on images finds best: plan(ranking=rank(…)) in Python; "

@@ -114,8 +114,6 @@ def _wanted(
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     if callable(where):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
-    if is_auto(where) and where not in ("auto", ["auto"], ("auto",)):
-        raise RecastError(f"where='auto' chooses among all layers: give it alone, got {shown(where)}")
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
