@@ -98,7 +98,7 @@ def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
     for start in (1, 2, 3):
         survived &= right(start)
     assert top1(4) == pytest.approx(100 * survived.float().mean().item())
-    assert top1(4) < min(top1(1), top1(1, random_start=True))
+    assert top1(4) <= min(top1(1), top1(1, random_start=True))
 
 
 class FakeAttack:

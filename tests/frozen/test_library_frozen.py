@@ -13,6 +13,8 @@ import pytest
 import write_library as frozen
 
 SAVED = sorted(frozen.read("saved")["outputs"])
+ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()
+"""On another processor: what is solved or trained differs by more, and which forms have the very bits is its own."""
 
 
 def check(expected: Any, got: Any, tolerance: float = 0.0) -> None:
@@ -30,7 +32,12 @@ def test_a_file_is_the_one_in_git(file: str) -> None:
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file in frozen.EACH for name in frozen.EACH[file][0]])
 def test_an_entry_is_the_one_in_git(file: str, name: str) -> None:
     _, make, tolerance = frozen.EACH[file]
-    check(frozen.read(file)[name], make(name), tolerance)
+    expected, got = frozen.read(file)[name], frozen.plain(make(name))
+    if ELSEWHERE and file == "verify":
+        for forms in (expected.get("forms", {}), got.get("forms", {})):
+            for form in forms.values():
+                form.pop("bitwise", None)
+    check(expected, got, 0.03 if ELSEWHERE and file == "functions" else tolerance)
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -50,7 +57,7 @@ def test_an_interrupted_training_goes_on_as_it_did(tmp_path: Path) -> None:
     shutil.copytree(frozen.FOLDER / "resume", tmp_path / "run")
     got = frozen.trained(tmp_path / "run", resume=True)
     assert len(got["losses"]) == len(held["rest"]["losses"])
-    check(held["rest"], got, tolerance=0.0 if held["platform"] == frozen.platform() else 1e-4)
+    check(held["rest"], got, tolerance=0.0 if held["platform"] == frozen.platform() else 5e-3)
 
 
 def test_a_difference_is_found_and_named() -> None:

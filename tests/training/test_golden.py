@@ -48,7 +48,7 @@ def test_the_losses_are_those_in_git(name: str) -> None:
     if content["platform"] == platform():
         assert found == expected
     else:
-        assert found == pytest.approx(expected, rel=1e-4)
+        assert found == pytest.approx(expected, rel=5e-3)  # 19 updates of another processor's rounding
 
 
 if __name__ == "__main__":

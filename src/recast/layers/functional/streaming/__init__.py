@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from recast.layers.functional.streaming import short
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
-from recast.layers.functional.streaming.stream import Stream, project
+from recast.layers.functional.streaming.stream import Stream, goes_by_parts, project
 
 TENSORS = (
     "Tensor values, Tensor query, Tensor key, Tensor rows, Tensor columns, Tensor? shift, Tensor content, Tensor weight"
@@ -43,7 +43,7 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Heads' gathers through W_out: ((B, I, J, O), what is kept (H_c, B, I, J, C) if `keep`, else empty, norms).
 
     `bias` (O,). `keep` saves the backward pass one product a head: what content heads gather is kept, on long maps
-    (`Stream.by_parts`) what their content maps do. The norms (H_c, B, N, 1) are those of `Stream.attend`.
+    (`Stream.by_parts`) what their content maps do. The norms (H_c, B, N, 1), kept there too, are those of `Stream.attend`.
     """
     tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
     values, weight = tensors[0], tensors[7]
@@ -53,7 +53,7 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         if bias is not None:
             y += bias
         kept = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
-        norm = values.new_ones(_norm_shape(inputs))
+        norm = _norms(inputs)
         if s.merges:
             short.forward(s, y, kept if keep else None)
         for h in s.single:
@@ -66,20 +66,26 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
                 s.look(h, chunk, norm, looked)
                 s.gather(h, chunk, looked, s.by_rows(h, chunk), gathered)
                 project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
-    return y.to(values.dtype), kept, norm
+    return y.to(values.dtype), kept, norm if _keeps_norms(inputs) else values.new_empty(0)
 
 
-def _norm_shape(inputs: Any) -> tuple[int, ...]:
-    (_, query, *_), content_heads = inputs[:8], inputs[9]
-    return len(content_heads), *query.shape[:2], 1
+def _norms(inputs: Any) -> Tensor:
+    """Room for the norms (H_c, B, N, 1)."""
+    values, query, content = inputs[0], inputs[1], inputs[6]
+    return values.new_empty(content.shape[0], *query.shape[:2], 1)
+
+
+def _keeps_norms(inputs: Any) -> bool:
+    values, (*_, window, _groups, linear, keep) = inputs[0], inputs
+    return keep and not linear and goes_by_parts(values, window)
 
 
 @attend.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
-    images, norms = (values.shape[0], rows.shape[1], columns.shape[1]), _norm_shape(inputs)
-    kept = values.new_empty(norms[0] if keep else 0, *images, values.shape[3])
-    return values.new_empty(*images, weight.shape[1]), kept, values.new_empty(norms)
+    images, norm = (values.shape[0], rows.shape[1], columns.shape[1]), _norms(inputs)
+    kept = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
+    return values.new_empty(*images, weight.shape[1]), kept, norm if _keeps_norms(inputs) else values.new_empty(0)
 
 
 @torch.library.custom_op(
@@ -92,7 +98,7 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     tensors, kept, norm, numbers = inputs[:8], inputs[8], inputs[9], inputs[10:]
     with torch.autocast(dy.device.type, enabled=False):
         s = Backward(*tensors, *numbers)
-        norm = norm if len(kept) else torch.empty_like(norm)  # `look` writes it again
+        norm = norm if len(norm) else _norms(inputs)
         if s.merges:
             short.backward(s, dy, kept if len(kept) else None)
         for h in s.single:

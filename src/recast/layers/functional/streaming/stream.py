@@ -36,6 +36,12 @@ class Chunk(NamedTuple):
     r: int
 
 
+def goes_by_parts(values: Tensor, window: Sequence[int]) -> bool:
+    """Whether the softmax is taken apart: exponentials tile by tile, and one division of what was gathered."""
+    in_full = values.dtype in (torch.float32, torch.float64)
+    return values.device.type == "cpu" and in_full and window[2] * window[3] > LONG
+
+
 class Stream:
     """The tensors and numbers of a call, and the steps that both passes share. Buffers hold one chunk.
 
@@ -66,9 +72,7 @@ class Stream:
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
         self.kind = kind = "cpu" if values.device.type == "cpu" else "cuda"
-        in_full = values.dtype in (torch.float32, torch.float64)
-        self.by_parts = kind == "cpu" and in_full and self.num_keys > LONG
-        """Whether the softmax is taken apart: exponentials tile by tile, and one division of what was gathered."""
+        self.by_parts = self.num_keys > 0 and goes_by_parts(values, window)
         self.tile = TILE if self.by_parts else max(1, self.num_keys)
         shape = (len(self.content_heads), self.head_dim)
         keys = () if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).split(self.tile, -1)
