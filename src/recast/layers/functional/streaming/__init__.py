@@ -43,7 +43,7 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Heads' gathers through W_out: ((B, I, J, O), what is kept (H_c, B, I, J, C) if `keep`, else empty, norms).
 
     `bias` (O,). `keep` saves the backward pass one product a head: what content heads gather is kept, on long maps
-    (`Stream.by_parts`) what their content maps do. The norms (H_c, B, N, 1), kept there too, are those of `Stream.attend`.
+    (`Stream.by_parts`) what their content maps do, and the norms (H_c, B, N, 1) of `Stream.attend`.
     """
     tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
     values, weight = tensors[0], tensors[7]
