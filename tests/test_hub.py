@@ -169,7 +169,7 @@ def test_an_evaluated_run_brings_its_table(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: nn.Module
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(Path(__file__).parent / "frozen/report_run/before", run)
+    shutil.copytree(Path(__file__).parent / "report/runs/before", run)
     save(child, run / "weights.safetensors", constructor(CONFIG))
     push_to_hub(run, REPO)
     text = (hub / REPO / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 import timm
 import torch
+from commands import TINY
 from safetensors.torch import save_file
-from write_cli import TINY
 
 import recast.models.small  # noqa: F401  registers digits_resnet with timm
 from recast.cli import main

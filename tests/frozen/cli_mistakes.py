@@ -1,6 +1,6 @@
-"""Mistakes of a user on the command line and in Python: what `errors.json` and `api_errors.json` are made from.
+"""Mistakes of a user on the command line and in Python: run by `test_mistakes.py`.
 
-Commands run in a scratch folder that holds what `prepare` of `write_cli.py` lays out there: `weights.safetensors` of a
+Commands run in a scratch folder that holds what `prepare` of `commands.py` lays out there: `weights.safetensors` of a
 digits_resnet, `tiny.yaml`, a run of it in `run/`, `notes.txt`, `empty/` and a folder of images `images/`.
 """
 

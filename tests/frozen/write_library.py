@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import inspect
 import json
 import math
 import shlex
@@ -22,15 +21,15 @@ from typing import Any
 
 import timm
 import torch
+from commands import call, platform
 from torch import Tensor, nn
-from write_cli import call, platform
 
 import recast
 import recast.models  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
 from recast.data import Data
 from recast.data.datasets import ImageTensors
-from recast.recipes import RECIPES, recipes_by_paper
+from recast.recipes import RECIPES
 from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.run.recipe import recipe_to_dict
 from recast.training.distributed import Interrupted
@@ -143,22 +142,6 @@ def recipes() -> Any:
     return {"default": base, "recipes": {name: difference(base, recipe) for name, recipe in made.items()}}
 
 
-def recipe_listing() -> Any:
-    """Papers, order, what needs weights, and every recipe's text, line by line."""
-    docs: dict[str, list[str]] = {}
-    before: list[str] = []
-    for name, entry in RECIPES.items():
-        lines = [line.strip() for line in entry.text.splitlines() if line.strip()]
-        docs[name] = ["=" if line in before else line for line in lines]  # as the recipe before says it
-        before = lines
-    return plain({
-        "after": {name: entry.after for name, entry in RECIPES.items() if entry.after},
-        "needs_weights": sorted(name for name, entry in RECIPES.items() if entry.needs_weights),
-        "by_paper": recipes_by_paper(),
-        "docs": docs,
-    })  # fmt: skip
-
-
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 SMALL = ["--img-size", "64"]
@@ -169,55 +152,23 @@ PLANS: dict[str, list[str]] = {
     "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
     "resnet18 bias": ["resnet18", *SMALL, "--gate", "bias", "--bias-init", "12"],
     "resnet26d pool": ["resnet26d", *SMALL, "--pool", "single"],
-    "resnetrs50": ["resnetrs50", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
     "resnext50": ["resnext50_32x4d", "--img-size", "64x96", "--where", "layer3.*", "layer4.*"],
-    "regnet": ["regnetx_002", *SMALL, "--where", "stage:2"],
     "regnety memory": ["regnety_002", *SMALL, "--where", "all", "--budget", "memory=20MiB,tokens=256"],
-    "convnext": ["convnext_atto", *SMALL],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
-    "efficientnet": ["efficientnet_b0", *SMALL],
-    "tf_efficientnet": ["tf_efficientnet_b0", *SMALL, "--where", "stage:-2"],
-    "mobilenetv2": ["mobilenetv2_050", *SMALL, "--where", "re:.*conv_dw$"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
-    "mobilenetv4": ["mobilenetv4_conv_small_050", *SMALL],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
-    "vgg": ["torchvision:vgg11_bn", *SMALL],
     "inception": ["inception_v3", "--img-size", "96", "--where", "Mixed_7*"],
-    "nfnet": ["nf_regnet_b0", *SMALL],
     "nfnet kept": ["nf_regnet_b0", *SMALL, "--keep-parametrization"],
     "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
-    "mixer": ["mixer_s32_224", "--where", "all", "--budget", "tokens=none"],
-    "vit": ["vit_tiny_patch16_224", "--where", "all", "--budget", "tokens=none"],
-    "squeezenet": ["torchvision:squeezenet1_1", *SMALL, "--where", "all", "--budget", "tokens=64"],
-    "shufflenet": ["torchvision:shufflenet_v2_x0_5", *SMALL],
-    "mnasnet": ["torchvision:mnasnet0_5", *SMALL, "--pool", "single"],
-    "alexnet": ["torchvision:alexnet", "--img-size", "96", "--where", "all"],
     "ghostnet": ["ghostnet_050", *SMALL],
-    "rexnet": ["rexnetr_200", *SMALL, "--where", "stage:-1", "--budget", "params=1.05x"],
-    "repvgg": ["repvgg_a0", *SMALL],
-    "dla": ["dla34", *SMALL, "--where", "level5.*"],
-    "darknet": ["darknet17", *SMALL, "--stride", "remove"],
-    "res2net": ["res2net50_14w_8s", *SMALL, "--where", "layer4.2*"],
-    "vovnet": ["ese_vovnet19b_dw", *SMALL],
-    "hardcorenas": ["hardcorenas_a", *SMALL],
-    "poolformer": ["poolformer_s12", *SMALL],
-    "levit": ["levit_128s", "--where", "all"],
-    "fastvit": ["fastvit_t8", *SMALL],
-    "cifar_resnet20": ["cifar_resnet20"],
-    "cifar_resnet20 all": ["cifar_resnet20", "--where", "all", "--budget", "tokens=none"],
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
-    "digits_resnet": ["digits_resnet", "--img-size", "16x24", "--head-dim", "4", "--attend-padding"],
     "digits_resnet pool": ["digits_resnet", "--where", "none", "--pool", "per_class", "--start", "paper"],
-    "patchconvnet": ["patchconvnet_s20", *SMALL, "--where", "all"],
-    "cmhsa_vit token": ["cmhsa_vit_3_tiny", "--gate", "bias"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
-    "cmhsa_vit linear": ["cmhsa_vit_3_tiny", "--where", "all"],
 }  # fmt: skip
 
 
 def packed(planned: Any) -> Any:
-    """A plan in fewer words: a step as its difference from the one before; the layers left by reason, many of them as
-    the first, the last, how many, and the digest of their names."""
+    """A plan in fewer words: a step as its difference from the one before; the layers left as a digest."""
     if "steps" not in planned:
         return planned
     steps, before = [], {}
@@ -226,17 +177,9 @@ def packed(planned: Any) -> Any:
             step = step | {"parent_geometry": "its own"}
         steps.append(difference(before, step))
         before = step
-    left: dict[str, list[Any]] = {}
-    for layer in planned["left"]:
-        rest = {key: value for key, value in layer.items() if key not in ("name", "reason")}
-        left.setdefault(layer["reason"], []).append({"name": layer["name"]} | rest if rest else layer["name"])
-    short = {
-        reason: names if len(names) < 5 else [names[0], names[-1], len(names), digest(names)]
-        for reason, names in left.items()
-    }
+    left = [layer["name"] for layer in planned["left"]]
     config = difference(plain(dataclasses.asdict(RecastConfig())), planned["config"])
-    order = digest([layer["name"] for layer in planned["left"]])
-    return planned | {"config": config, "steps": steps, "left": short, "left_order": order}
+    return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
 
 
 def digest(value: Any) -> str:
@@ -663,34 +606,6 @@ def function_of(name: str) -> Any:
         return plain(FUNCTIONS[name]())
 
 
-# --- public names --------------------------------------------------------------------------------------------------
-
-
-def _signature(value: Any) -> str:
-    try:
-        return str(inspect.signature(value))
-    except (TypeError, ValueError):
-        return GONE
-
-
-def public() -> Any:
-    """Names, signatures, and the methods and properties of the classes that are their own."""
-    found: dict[str, Any] = {}
-    for name in recast.__all__:
-        value = getattr(recast, name)
-        if not callable(value):
-            continue
-        found[name] = {"signature": _signature(value)}
-        if inspect.isclass(value):
-            inherited = {*dir(nn.Module)} if issubclass(value, nn.Module) else {*dir(object)}
-            found[name]["methods"] = {
-                key: _signature(getattr(value, key)) if callable(getattr(value, key)) else "attribute"
-                for key in sorted({*dir(value)} - inherited)
-                if not key.startswith("_")
-            }
-    return {"all": list(recast.__all__), "callables": found}
-
-
 EACH: dict[str, tuple[Iterable[str], Callable[[str], Any], float]] = {
     "plans": (PLANS, plan_of, 0.0),
     "verify": (VERIFIED, verification_of, 1e-5),
@@ -699,7 +614,7 @@ EACH: dict[str, tuple[Iterable[str], Callable[[str], Any], float]] = {
 }
 """Files with an entry for every name: the names, what makes an entry, and how far its numbers may lie from those in git
 (errors of rounding are 0 there)."""
-WHOLE: dict[str, Callable[[], Any]] = {item.__name__: item for item in (recipes, recipe_listing, saved, resume, public)}
+WHOLE: dict[str, Callable[[], Any]] = {item.__name__: item for item in (recipes, saved, resume)}
 
 if __name__ == "__main__":
     for file in sys.argv[1:] or (*WHOLE, *EACH):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from operator import attrgetter
 from pathlib import Path
 
@@ -93,16 +92,12 @@ def test_what_is_in_no_paper_is_not_trained_or_says_where_it_is_from() -> None:
     assert "of the published weights; in no paper" in RECIPES["patchconvnet_s60_multi_finetune"].expected
 
 
-def test_the_quickstart_expects_what_it_gives() -> None:
-    frozen = Path(__file__).parents[1] / "frozen" / "quickstart"
+def test_the_quickstart_expects_what_was_measured() -> None:
     table = Path(__file__).parents[2] / "results" / "odd_digit.csv"
     rows = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
     measured = {(row["arm"], row["metric"]): row for row in rows}
-    for arm, file in (("finetuned", "finetuned__metrics.jsonl"), ("recast", "metrics.jsonl")):
-        last = json.loads((frozen / file).read_text(encoding="utf-8").splitlines()[-1])
-        row = measured[arm, "clean top1"]
-        assert last["val_top1"] == pytest.approx(float(row["odd-0"]), abs=8), "one thread rounds otherwise than two"
-        assert f"{float(row['mean']):.1f} %" in RECIPES["odd_digit"].expected
+    for arm in ("finetuned", "recast"):
+        assert f"{float(measured[arm, 'clean top1']['mean']):.1f} %" in RECIPES["odd_digit"].expected
 
 
 @pytest.mark.parametrize(

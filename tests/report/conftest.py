@@ -1,4 +1,4 @@
-"""Copies of the run folders in tests/frozen/report_run, changed where a test asks for it."""
+"""Copies of the run folders in runs/, changed where a test asks for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from changed_runs import rewrite, set_recipe, set_values
 from recast.run.records import ARMS, Row
 from recast.run.tables import read_records, write_records
 
-FROZEN = Path(__file__).parents[1] / "frozen" / "report_run"
+FROZEN = Path(__file__).with_name("runs")
 
 
 @pytest.fixture

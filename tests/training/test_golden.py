@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import platform
 from small import small_child, small_fit
-from write_cli import platform
 
 from recast.run.config import AugmentConfig, RegularizationConfig
 
