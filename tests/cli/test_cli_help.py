@@ -92,3 +92,14 @@ def test_tab_completes(line: str, tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert done.stdout.strip() == COMPLETED[line]
+
+
+def test_the_command_takes_a_number(
+    cli: Callable[..., object], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[int | None] = []
+    monkeypatch.setattr("recast.cli.options.use_threads", numbers.append)
+    cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
+    cli("report", "nowhere")
+    assert numbers == [3]
+    assert "--threads" in refused("plan", "digits_resnet", "--threads", "0")

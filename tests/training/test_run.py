@@ -199,19 +199,6 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
         quick(tmp_path / "no", where=["none"], regularization=frozen)
 
 
-def test_busy_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = mock.Mock(data=mock.Mock(bad_images=(), classes=("0", "1")), recipe=digits_recipe(), plan=None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run_module, "free_cores", lambda: 2)
-    for threads, told in ((2, 0), (16, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            run_module._warn(prepared, CPU)
-        assert len(found) == told
-    assert "OMP_NUM_THREADS=2 may be many times faster" in str(found[0].message)
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

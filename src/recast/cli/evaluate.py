@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from recast.cli.guard import complain
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.errors import RecastError
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
@@ -36,7 +36,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", logâ
 
 
 @dataclass
-class EvaluateOptions(TrustOption, OutputOptions):
+class EvaluateOptions(TrustOption, ComputeOptions):
     """What `recast evaluate` is asked for."""
 
     WORDS: ClassVar[Words] = {"runs": "+"}

@@ -28,6 +28,7 @@ from recast.run.config.evaluation import Options
 from recast.run.fields import typed
 from recast.run.records import Difference, Row
 from recast.run.tables import Table
+from recast.threads import stepped
 from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
@@ -207,7 +208,7 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
     saved = time.monotonic()
     try:
         for batch in context.batches(jobs[0].source, start) if todo else ():
-            end = batch.first + len(batch)
+            end, started = batch.first + len(batch), time.perf_counter()
             for job in todo:
                 batch.models = {name: context.models[name] for name, kept in job.scores.items() if kept.done < end}
                 if not batch.models:
@@ -220,6 +221,8 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
                 for model in scored:  # a model that a suite leaves out is asked again the next time
                     job.scores[model].done = end
             advance(len(batch))
+            if context.device.type == "cpu" and len(batch) == context.batch_size:
+                stepped(time.perf_counter() - started, f"{jobs[0].suite} {jobs[0].source.part}")
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()
