@@ -22,7 +22,7 @@ from recast.run.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
 from recast.run.trust import follow_up, trusting
 
 EXAMPLES = """  recast evaluate runs/mine
-  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """

@@ -87,8 +87,8 @@ def open_context(
         name: model if isinstance(model, PixelModel) else PixelModel(model, data.mean, data.std)
         for name, model in models.items()
     }
-    if options.num_samples is not None:
-        kept = choose_balanced(data.val.labels, options.num_samples, "num_samples")
+    if options.num_images is not None:
+        kept = choose_balanced(data.val.labels, options.num_images, "num_images")
         data = replace(data, val=data.val.subset(kept))
     return Context(wrapped, data, batch_size, choose_device(device), options, workers)
 
@@ -119,7 +119,8 @@ def measure(
     check_task(suites, context.data.task, context.data.name)
     results = Results()
     models = context.models.values()
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not progress)
+    # batches of attacks take minutes: Rich forgets the speed after 30 seconds, and shows no time that is left
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not progress, speed_estimate_period=3600.0)
     with in_eval(*models), ExitStack() as devices, bar:
         for model in models:
             devices.callback(model.to, next(model.parameters(), torch.empty(0)).device)
