@@ -94,9 +94,9 @@ def test_a_load_that_stays_changes_nothing_again(machine: Machine) -> None:
 
 def test_what_is_chosen_is_said(machine: Machine) -> None:
     machine.neighbours = 3
+    automatic = Automatic()
     with pytest.warns(UserWarning, match=r"^1 thread: .* 4 cores"):
-        automatic = Automatic()
-    machine.steps(automatic, 30)
+        machine.steps(automatic, 30)
     machine.neighbours = 0
     with pytest.warns(UserWarning, match=r"^4 threads"):
         machine.steps(automatic, 100)

@@ -70,7 +70,6 @@ class Automatic:
         if self.number < self.usable:
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a thread that spins takes a core from one that works
             set_threads(self.number)
-            warnings.warn(f"{_threads(self.number)}: other programs use the rest of {self.usable} cores", stacklevel=3)
 
     def free(self) -> int:
         """Cores that others left free since the last look; at least 1."""
@@ -82,24 +81,28 @@ class Automatic:
         """Count a step, and perhaps change the number before the next one."""
         is_late = time.monotonic() - self.last.clock > AGAIN
         if kind != self.kind:  # other work takes other times
+            if not self.kind and self.most < self.usable:
+                _note(self.most, f"other programs use the rest of {self.usable} cores")
             self.kind = kind
             return self._choose(self.free() if is_late else self.most)
         self.times.append(seconds)
-        mean = sum(self.times[1:]) / max(1, len(self.times) - 1)
-        if self.tried is None and is_late and len(self.times) > TIMED:
+        if self.tried is None and not is_late:
+            return None
+        counted = self.times[1:]
+        if len(counted) < TIMED and sum(counted) < ENOUGH:
+            return None
+        mean = sum(counted) / len(counted)
+        if self.tried is None:
             free, self.times = self.free(), []
-            if free != self.most or mean > SLOWER * self.usual:
-                self._choose(free)
-        elif self.tried is not None and (len(self.times) > TIMED or (mean and sum(self.times) > ENOUGH)):
-            self.tried[self.number] = mean
-            if self.number > 1 and mean < SLOWER * min(self.tried.values()):
-                return self._set(self.number // 2)
-            number = min(self.tried, key=self.tried.__getitem__)
-            self.usual, self.tried, self.last = self.tried[number], None, sample(self.cores)
-            self._set(number)
-            if number != self.before:
-                warnings.warn(f"{_threads(number)} from here on: the fastest beside other programs", stacklevel=4)
-        return None
+            return self._choose(free) if free != self.most or mean > SLOWER * self.usual else None
+        self.tried[self.number] = mean
+        if self.number > 1 and mean < SLOWER * min(self.tried.values()):
+            return self._set(self.number // 2)
+        number = min(self.tried, key=self.tried.__getitem__)
+        self.usual, self.tried, self.last = self.tried[number], None, sample(self.cores)
+        if number != self.before:
+            _note(number, "the fastest of those tried")
+        return self._set(number)
 
     def _choose(self, most: int) -> None:
         self.before, self.most, self.tried = self.number, most, {}
@@ -138,5 +141,5 @@ def stepped(seconds: float, kind: str) -> None:
         _automatic.step(seconds, kind)
 
 
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+def _note(number: int, why: str) -> None:
+    warnings.warn(f"{number} thread{'s' * (number > 1)}: {why} (--threads sets the number)", stacklevel=5)
