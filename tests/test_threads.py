@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from recast import threads
-from recast.threads import Automatic, Sample, sample, set_threads, stepped, usable_cores, use_threads
+from recast.threads import Automatic, sample, set_threads, stepped, usable_cores, use_threads
 
 
 class Machine:
@@ -27,8 +29,8 @@ class Machine:
         self.own += seconds * number * min(1, 4 / max(1, number + self.neighbours))
         self.busy += seconds * min(4, number + self.neighbours)
 
-    def sample(self, cores: set[int]) -> Sample:
-        return Sample(self.now, self.own, self.busy)
+    def sample(self, cores: set[int]) -> tuple[float, float]:
+        return self.now, self.busy - self.own
 
     def steps(self, automatic: Automatic, count: int, kind: str = "train") -> list[int]:
         """Take steps; returns the number of threads of each."""
@@ -123,12 +125,12 @@ def test_a_number_that_is_given_stays(
 @pytest.mark.skipif(not threads.Path("/proc/stat").exists(), reason="Linux alone has these counters")
 def test_counters_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = threads.os.sched_getaffinity(0)
-    before, end = sample(cores), time.process_time() + 0.3
-    while time.process_time() < end:
-        pass
-    after = sample(cores)
-    assert after.own - before.own > 0.25
-    assert after.busy - before.busy > 0.2
+    start, others = sample(cores)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        time.sleep(0.5)
+        neighbour.kill()
+    now, after = sample(cores)
+    assert 0.05 < after - others < len(cores) * (now - start) + 0.1
     assert 1 <= usable_cores(cores) <= len(cores)
     files = {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/cpu.max": "150000 100000"}
     monkeypatch.setattr(threads, "_text", lambda path: files.get(path, ""))

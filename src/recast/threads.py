@@ -11,9 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
-VARIABLE = "OMP_NUM_THREADS"
 SAMPLED, AGAIN = 0.2, 10.0
 """Seconds over which the cores are watched at the start, and between two looks at them later."""
 TIMED, ENOUGH = 3, 2.0
@@ -22,20 +20,12 @@ SLOWER = 1.5
 """A step that takes so many times longer than before is a reason to choose again."""
 
 
-class Sample(NamedTuple):
-    """Seconds so far: of the clock, of this process on all its cores, and of everybody on these cores."""
-
-    clock: float
-    own: float
-    busy: float
-
-
-def sample(cores: set[int]) -> Sample:
-    """Read the counters of these cores."""
+def sample(cores: set[int]) -> tuple[float, float]:
+    """Seconds so far: of the clock, and that other processes computed on these cores."""
     rows = (row.split() for row in Path("/proc/stat").read_text(encoding="ascii").splitlines())
     # user, nice, system, then, after idle and iowait, irq, softirq and steal
     ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in {f"cpu{core}" for core in cores})
-    return Sample(time.monotonic(), time.process_time(), ticks / os.sysconf("SC_CLK_TCK"))
+    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def usable_cores(cores: set[int]) -> int:
@@ -74,12 +64,12 @@ class Automatic:
     def free(self) -> int:
         """Cores that others left free since the last look; at least 1."""
         before, self.last = self.last, sample(self.cores)
-        others = (self.last.busy - before.busy) - (self.last.own - before.own)
-        return max(1, min(self.usable, round(len(self.cores) - others / (self.last.clock - before.clock))))
+        taken = (self.last[1] - before[1]) / (self.last[0] - before[0])
+        return max(1, min(self.usable, round(len(self.cores) - taken)))
 
     def step(self, seconds: float, kind: str) -> None:
         """Count a step, and perhaps change the number before the next one."""
-        is_late = time.monotonic() - self.last.clock > AGAIN
+        is_late = time.monotonic() - self.last[0] > AGAIN
         if kind != self.kind:  # other work takes other times
             if not self.kind and self.most < self.usable:
                 _note(self.most, f"other programs use the rest of {self.usable} cores")
@@ -124,13 +114,13 @@ def use_threads(number: int | None) -> None:
     if number is not None:
         _automatic = None
         set_threads(number)
-    elif _automatic is None and not os.environ.get(VARIABLE) and Path("/proc/stat").exists():
+    elif _automatic is None and not os.environ.get("OMP_NUM_THREADS") and Path("/proc/stat").exists():
         _automatic = Automatic()
 
 
 def set_threads(number: int) -> None:
     """Set the number for torch, whether it is imported or not."""
-    os.environ[VARIABLE] = str(number)
+    os.environ["OMP_NUM_THREADS"] = str(number)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(number)
 
