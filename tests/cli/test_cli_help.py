@@ -103,4 +103,5 @@ def test_the_command_takes_a_number(
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]
-    assert "--threads" in refused("plan", "digits_resnet", "--threads", "0")
+    for number in ("0", "2000000", "x"):
+        assert "--threads" in refused("plan", "digits_resnet", "--threads", number)

@@ -19,7 +19,7 @@ from recast.cli.guard import COMPLETE, HelpShown
 from recast.cli.help import OUTPUT, Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
-from recast.run.fields import Classes, Count, check_value, field_types, read_value, words_of
+from recast.run.fields import Classes, Threads, check_value, field_types, read_value, words_of
 from recast.run.reading import parse_yaml
 from recast.threads import use_threads
 
@@ -205,7 +205,7 @@ class OutputOptions:
 class ComputeOptions(OutputOptions):
     """Of the commands that compute."""
 
-    threads: Count | None = None
+    threads: Threads | None = None
     """threads of the CPU; None: OMP_NUM_THREADS, else as many as are fastest beside other programs"""
 
 
