@@ -86,8 +86,8 @@ def test_a_run_has_every_file(run: Path) -> None:
     assert {name for name in files if not name.startswith("parent/")} == arm | own | {f"finetuned/{n}" for n in arm}
     found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert found.keys() == {
-        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "threads", "date", "command",
-        "seconds",
+        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "threads", "date",
+        "command", "seconds",
     }  # fmt: skip
     assert (found["command"], found["torch"]) == ("recast train x", torch.__version__)
     assert found["seconds"] > 0
