@@ -180,7 +180,7 @@ def test_one_split_is_divided_and_subsets_are_taken(make_hub: Any) -> None:
     [
         ({"train": [0, 1], "test": [1, -1]}, r"1 validation .*test 1 has -1"),
         ({"train": [0, 1, None], "test": [1]}, r"train 2 has no label"),
-        ({"extra": [0, 1]}, r"has the splits extra: expected train or one of validation"),
+        ({"extra": [0, 1]}, r"has the splits extra: expected train, validation"),
     ],
 )
 def test_bad_splits_and_labels_are_named(make_hub: Any, splits: dict[str, list[int | None]], message: str) -> None:

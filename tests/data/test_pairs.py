@@ -67,7 +67,8 @@ def test_a_folder_of_pairs(tmp_path: Path) -> None:
     assert masks.max() < 20
     write(tmp_path, part="train", count=5)
     write(tmp_path, part="val", count=2)
-    data, _ = read(tmp_path)
+    with pytest.warns(UserWarning, match="not used: images, masks"):
+        data, _ = read(tmp_path)
     assert (len(data.train), len(data.val)) == (5, 2)
 
 

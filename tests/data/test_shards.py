@@ -181,7 +181,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RecastError, match=r"the split validation has no image"):
         load_data(config)
     make_shards(tmp_path, {"extra": [2]})
-    with pytest.raises(RecastError, match=r"has the splits extra: expected train or one of"):
+    with pytest.raises(RecastError, match=r"has the splits extra: expected train, validation"):
         load_data(config)
     (tmp_path / "_info.json").write_text('{"splits": {"train": {"num_samples": 3}}}', encoding="utf-8")
     with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
-from recast.data.seeding import epoch_order, mix_seed, seed_cpu, seeded
+from recast.data.seeding import drawing, epoch_order, mix_seed
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, Crop, Task
 
@@ -98,9 +98,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             results = [self.transform(image) for image in images]
         else:
             results = []
-            with seeded():
-                for image, seed in zip(images, seeds or (), strict=True):
-                    seed_cpu(seed)
+            for image, seed in zip(images, seeds or (), strict=True):
+                with drawing(seed):
                     results.append(self.transform(image))
         return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 
@@ -243,3 +242,5 @@ class Found:
     """Small images: what is chosen of them is decoded once; their own size is that of the first one."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Kinds of classes that are measured by themselves too: name → classes."""
+    notes: Sequence[str] = ()
+    """What was chosen, and what was left out, a line each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -91,7 +92,10 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
             raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
     if config.num_train is not None and config.data_fraction is not None:
         raise RecastError("num_train and data_fraction both choose training images: give one of them")
-    return assemble(config, augment, source(config))
+    found = source(config)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return assemble(config, augment, found)
 
 
 def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:
