@@ -212,3 +212,11 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RecastError, match="pip install datasets"):
         load_data(DataConfig("hfds/some/name"))
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"garbage" * 99, bytes(16)])
+def test_damaged_files_of_torchvision_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
+    make_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)
+    with pytest.raises(RecastError, match=r"mnist is not in .*"):
+        load_data(DataConfig("torch/mnist", str(tmp_path)))

@@ -173,3 +173,20 @@ def test_masks_of_another_size_and_one_image(tmp_path: Path) -> None:
     assert (len(data.train), len(data.val)) == (1, 1)
     with pytest.raises(RecastError, match=r"has 20 x 40 pixels .height x width., a mask of it .20, 41.: they"):
         data.val.batch([0])
+
+
+def test_the_size_in_the_json_is_that_of_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, {**COCO, "images": [one | {"width": 40, "height": 20} for one in COCO["images"]]})
+    Image.new("RGB", (60, 30)).save(tmp_path / "images" / "b.png")
+    data = load_data(config)
+    with pytest.raises(RecastError, match="b.png: the JSON says 40x20, the file has 60x30"):
+        [part[i] for part in (data.train, data.val) for i in range(len(part))]
+
+
+def test_a_polygon_is_checked_against_the_file_where_the_json_has_no_size(tmp_path: Path) -> None:
+    coco = copy.deepcopy(COCO)
+    for one in coco["annotations"]:
+        one["segmentation"] = [[(-1) ** (k // 2) * 9999.0 for k in range(40)]]
+    data = load_data(write(tmp_path, coco))
+    with pytest.raises(RecastError, match="far outside of its image of 40x20"):
+        [part[i] for part in (data.train, data.val) for i in range(len(part))]
