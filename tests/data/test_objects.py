@@ -179,7 +179,7 @@ def test_the_size_in_the_json_is_that_of_the_file(tmp_path: Path) -> None:
     config = write(tmp_path, {**COCO, "images": [one | {"width": 40, "height": 20} for one in COCO["images"]]})
     Image.new("RGB", (60, 30)).save(tmp_path / "images" / "b.png")
     data = load_data(config)
-    with pytest.raises(RecastError, match="b.png: the JSON says 40x20, the file has 60x30"):
+    with pytest.raises(RecastError, match=r"b\.png: the JSON says 40x20, the file has 60x30"):
         [part[i] for part in (data.train, data.val) for i in range(len(part))]
 
 

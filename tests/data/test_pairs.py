@@ -161,9 +161,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: Image.fromarray(np.full((40, 56), -3, np.int32)).save(write(f) / "masks" / "0.png", "TIFF"),
         "cannot read image .*: it has the class -3",
     ),
-    "jpeg": (lambda f: [path.unlink() for path in (write(f) / "masks").iterdir()] and [
-        Image.new("L", (56, 40)).save(f / "masks" / f"{i}.jpg") for i in range(4)
-    ], "cannot read image .*masks/0.jpg: JPEG changes the numbers of a mask"),
+    "jpeg": (
+        lambda f: (
+            [path.unlink() for path in (write(f) / "masks").iterdir()]
+            and [Image.new("L", (56, 40)).save(f / "masks" / f"{i}.jpg") for i in range(4)]
+        ),
+        "cannot read image .*masks/0.jpg: JPEG changes the numbers of a mask",
+    ),
     "two": (lambda f: write(f) and (f / "masks/0.tif").touch(), "two files 0, 0.tif is one"),
     "colour": (lambda f: write(f, mask=np.zeros((40, 56, 3), np.uint8)), "it has pixels of mode RGB, a mask"),
     "unknown": (

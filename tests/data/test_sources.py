@@ -525,3 +525,14 @@ def test_bad_settings_are_one_clear_line(options: dict[str, Any], message: str) 
     with pytest.raises(RecastError, match=message) as caught:
         load_data(config)
     assert "\n" not in str(caught.value)
+
+
+def test_mean_and_std_of_the_data(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4}, size=40)
+    data: Any = load_data(folder(tree, img_size=40, mean="data", std="data", val_fraction=0.5))
+    pixels = data.train.plain().batch(range(4))[0]
+    assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
+    assert data.std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=4e-3)
+    assert load_data(folder(tree, img_size=40, std="data")).mean[0] == 0.485
+    with pytest.raises(RecastError, match=r"data\.mean must be"):
+        folder(tree, mean="dota")

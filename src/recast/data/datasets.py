@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,6 +23,9 @@ from recast.run.config import AugmentConfig, Crop, Task
 
 MAX_BYTES = 4 * 2**30
 """What decoded images may take in memory."""
+
+SIZED = 15
+"""Images among which the usual size is looked for."""
 
 MAX_BAD = 100
 """So many unreadable images in a row are not a few bad files but a disk that is gone."""
@@ -185,14 +189,15 @@ class ImageFiles(LabelledImages):
         return replace(self, items=[self.items[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def own_size(self, skip: bool) -> int:
-        """Side of the first image (`skip`: of the first that can be read), at most 224."""
-        for index in range(len(self)):
+        """Median short side of a few images (`skip`: of those that can be read), at most 224."""
+        sides = []
+        for index in range(0, len(self), max(1, len(self) // SIZED)):
             try:
-                return min(*self.open(index).size, PHOTO)
+                sides.append(min(self.open(index).size))
             except RecastError:
-                if not skip or index == len(self) - 1:
+                if not skip:
                     raise
-        return PHOTO
+        return min(median_low(sides or [PHOTO]), PHOTO)
 
     def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
         """All images in memory as validation sees them, and the names of those that cannot be read.

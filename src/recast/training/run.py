@@ -98,6 +98,7 @@ def train(
         distributed.on_first(lambda: distributed.check_shares(recipe))
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
+            say(prepared.pixels)
             _warn(prepared, device)
         run = _Run(prepared, out, device, resume, progress, say)
         distributed.on_first(run.open)
