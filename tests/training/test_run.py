@@ -132,7 +132,7 @@ def test_queries_and_keys_from_the_images_start_awake_and_exact(run: Path, tmp_p
         epochs=2, control=False, model=trained(run), recast=RecastConfig(query_key="images"), optim=OptimConfig(lr=1e-3)
     )
     train(recipe, tmp_path / "woken", progress=False, say=told.append)
-    assert "queries and keys from the images: entropy of the content maps" in told[0]
+    assert "queries and keys from the images: entropy of the content maps" in told[1]
     assert json.loads((tmp_path / "woken" / "verify.json").read_text(encoding="utf-8"))["bitwise"]
     first, *_, last = read_metrics(tmp_path / "woken" / "metrics.jsonl")
     before, after = (Wakefulness.of(row["layers"]) for row in (first, last))
