@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,14 @@ def test_another_librarys_images_keep_its_index() -> None:
 def test_more_than_memory_allows_is_refused_before_decoding() -> None:
     with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
         ImageFiles(torch.zeros(1_000_000), 224, [], where="big.zip:").decoded(skip=False)
+
+
+@pytest.mark.parametrize(
+    "augment", [AugmentConfig(crop="random", auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.2)]
+)
+def test_augmentation_in_threads_is_that_of_one(data: LabelledImages, augment: AugmentConfig) -> None:
+    data = data.augmented(augment)
+    alone = data.batch(range(6), range(6))[0]
+    with ThreadPoolExecutor(4) as pool:
+        batches = list(pool.map(lambda _: data.batch(range(6), range(6))[0], range(12)))
+    assert all(images.equal(alone) for images in batches)

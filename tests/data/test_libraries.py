@@ -180,7 +180,7 @@ def test_one_split_is_divided_and_subsets_are_taken(make_hub: Any) -> None:
     [
         ({"train": [0, 1], "test": [1, -1]}, r"1 validation .*test 1 has -1"),
         ({"train": [0, 1, None], "test": [1]}, r"train 2 has no label"),
-        ({"extra": [0, 1]}, r"has the splits extra: expected train or one of validation"),
+        ({"extra": [0, 1]}, r"has the splits extra: expected train, validation"),
     ],
 )
 def test_bad_splits_and_labels_are_named(make_hub: Any, splits: dict[str, list[int | None]], message: str) -> None:
@@ -212,3 +212,11 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RecastError, match="pip install datasets"):
         load_data(DataConfig("hfds/some/name"))
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"garbage" * 99, bytes(16)])
+def test_damaged_files_of_torchvision_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
+    make_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)
+    with pytest.raises(RecastError, match=r"mnist is not in .*"):
+        load_data(DataConfig("torch/mnist", str(tmp_path)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,14 @@ BAD = {
         **COCO,
         "images": [{"id": n, "file_name": "d.png"} for n in (3, 7)],
     },
+    "annotation 3 has a mask of the size": changed(segmentation={"size": [[0], 10**9], "counts": [1]}),
+    "annotation 3 has the polygon .*, far outside of its image of 40x20": {
+        **changed(segmentation=[[(-1) ** (k // 2) * 999999.0 for k in range(400)]]),
+        "images": [one | {"width": 40, "height": 20} for one in COCO["images"]],
+    },
+    "image 7 has the file_name None": {**COCO, "images": [{"id": 7, "file_name": None}, *COCO["images"][1:]]},
+    "has two categories 'owl'": {**COCO, "categories": [{"id": 9, "name": "owl"}, {"id": 4, "name": "owl"}]},
+    "nothing but crowds": {**COCO, "annotations": [one | {"iscrowd": 1} for one in COCO["annotations"]]},
     "has 3 images and no object on any": {**COCO, "annotations": []},
     "has 0 images and 2 categories": {**COCO, "images": [], "annotations": []},
 }
@@ -120,6 +129,7 @@ BAD = {
 
 @pytest.mark.parametrize(("train", "others"), [
     ("train/_annotations.coco", ["valid/_annotations.coco", "test/_annotations.coco"]),
+    ("Train/_annotations.coco", ["Test/_annotations.coco", "testing/_annotations.coco"]),
     ("annotations/instances_train2017", ["annotations/instances_val2017", "annotations/captions_val2017"]),
     ("mine", []),
 ])  # fmt: skip
@@ -130,7 +140,8 @@ def test_where_the_json_is(tmp_path: Path, train: str, others: list[str]) -> Non
     for number, name in enumerate([train, *others]):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.json").write_text(text if number < 2 else "{}")
-    data = load_data(config)
+    with pytest.warns(UserWarning, match=f"not used: .*{others[1]}") if others else nullcontext():
+        data = load_data(config)
     assert (len(data.train), len(data.val)) == ((2, 2) if others else (1, 1))
 
 
@@ -162,3 +173,20 @@ def test_masks_of_another_size_and_one_image(tmp_path: Path) -> None:
     assert (len(data.train), len(data.val)) == (1, 1)
     with pytest.raises(RecastError, match=r"has 20 x 40 pixels .height x width., a mask of it .20, 41.: they"):
         data.val.batch([0])
+
+
+def test_the_size_in_the_json_is_that_of_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, {**COCO, "images": [one | {"width": 40, "height": 20} for one in COCO["images"]]})
+    Image.new("RGB", (60, 30)).save(tmp_path / "images" / "b.png")
+    data = load_data(config)
+    with pytest.raises(RecastError, match=r"b\.png: the JSON says 40x20, the file has 60x30"):
+        [part[i] for part in (data.train, data.val) for i in range(len(part))]
+
+
+def test_a_polygon_is_checked_against_the_file_where_the_json_has_no_size(tmp_path: Path) -> None:
+    coco = copy.deepcopy(COCO)
+    for one in coco["annotations"]:
+        one["segmentation"] = [[(-1) ** (k // 2) * 9999.0 for k in range(40)]]
+    data = load_data(write(tmp_path, coco))
+    with pytest.raises(RecastError, match="far outside of its image of 40x20"):
+        [part[i] for part in (data.train, data.val) for i in range(len(part))]

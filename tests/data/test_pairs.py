@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +69,8 @@ def test_a_folder_of_pairs(tmp_path: Path) -> None:
     assert masks.max() < 20
     write(tmp_path, part="train", count=5)
     write(tmp_path, part="val", count=2)
-    data, _ = read(tmp_path)
+    with pytest.warns(UserWarning, match="not used: images, masks"):
+        data, _ = read(tmp_path)
     assert (len(data.train), len(data.val)) == (5, 2)
 
 
@@ -135,6 +138,20 @@ def test_ade(tmp_path: Path, named: bool) -> None:
             read(folder)
 
 
+def test_names_have_either_unicode_form_and_parts_lie_within(tmp_path: Path) -> None:
+    for name, form in (("images", "NFD"), ("masks", "NFC")):
+        for part, count in (("Train", 3), ("test", 1)):
+            folder = write(tmp_path / "all", count=count) / name
+            (tmp_path / name / part).mkdir(parents=True)
+            for i in range(count):
+                path = tmp_path / name / part / unicodedata.normalize(form, f"é{i}.png")
+                shutil.copy(folder / f"{i}.png", path)
+    shutil.rmtree(tmp_path / "all")
+    with pytest.warns(UserWarning, match="training part Train, validation part test"):
+        data, _ = read(tmp_path)
+    assert (len(data.train), len(data.val)) == (3, 1)
+
+
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no masks": (lambda f: (f / "images").mkdir(), "has no folder masks"),
     "no images": (lambda f: [(f / name).mkdir() for name in ("images", "masks")], "has no images"),
@@ -143,6 +160,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "below": (
         lambda f: Image.fromarray(np.full((40, 56), -3, np.int32)).save(write(f) / "masks" / "0.png", "TIFF"),
         "cannot read image .*: it has the class -3",
+    ),
+    "jpeg": (
+        lambda f: (
+            [path.unlink() for path in (write(f) / "masks").iterdir()]
+            and [Image.new("L", (56, 40)).save(f / "masks" / f"{i}.jpg") for i in range(4)]
+        ),
+        "cannot read image .*masks/0.jpg: JPEG changes the numbers of a mask",
     ),
     "two": (lambda f: write(f) and (f / "masks/0.tif").touch(), "two files 0, 0.tif is one"),
     "colour": (lambda f: write(f, mask=np.zeros((40, 56, 3), np.uint8)), "it has pixels of mode RGB, a mask"),

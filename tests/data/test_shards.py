@@ -181,7 +181,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RecastError, match=r"the split validation has no image"):
         load_data(config)
     make_shards(tmp_path, {"extra": [2]})
-    with pytest.raises(RecastError, match=r"has the splits extra: expected train or one of"):
+    with pytest.raises(RecastError, match=r"has the splits extra: expected train, validation"):
         load_data(config)
     (tmp_path / "_info.json").write_text('{"splits": {"train": {"num_samples": 3}}}', encoding="utf-8")
     with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):
@@ -216,3 +216,22 @@ def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     for suite in ("resolution", "corruptions"):
         with pytest.raises(RecastError, match=r"shards of .* do not"):
             evaluate(model, suite, again, progress=False)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("filenames", [5]), ("filenames", "a.tar"), ("num_samples", True), ("num_samples", 10**30), ("alt_label", 5),
+])  # fmt: skip
+def test_info_of_wrong_types_is_one_clear_line(tmp_path: Path, key: str, value: object) -> None:
+    config = make_shards(tmp_path, {"train": [3], "validation": [2]})
+    info = json.loads((tmp_path / "_info.json").read_text())
+    info["splits"]["train"][key] = value
+    (tmp_path / "_info.json").write_text(json.dumps(info))
+    with pytest.raises(RecastError, match=rf"cannot make sense of .*_info\.json \({key}"):
+        load_data(config)
+
+
+def test_a_file_in_a_shard_is_no_larger_than_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_data(make_shards(tmp_path, {"train": [3], "validation": [2]}))
+    monkeypatch.setattr("recast.data.shards.LARGEST", 20)
+    with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*is larger than"):
+        list(Loader(data.val, 2))

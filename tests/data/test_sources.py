@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import unicodedata
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from PIL import Image
 
 from recast.data import load_data
 from recast.data.datasets import Found, ImageFiles
-from recast.data.images import open_image
+from recast.data.images import EXTENSIONS, open_image
 from recast.data.sources import assemble
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, DataConfig
@@ -87,7 +89,10 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     make_tree(tmp_path / "val", dict.fromkeys(COLORS, 2))
     (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image", encoding="utf-8")
     (tmp_path / "train" / ".cache").mkdir()
-    data = load_data(folder(tmp_path, img_size=16))
+    with pytest.warns(UserWarning, match=r"1 file .*\(train/ant/notes\.txt\) and 1 .*folder \(train/\.cache\)"):
+        data = load_data(folder(tmp_path, img_size=16))
+    (tmp_path / "train" / ".cache").rmdir()
+    (tmp_path / "train" / "ant" / "notes.txt").unlink()
     assert (data.classes, len(data.train), len(data.val)) == (CLASSES, 30, 6)
     assert [color_of(data.val[index][0]) for index in (0, 2, 4)] == [COLORS[name] for name in CLASSES]
     assert data.val.labels.tolist() == [0, 0, 1, 1, 2, 2]
@@ -185,7 +190,8 @@ def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: st
     make_tree(tmp_path / "tree" / "val", dict.fromkeys(COLORS, 2))
     (tmp_path / "tree" / "__MACOSX").mkdir()
     (tmp_path / "tree" / "__MACOSX" / "x.png").write_bytes(b"junk")
-    data = load_data(folder(make_zip(tmp_path / "tree", tmp_path / "pets.zip", prefix, folders=True)))
+    with pytest.warns(UserWarning, match=r"1 hidden or tool folder \(.*__MACOSX\)"):
+        data = load_data(folder(make_zip(tmp_path / "tree", tmp_path / "pets.zip", prefix, folders=True)))
     assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 6, 16, "pets")
     assert color_of(data.val[5][0]) == COLORS["zebra"]
 
@@ -193,20 +199,144 @@ def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: st
 def test_folders_that_all_images_have_in_common_are_no_classes(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree" / "pets" / "images")
     Image.new("RGB", (8, 8)).save(tmp_path / "tree" / "pets" / "preview.png")
-    assert load_data(folder(make_zip(tmp_path / "tree", tmp_path / "a.zip"))).classes == CLASSES
     assert load_data(folder(tree)).classes == CLASSES
-    with pytest.raises(RecastError, match=rf"one class, whose images lie in folders of their own: give {tree}"):
-        load_data(folder(tree.parent))
+    for path in (tree.parent, tree.parent.parent, make_zip(tmp_path / "tree", tmp_path / "a.zip")):
+        with pytest.warns(UserWarning, match=r"1 file .*preview\.png"):
+            assert load_data(folder(path)).classes == CLASSES
     for part in ("train", "val"):
         make_tree(tmp_path / "parts" / part / "images")
-    with pytest.raises(RecastError, match=r"one class, .*: give .*train/images"):
-        load_data(folder(make_zip(tmp_path / "parts", tmp_path / "b.zip")))
-    (tmp_path / "parts" / "val" / "images").rename(tmp_path / "parts" / "drawings")
-    (tmp_path / "parts" / "train" / "images").rename(tmp_path / "parts" / "photos")
-    for path in (tmp_path / "parts" / "photos").iterdir():
-        path.rename(tmp_path / "parts" / "train" / path.name)
-    data = load_data(folder(make_zip(tmp_path / "parts", tmp_path / "c.zip")))  # as in a folder, train is what counts
-    assert (data.classes, len(data.train) + len(data.val)) == (CLASSES, 30)
+    for path in (tmp_path / "parts", make_zip(tmp_path / "parts", tmp_path / "b.zip")):
+        data = load_data(folder(path))
+        assert (data.classes, len(data.train), len(data.val)) == (CLASSES, 30, 30)
+
+
+@pytest.fixture(params=["folder", "zip"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], DataConfig]:
+    """A folder as a config, as it is and as a zip."""
+
+    def config(tree: Path) -> DataConfig:
+        return folder(make_zip(tree, tmp_path / "packed.zip") if request.param == "zip" else tree, img_size=8)
+
+    return config
+
+
+def sizes(data: Any) -> tuple[list[str], int, int]:
+    return data.classes, len(data.train), len(data.val)
+
+
+@pytest.mark.filterwarnings("ignore:.*(part|not used)")
+@pytest.mark.parametrize(("train", "val"), [
+    ("Training", "Testing"), ("TRAIN", "VAL"), ("seg_train/seg_train", "seg_test/seg_test"), ("training", "validation"),
+    ("train", "eval"), ("train", "dev"), ("train_images", "valid_set"), ("images/train", "images/test"),
+    ("dataset/Train", "dataset/Test"), ("TrainingSet", "TestSet"), ("train2017", "val2017"),
+])  # fmt: skip
+def test_parts_are_known_by_their_usual_names(
+    tmp_path: Path, packed: Callable[[Path], DataConfig], train: str, val: str
+) -> None:
+    make_tree(tmp_path / "tree" / train, dict.fromkeys(COLORS, 3), size=8)
+    make_tree(tmp_path / "tree" / val, dict.fromkeys(COLORS, 2), size=8)
+    assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 9, 6)
+
+
+def test_one_held_out_part_is_chosen_and_the_others_are_named(
+    tmp_path: Path, packed: Callable[[Path], DataConfig]
+) -> None:
+    for part, count in (("train", 3), ("Val", 2), ("test", 1), ("extra", 1)):
+        make_tree(tmp_path / "tree" / part, dict.fromkeys(COLORS, count), size=8)
+    with pytest.warns(UserWarning, match="validation part Val; not used: extra, test"):
+        assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 9, 6)
+    make_tree(tmp_path / "tree" / "VAL", size=8)
+    with pytest.raises(RecastError, match="VAL and Val"):
+        load_data(packed(tmp_path / "tree"))
+
+
+def test_a_held_out_part_without_labels_is_not_used(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    make_tree(tmp_path / "tree" / "train", size=8)
+    make_tree(tmp_path / "tree", {"test": 4}, size=8)
+    with pytest.warns(UserWarning, match="not used: test"):
+        assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 27, 3)
+
+
+@pytest.mark.parametrize(
+    "names", [("A", "B"), ("entrenamiento", "prueba"), ("train", "holdout"), ("cat", "test_tubes")]
+)
+def test_folders_that_hold_the_same_folders_are_refused(
+    tmp_path: Path, packed: Callable[[Path], DataConfig], names: tuple[str, str]
+) -> None:
+    for name in names:
+        make_tree(tmp_path / "tree" / name, {"p": 2, "q": 2}, size=8)
+    with pytest.raises(RecastError, match=r"hold the same folders \(p, q\)"):
+        load_data(packed(tmp_path / "tree"))
+
+
+def test_an_inner_folder_of_every_class_is_no_part(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    for name in CLASSES:  # as Tiny ImageNet
+        make_tree(tmp_path / "tree" / name, {"images": 4}, size=8)
+    assert load_data(packed(tmp_path / "tree")).classes == CLASSES
+
+
+def test_vehicles_may_be_trains(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    make_tree(tmp_path / "tree", {"train": 4, "bus": 4, "car": 4}, size=8)
+    assert load_data(packed(tmp_path / "tree")).classes == ["bus", "car", "train"]
+
+
+def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    tree = make_tree(tmp_path / "tree", {"cat": 6, "dog": 6}, size=8)
+    tools = (".ipynb_checkpoints", ".Trash-1000/files", "@eaDir/0.png", "__MACOSX/cat", "$RECYCLE.BIN", "lost+found",
+             "System Volume Information", "#recycle", ".AppleDouble", "sub/@Recycle")  # fmt: skip
+    for number, place in enumerate(tools):
+        where = tree / ("cat" if number % 2 else "") / place
+        where.mkdir(parents=True)
+        shutil.copy(tree / "cat" / "0.png", where / "copy.png")
+    for name in ("._0.png", "notes.txt", "Thumbs.db", ".DS_Store"):
+        (tree / "dog" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"4 files .*Thumbs\.db.* and 10 hidden or tool folders"):
+        data: Any = load_data(packed(tree))
+    assert len(data.train) + len(data.val) == 12
+
+
+@pytest.mark.parametrize("ending", ["jfif", "JPE", "gif", "webp", "TIF", "avif", "jp2"])
+def test_images_count_by_the_endings_that_are_read(tmp_path: Path, ending: str) -> None:
+    if f".{ending.lower()}" not in EXTENSIONS:
+        pytest.skip("this Pillow does not read it")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (16, 16), (number, 9, 9)).save(tmp_path / name / f"{number}.{ending}")
+    data = load_data(folder(tmp_path, img_size=16))
+    assert (len(data.train), len(data.val), data.train.batch([0, 1])[0].shape[0]) == (2, 2, 2)
+
+
+def test_class_names_have_one_unicode_form(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    for part, form in (("train", "NFC"), ("val", "NFD")):
+        make_tree(tmp_path / "tree" / part, {unicodedata.normalize(form, name): 2 for name in ("Café", "Größe")})
+    assert sizes(load_data(packed(tmp_path / "tree"))) == (["Café", "Größe"], 4, 4)
+    make_tree(tmp_path / "tree" / "train", {unicodedata.normalize("NFD", "Café"): 2})
+    with pytest.raises(RecastError, match="two class folders Café"):
+        load_data(packed(tmp_path / "tree"))
+
+
+def test_files_of_an_index_have_either_unicode_form(tmp_path: Path) -> None:
+    make_tree(tmp_path, {unicodedata.normalize("NFD", "Café"): 1})
+    config = make_index(
+        tmp_path, ("file", "class_index", "name"), ("Café/0.png", "0", unicodedata.normalize("NFD", "é"))
+    )
+    assert (len(load_data(config).val), load_data(config).classes) == (1, ["é"])
+
+
+def test_classes_that_print_alike_are_refused(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    make_tree(tmp_path / "tree", {"a\nb": 2, "a\\nb": 2, "cow": 2}, size=8)
+    with pytest.raises(RecastError, match=r"two class folders a\\nb"):
+        load_data(packed(tmp_path / "tree"))
+
+
+@pytest.mark.parametrize("name", ["a//0.png", "a/./0.png", "./a/0.png"])
+def test_an_image_twice_in_a_zip_is_refused(tmp_path: Path, name: str) -> None:
+    path = make_zip(make_tree(tmp_path / "tree", {"a": 2, "b": 2}), tmp_path / "a.zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, (tmp_path / "tree" / "b" / "0.png").read_bytes())
+    with pytest.raises(RecastError, match=r"holds a/0\.png twice"):
+        load_data(folder(path))
 
 
 @pytest.mark.parametrize("name", ["train", "valid"])
@@ -241,7 +371,8 @@ def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target:
     link.unlink()
     (tree / "zebra" / "link").symlink_to(tmp_path / "other" / "ant")  # images from elsewhere
     (tree / "zebra" / "loop").symlink_to("loop")
-    assert len(load_data(folder(tree)).train) == len(data.train) + 9
+    with pytest.warns(UserWarning, match=r"1 file .*\(zebra/loop\)"):
+        assert len(load_data(folder(tree)).train) == len(data.train) + 9
 
 
 @pytest.mark.parametrize("where", ["/proc", "/dev", "/sys/class"])
@@ -306,7 +437,7 @@ def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path
         load_data(replace(config, bad_image="stop"))
     for path in tree.rglob("*.png"):
         path.write_bytes(b"broken")
-    with pytest.raises(RecastError, match=r"cannot read image"):
+    with pytest.raises(RecastError, match=r"not one image could be read"):
         load_data(replace(config, data_dir=str(make_zip(tree, tmp_path / "b.zip"))))
 
 
@@ -394,3 +525,14 @@ def test_bad_settings_are_one_clear_line(options: dict[str, Any], message: str) 
     with pytest.raises(RecastError, match=message) as caught:
         load_data(config)
     assert "\n" not in str(caught.value)
+
+
+def test_mean_and_std_of_the_data(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4}, size=40)
+    data: Any = load_data(folder(tree, img_size=40, mean="data", std="data", val_fraction=0.5))
+    pixels = data.train.plain().batch(range(4))[0]
+    assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
+    assert data.std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=4e-3)
+    assert load_data(folder(tree, img_size=40, std="data")).mean[0] == 0.485
+    with pytest.raises(RecastError, match=r"data\.mean must be"):
+        folder(tree, mean="dota")

@@ -152,7 +152,7 @@ def found_data() -> tuple[Data, list[dict[str, Tensor]]]:
     assert isinstance(scenes, ObjectImages)
     assert isinstance(scenes.items, Tensor)
     scenes.items[:, :, 0, 0] = torch.arange(12, dtype=torch.uint8)[:, None]
-    nothing = Annotations(*(one[:0] for one in vars(scenes.objects[0]).values()))
+    nothing = Annotations(*(values[:0] for values in list(vars(scenes.objects[0]).values())[:5]))
     objects: list[Annotations] = [*scenes.objects[:-1], nothing]
     images = ObjectImages(scenes.items, objects, 96)
     kinds = {"local": ("disc", "bar"), "nowhere": ()}

@@ -132,7 +132,7 @@ def test_queries_and_keys_from_the_images_start_awake_and_exact(run: Path, tmp_p
         epochs=2, control=False, model=trained(run), recast=RecastConfig(query_key="images"), optim=OptimConfig(lr=1e-3)
     )
     train(recipe, tmp_path / "woken", progress=False, say=told.append)
-    assert "queries and keys from the images: entropy of the content maps" in told[0]
+    assert "queries and keys from the images: entropy of the content maps" in told[1]
     assert json.loads((tmp_path / "woken" / "verify.json").read_text(encoding="utf-8"))["bitwise"]
     first, *_, last = read_metrics(tmp_path / "woken" / "metrics.jsonl")
     before, after = (Wakefulness.of(row["layers"]) for row in (first, last))
@@ -408,6 +408,19 @@ def photographs(root: Path) -> DataConfig:
         for number in range(12):
             Image.new("RGB", (16, 16), (20 * number, 90, blue)).save(root / name / f"{number}.png")
     return DataConfig("folder", data_dir=str(root), img_size=16, batch_size=6, val_fraction=0.25)
+
+
+def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "input_defaults", lambda network: None)
+    data = replace(photographs(tmp_path / "data"), img_size=None)
+    prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
+    assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (16, 16, 16)
+    assert prepared.data.train.augment == load_data(replace(data, img_size=16), digits_recipe().augment).train.augment
+    assert "16x16 pixels (the files' own" in prepared.pixels
+    assert "ImageNet's" in prepared.pixels
+    measured = prepare.prepare(digits_recipe(data=replace(data, mean="data", std="data")), tmp_path / "run", False)
+    assert "measured" in measured.pixels
+    assert measured.recipe.data.mean == pytest.approx((0.42, 0.35, 0.57), abs=0.05)
 
 
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:

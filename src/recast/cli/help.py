@@ -81,7 +81,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        choices = ",".join(words_of(self.hint))
+        choices = "" if float in self.item_types else ",".join(words_of(self.hint))
         kind = {int: "N", float: "NUM"}.get(self.item_types[0], "TEXT")
         name = f"{{{choices}}}" if choices else METAVARS.get(self.last, self.last.upper() if self.words else kind)
         return f"{name} …" if self.is_list and not choices and not self.words else name

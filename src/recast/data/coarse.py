@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recast.data.trees import composed
 from recast.errors import RecastError, shown
 from recast.run.config import DataConfig
 from recast.run.reading import decode, read_bytes
@@ -96,7 +97,7 @@ def read_mapping(path: str) -> dict[str, str]:
         for row in reader:
             if None in row:
                 raise RecastError(f"{path} line {reader.line_num}: more cells than columns, quote names with a comma")
-            fine, coarse = ((row[name] or "").strip() for name in ("fine", "coarse"))
+            fine, coarse = (composed((row[name] or "").strip()) for name in ("fine", "coarse"))
             if not (fine and coarse):
                 raise RecastError(f"{path} line {reader.line_num}: fine or coarse is empty, name both")
             if (before := found.setdefault(fine, coarse)) != coarse:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recast.data.trees import composed
 from recast.errors import RecastError, first_line, optional_package, shown
 from recast.run.files import require
 from recast.run.reading import decode, parse_json, read_bytes
@@ -41,6 +42,8 @@ class Annotations:
     """(n,) in pixels, of the mask where there is one: what makes an object small or large."""
     masks: tuple[Any, ...] | None = None
     """COCO's segmentation of each: run lengths or polygons."""
+    size: tuple[int, int] | None = None
+    """Width and height of the image as the JSON has them."""
 
     def __str__(self) -> str:
         """A hash of them all."""
@@ -53,24 +56,40 @@ def read_coco(path: Path) -> tuple[list[str], list[Annotations], list[str]]:
     text = decode(read_bytes(path, LARGEST), path)
     found = require(str(path), parse_json(text, path), ("images", "annotations", "categories"))
     objects = parsed(found, str(path))
-    return [str(one["file_name"]) for one in found["images"]], objects, [str(one["name"]) for one in _categories(found)]
+    return [one["file_name"] for one in found["images"]], objects, [_name(one) for one in _categories(found)]
 
 
 def _categories(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(found["categories"], key=lambda one: int(one["id"]))
 
 
+def _name(category: Mapping[str, Any]) -> str:
+    return composed(str(category["name"]))
+
+
+def _side(image: Mapping[str, Any], key: str) -> int | None:
+    """A side of an image; None where the JSON has none."""
+    return int(image[key]) if image.get(key) else None
+
+
 def parsed(found: Mapping[str, Any], where: str) -> list[Annotations]:
     """The objects of every image of a COCO dictionary, in its order. Raises RecastError for ids that name nothing or
     two things, and for annotations whose box, area or mask is none: `where` names the file."""
     try:
-        images = {one["id"]: (one.get("height"), one.get("width")) for one in found["images"] if one["file_name"]}
-        classes = {one["id"]: index for index, one in enumerate(_categories(found)) if str(one["name"])}
+        images = {one["id"]: (_side(one, "height"), _side(one, "width")) for one in found["images"]}
+        classes = {one["id"]: index for index, one in enumerate(_categories(found))}
         if not images or not classes:
             raise RecastError(f"{where} has {len(images)} images and {len(classes)} categories: expected some of both")
         for what in ("images", "categories"):
             if twice := [number for number, count in Counter(one["id"] for one in found[what]).items() if count > 1]:
                 raise RecastError(f"{where} has two {what} with the id {shown(twice[0])}")
+        for one in found["images"]:
+            if not isinstance(one["file_name"], str) or not one["file_name"]:
+                raise RecastError(
+                    f"{where}: image {shown(one['id'])} has the file_name {shown(one['file_name'])}: name its file"
+                )
+        if alike := [name for name, count in Counter(map(_name, found["categories"])).items() if count > 1]:
+            raise RecastError(f"{where} has two categories {shown(alike[0])}: rename one, or give both one id")
         of = defaultdict[Any, list[Mapping[str, Any]]](list)
         for one in found["annotations"]:
             wrong = _wrong(one, images, classes)
@@ -82,7 +101,7 @@ def parsed(found: Mapping[str, Any], where: str) -> list[Annotations]:
             raise
         raise RecastError(f"{where} is no COCO JSON of objects ({type(error).__name__}: {first_line(error)})") from None
     has_masks = all(one.get("segmentation") for one in found["annotations"])
-    return [_annotations(of[number], classes, has_masks) for number in images]
+    return [_annotations(of[number], classes, has_masks, sides) for number, sides in images.items()]
 
 
 def _wrong(one: Mapping[str, Any], images: Mapping[Any, tuple[Any, Any]], classes: Mapping[Any, int]) -> str | None:
@@ -109,6 +128,8 @@ def _wrong_mask(mask: Any, height: Any, width: Any) -> str | None:
     """What is wrong with a mask: polygons [[x, y, x, y, ...], ...], or runs {"size": [height, width], "counts": ...}"""
     if isinstance(mask, Mapping):
         tall, wide = mask["size"]
+        if not all(type(side) is int and 0 < side < FARTHEST for side in (tall, wide)):
+            return f"has a mask of the size {shown(mask['size'])}: expected [height, width]"
         if height is not None and width is not None and [tall, wide] != [height, width]:
             return f"has a mask of {shown([tall, wide])} (height, width), its image has {[height, width]}"
         runs = run_lengths(mask["counts"])
@@ -117,6 +138,8 @@ def _wrong_mask(mask: Any, height: Any, width: Any) -> str | None:
         return None
     for polygon in mask:
         numbers = np.array(polygon, dtype=np.float64)
+        if None not in (height, width) and numbers.ndim == 1 and (far := _too_far(numbers, height, width)):
+            return f"has the polygon {shown(polygon)}, {far}"
         if numbers.ndim != 1 or len(numbers) < 6 or len(numbers) % 2 or not (np.abs(numbers) < FARTHEST).all():
             return f"has the polygon {shown(polygon)}: expected [x, y, x, y, x, y, ...] in pixels"
     return None
@@ -142,32 +165,42 @@ def run_lengths(counts: Any) -> list[int]:
     return found
 
 
-def drawn_masks(masks: tuple[Any, ...] | None, height: int, width: int, name: str) -> list[np.ndarray] | None:
+def _too_far(corners: np.ndarray, height: int, width: int) -> str:
+    """Say that corners lie more than a side outside, whose drawing could fill the memory; empty where none does."""
+    sides = np.resize((width, height), corners.shape)
+    inside = (corners >= -sides).all() and (corners <= 2 * sides).all()
+    return "" if inside else f"far outside of its image of {width}x{height}"
+
+
+def drawn_masks(masks: tuple[Any, ...], height: int, width: int, name: str) -> Iterator[np.ndarray]:
     """Each mask of an image, (height, width) uint8; polygons are drawn by COCO's own code."""
-    if masks is None:
-        return None
-    found = []
     for mask in masks:
         if isinstance(mask, Mapping):
             if list(mask["size"]) != [height, width]:
                 size = f"{name} has {height} x {width} pixels (height x width)"
                 raise RecastError(f"{size}, a mask of it {shown(mask['size'])}: they must be one")
             runs = run_lengths(mask["counts"])
-            flat = np.repeat(np.arange(len(runs)) % 2, runs)
-            found.append(flat.reshape(width, height).T.astype(np.uint8))
+            flat = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), runs)
+            yield flat.reshape(width, height).T
             continue
+        for polygon in mask:
+            if far := _too_far(np.array(polygon), height, width):
+                raise RecastError(f"{name} has a polygon {far}: mend or remove it")
         coco = optional_package("pycocotools.mask", "pycocotools", f"{name} has masks as polygons")
-        found.append(np.ascontiguousarray(coco.decode(coco.merge(coco.frPyObjects(mask, height, width)))))
-    return found
+        yield np.ascontiguousarray(coco.decode(coco.merge(coco.frPyObjects(mask, height, width))))
 
 
-def _annotations(own: Sequence[Mapping[str, Any]], classes: Mapping[Any, int], has_masks: bool) -> Annotations:
+def _annotations(
+    own: Sequence[Mapping[str, Any]], classes: Mapping[Any, int], has_masks: bool, sides: tuple[int | None, int | None]
+) -> Annotations:
     boxes = np.array([one["bbox"] for one in own], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    sides = boxes[:, 2:] - boxes[:, :2]
-    area = [float(one.get("area", side)) for one, side in zip(own, sides.prod(1), strict=True)]
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    area = [float(one.get("area", of_box)) for one, of_box in zip(own, areas, strict=True)]
+    height, width = sides
     return Annotations(
         boxes, np.array([classes[one["category_id"]] for one in own], dtype=np.int64),
         np.array([bool(one.get("iscrowd", 0)) for one in own], dtype=bool), np.array(area, dtype=np.float64),
         tuple(one["segmentation"] for one in own) if has_masks else None,
+        (width, height) if width and height else None,
     )  # fmt: skip

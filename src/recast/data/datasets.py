@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,12 +17,15 @@ from torch.utils.data import Dataset
 
 from recast.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.data.images import PHOTO, open_image, resize_and_crop, to_bytes
-from recast.data.seeding import epoch_order, mix_seed, seed_cpu, seeded
+from recast.data.seeding import drawing, epoch_order, mix_seed
 from recast.errors import RecastError
 from recast.run.config import AugmentConfig, Crop, Task
 
 MAX_BYTES = 4 * 2**30
 """What decoded images may take in memory."""
+
+SIZED = 15
+"""Images among which the usual size is looked for."""
 
 MAX_BAD = 100
 """So many unreadable images in a row are not a few bad files but a disk that is gone."""
@@ -98,9 +102,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             results = [self.transform(image) for image in images]
         else:
             results = []
-            with seeded():
-                for image, seed in zip(images, seeds or (), strict=True):
-                    seed_cpu(seed)
+            for image, seed in zip(images, seeds or (), strict=True):
+                with drawing(seed):
                     results.append(self.transform(image))
         return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 
@@ -186,14 +189,15 @@ class ImageFiles(LabelledImages):
         return replace(self, items=[self.items[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def own_size(self, skip: bool) -> int:
-        """Side of the first image (`skip`: of the first that can be read), at most 224."""
-        for index in range(len(self)):
+        """Median short side of a few images (`skip`: of those that can be read), at most 224."""
+        sides = []
+        for index in range(0, len(self), max(1, len(self) // SIZED)):
             try:
-                return min(*self.open(index).size, PHOTO)
+                sides.append(min(self.open(index).size))
             except RecastError:
-                if not skip or index == len(self) - 1:
+                if not skip:
                     raise
-        return PHOTO
+        return min(median_low(sides or [PHOTO]), PHOTO)
 
     def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
         """All images in memory as validation sees them, and the names of those that cannot be read.
@@ -243,3 +247,5 @@ class Found:
     """Small images: what is chosen of them is decoded once; their own size is that of the first one."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Kinds of classes that are measured by themselves too: name → classes."""
+    notes: Sequence[str] = ()
+    """What was chosen, and what was left out, a line each."""

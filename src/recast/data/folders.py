@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
-import struct
-import zipfile
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path, PurePath
+from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import ImageNetInfo
 
 from recast.data.datasets import Found, ImageFiles
-from recast.data.images import PHOTO, is_image_name, open_image
-from recast.errors import RecastError, first_line, printable, shown
+from recast.data.images import PHOTO, is_hidden
+from recast.data.parts import HELD_OUT, choose_parts, part_word, parts_note
+from recast.data.trees import Archive, Disk, Files, composed, find_file, join
+from recast.errors import RecastError, listed, printable, shown
 from recast.run.config import DataConfig
-from recast.run.reading import LARGEST
 from recast.run.tables import read_table
-
-VAL_NAMES = ("val", "valid", "validation", "test")
-"""Names of the held-out part, best first."""
 
 SYSTEM = (("proc",), ("sys",), ("dev",))
 """Folders whose files have no end."""
@@ -51,55 +46,66 @@ def data_dir(config: DataConfig) -> Path:
     return path
 
 
-class Tree(NamedTuple):
-    """One part of an ImageFolder tree: the images of every class folder."""
-
-    where: str
-    classes: dict[str, list[str]]
-    """Class → names of images that `read` takes."""
-    read: Callable[[Any], Image.Image] = open_image
-    prefix: str = ""
-    """How an error names what holds the images."""
-
-
-def _images(tree: Tree) -> ImageFiles:
+def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> ImageFiles:
     """Labels follow the sorted class folders. Raises RecastError on a class without an image, naming it, and where
     there is one class, all of whose images lie in folders of their own."""
-    classes = sorted(tree.classes)
-    if not classes:
-        raise RecastError(f"no class folders with images in {tree.where}: expected CLASS/IMAGE.png and so on")
-    if empty := [name for name in classes if not tree.classes[name]]:
-        raise RecastError(f"class folder without an image: {empty[0]} in {tree.where}. Add images or remove the folder")
-    names = [name for label in classes for name in sorted(tree.classes[label])]
-    parents = {f"/{PurePath(name).parent.as_posix()}" for name in names}
-    if len(classes) == 1 and not any(parent.endswith(f"/{classes[0]}") for parent in parents):
-        where = f"{tree.where}/{classes[0]}"
-        raise RecastError(f"{tree.where} has one class, whose images lie in folders of their own: give {where}")
-    counts = torch.tensor([len(tree.classes[label]) for label in classes])
-    labels = torch.arange(len(classes)).repeat_interleave(counts)
-    return ImageFiles(labels, PHOTO, names, tree.read, tree.prefix)
-
-
-def _found(name: str, train: Tree | None, val: Tree | None, **defaults: Any) -> Found:
-    """Both parts, whose classes must be the same; either may be missing."""
-    parts = [part for part in (train, val) if part is not None]
-    train_images, val_images = (None if part is None else _images(part) for part in (train, val))
-    if len(parts) == 2 and parts[0].classes.keys() != parts[1].classes.keys():
-        only = [sorted(a.classes.keys() - b.classes.keys()) for a, b in (parts, parts[::-1])]
-        found = "; ".join(
-            f"only in {part.where}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-            for part, names in zip(parts, only, strict=True)
-            if names
+    where, names = files.where(place), sorted(classes)
+    if not names:
+        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png and so on")
+    if empty := [name for name in names if not classes[name]]:
+        reason = "".join(f" ({note})" for note in files.notes())
+        raise RecastError(
+            f"class folder without an image: {empty[0]} in {where}{reason}. Add images or remove the folder"
         )
-        raise RecastError(f"training and validation must have the same class folders, but {found}")
-    return Found(name, train_images, val_images, sorted(parts[0].classes), **defaults)
+    items = [item for name in names for item in sorted(classes[name])]
+    parents = {f"/{PurePath(item).parent.as_posix()}" for item in items}
+    if len(names) == 1 and not any(composed(parent).endswith(f"/{names[0]}") for parent in parents):
+        inner = files.where(join(place, names[0]))
+        raise RecastError(f"{where} has one class, whose images lie in folders of their own: give {inner}")
+    counts = torch.tensor([len(classes[name]) for name in names])
+    labels = torch.arange(len(names)).repeat_interleave(counts)
+    return ImageFiles(labels, PHOTO, items, files.read, files.prefix)
+
+
+def _classes(files: Files, place: str, two_levels: bool) -> dict[str, list[str]]:
+    """Class → its images. Raises RecastError for two folders whose names are the same when printed."""
+    folders = list(files.inside(place).folders)
+    files.skip_beside(place)
+    if two_levels:
+        for name in folders:
+            files.skip_beside(join(place, name))
+        folders = [join(name, inner) for name in folders for inner in files.inside(join(place, name)).folders]
+    classes: dict[str, list[str]] = {}
+    for name in sorted(folders):
+        title = printable(composed(name))
+        if title in classes:
+            raise RecastError(f"{files.where(place)} has two class folders {title}, spelled differently: rename one")
+        classes[title] = list(files.images(join(place, name)))
+    return classes
+
+
+def _found(name: str, parts: Sequence[tuple[Files, str] | None], two_levels: bool, **defaults: Any) -> Found:
+    """Both parts, whose classes must be the same; either may be missing."""
+    for files, place in filter(None, parts):
+        if place:
+            files.check(place)
+    trees = [part and (*part, _classes(*part, two_levels)) for part in parts]
+    train, val = (tree and _images(*tree) for tree in trees)
+    present = [tree for tree in trees if tree]
+    if train and val and present[0][2].keys() != present[1][2].keys():
+        (first, second), titles = (tree[2].keys() for tree in present), [tree[0].where(tree[1]) for tree in present]
+        only = [f"only in {title}: {listed(sorted(names), 5)}"
+                for title, names in zip(titles, (first - second, second - first), strict=True) if names]  # fmt: skip
+        raise RecastError(f"training and validation must have the same class folders, but {'; '.join(only)}")
+    notes = [note for files in dict.fromkeys(tree[0] for tree in present) for note in files.notes()]
+    return Found(name, train, val, sorted(present[0][2]), notes=[*defaults.pop("notes", ()), *notes], **defaults)
 
 
 def find_folder(config: DataConfig) -> Found:
-    """An image folder: `index.csv`, or train/ and val/ (or test/), or class folders; with `rank=folder` these lie in
-    folders of their coarse classes.
+    """An image folder: `index.csv`, or a training and a held-out part, or class folders; with `rank=folder` these lie
+    in folders of their coarse classes.
 
-    Raises RecastError when there is no image, a class has none, or train/ and val/ have different classes.
+    Raises RecastError when there is no image, a class has none, or the parts have different classes.
     """
     root = data_dir(config)
     if not root.is_dir():
@@ -107,62 +113,60 @@ def find_folder(config: DataConfig) -> Found:
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
-    train, val = root / "train", next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
-    outer = {path.name for path in _folders_in(root)}
-    parts = [part for part in (train, val) if part is not None and part.is_dir()]
-    if not parts or _is_class(parts[0].name, outer, _folders_in(parts[0])):
-        train, val = root, None
-    two_levels, links = config.rank == "folder", _Links(root)
-    trees = (_in_folder(part, links, two_levels) if part and part.is_dir() else None for part in (train, val))
-    return _found(name, *trees, crop="random")
+    return _find_in(Disk(root), name, config, crop="random")
 
 
-def _is_class(name: str, outer: set[str], inside: object) -> bool:
-    """Whether a folder beside others is a class that is called so (CIFAR-100 has trains) and not a part: it has no
-    folders inside, and the others are no parts."""
-    return name in outer and not inside and not outer <= {"train", *VAL_NAMES}
+def _find_in(files: Files, name: str, config: DataConfig, **defaults: Any) -> Found:
+    top = _unwrapped(files, "", False)
+    two_levels = config.rank == "folder"
+    train, val = _parts(files, top, two_levels)
+    if train is None and val is None:
+        return _found(name, [(files, top), None], two_levels, **defaults)
+    files.skip_beside(top)
+    notes = parts_note(files.where(top), train, val, files.inside(top).folders)
+    parts = [(files, _unwrapped(files, join(top, part), not two_levels)) if part else None for part in (train, val)]
+    return _found(name, parts, two_levels, notes=notes, **defaults)
 
 
-def _in_folder(part: Path, links: _Links, two_levels: bool) -> Tree:
-    if part != links.top:
-        links.check(part)
-    folders = {path.name: path for path in _folders_in(part)}
-    if two_levels:
-        folders = {f"{name}/{path.name}": path for name, outer in folders.items() for path in _folders_in(outer)}
-    return Tree(str(part), {printable(name): list(links.images(path)) for name, path in folders.items()})
+def _unwrapped(files: Files, place: str, is_part: bool) -> str:
+    """The place below the folders that all images have in common, which are no classes: pets/images/CLASS/1.png. A
+    part is left where images lie beside its folder, and no part is taken for such a folder."""
+    while True:
+        here = files.inside(place)
+        inner = {name: files.inside(join(place, name)) for name in here.folders}
+        filled = [name for name, listing in inner.items() if listing.folders or listing.images]
+        if len(filled) != 1 or not inner[filled[0]].folders:
+            return place
+        if here.images or inner[filled[0]].images if is_part else part_word(filled[0]):
+            return place
+        files.skip_beside(place)
+        place = join(place, filled[0])
 
 
-def _folders_in(root: Path) -> list[Path]:
-    return [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+def _parts(files: Files, top: str, two_levels: bool) -> tuple[str | None, str | None]:
+    """The folders of the training and of the held-out part; neither: all folders are classes.
 
-
-class _Links:
-    """The links of a data folder. RecastError for one through which images would count twice, perhaps under a wrong
-    label, or in both parts."""
-
-    def __init__(self, top: Path) -> None:
-        self.top, self.real, self.seen = top, top.resolve(), set[Path]()
-
-    def check(self, path: Path) -> None:
-        """Refuse what was seen before, and a link into the folder or to what holds it."""
-        target = Path(os.path.realpath(path))
-        around = self.real.is_relative_to(target) or target.is_relative_to(self.real)
-        if target in self.seen or (around and path.is_symlink()):
-            raise RecastError(f"{path} is a link to {target}, whose images would count twice: remove it")
-        self.seen.add(target)
-
-    def images(self, folder: Path) -> Iterator[str]:
-        """The images in a folder and below it."""
-        self.check(folder)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                is_link = entry.is_symlink()  # known without asking the disk, unlike where a link leads
-                if os.path.isdir(entry.path) if is_link else entry.is_dir():
-                    yield from self.images(Path(entry.path))
-                elif is_image_name(entry.name):
-                    if is_link:
-                        self.check(Path(entry.path))
-                    yield entry.path
+    A class may be called train, as one of CIFAR-100's is: a part holds class folders, or all folders have a part's
+    name. Raises RecastError where folders without such names hold the same class folders.
+    """
+    inner = {name: files.inside(join(top, name)).folders.keys() for name in files.inside(top).folders}
+    named = [name for name in inner if part_word(name)]
+    if (parted := [name for name in named if inner[name]]) or len(named) < len(inner):
+        named = parted
+    train, val = choose_parts(named, files.where(top))
+    if train is None and val and len(inner) > 1 and val.lower() not in HELD_OUT:
+        val = None  # a class such as test_tubes
+    if val is None and not two_levels:
+        several = sorted((name for name in inner if len(inner[name]) > 1), key=lambda name: len(inner[name]))
+        for first, second in combinations(several, 2):
+            if inner[first] <= inner[second]:
+                same = f"{first} and {second} in {files.where(top)} hold the same folders"
+                names = listed(sorted(inner[first]), 3)
+                raise RecastError(
+                    f"{same} ({names}): call the parts train and val and move what is neither elsewhere; if they are "
+                    "classes, give data.rank=folder and data.labels=coarse"
+                )
+    return train, val
 
 
 def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
@@ -175,16 +179,17 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
     class_names, wnids = {}, {}
     for line, cells in enumerate(table.rows, start=2):
         row = dict(zip(table.columns, map(str, cells), strict=True))
-        index, name = row["class_index"], str(root / row["file"])
+        index, path_of = row["class_index"], find_file(root, row["file"])
+        name = str(path_of or root / row["file"])
         if not index.isdecimal() or len(index) > 9 or int(index) >= MAX_CLASSES:
             expected = f"class_index must be 0, 1, 2 ..., below {MAX_CLASSES}"
             raise RecastError(f"{path} line {line} ({row['file']}): {expected}, got {shown(index)}")
         if name in labels:
             raise RecastError(f"{path} line {line}: {row['file']} is listed twice")
-        if not Path(name).is_file():
+        if path_of is None:
             raise RecastError(f"{path} lists an image that does not exist: {name}")
         label = labels[name] = int(index)
-        class_names[label] = row.get("name") or row.get("wnid") or index
+        class_names[label] = composed(row.get("name") or row.get("wnid") or index)
         wnids[label] = row.get("wnid")
     if not labels:
         raise RecastError(f"{path} lists no image")
@@ -205,64 +210,12 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
     path = data_dir(config)
     name = config.name if config.name != "zip" else path.resolve().stem
     if path.is_file() and path.suffix.lower() == ".zip":
-        archive = Archive(path)
-        tops = {member.parts[0] for member in archive.members}
-        val = next((part for part in VAL_NAMES if part in tops), None)
-        inside = any(member.parts[0] == "train" and len(member.parts) > 2 for member in archive.members)
-        if "train" not in tops or _is_class("train", tops, inside):
-            return _found(name, archive.tree(), None, in_memory=True, **defaults)
-        held_out = None if val is None else archive.tree(val)
-        return _found(name, archive.tree("train"), held_out, in_memory=True, **defaults)
-    val_zip = next((path / f"{part}.zip" for part in VAL_NAMES if (path / f"{part}.zip").is_file()), None)
-    if val_zip is None or not (path / "train.zip").is_file():
+        return _find_in(Archive(path), name, config, in_memory=True, **defaults)
+    there = {file.stem: file for file in path.glob("*.[zZ][iI][pP]") if not is_hidden(file.name)}
+    chosen = choose_parts(there, str(path))
+    if None in chosen:
         return None
-    return _found(name, *(Archive(one).tree() for one in (path / "train.zip", val_zip)), in_memory=True, **defaults)
-
-
-class Archive:
-    """An open zip of images; called with a member's name, it decodes the image."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.file = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error) as error:
-            raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
-        named = {PurePosixPath(name): name for name in self.file.namelist()}
-        hidden = (".", "__MACOSX")
-        shown = {one: name for one, name in named.items() if not any(part.startswith(hidden) for part in one.parts)}
-        images = [one for one in shown if is_image_name(one.name)]
-        top: tuple[str, ...] = ()  # cifar/png/train/cat/1.png: folders that all images have in common are no classes
-        while any(len(one.parts) >= len(top) + 3 for one in images):
-            inside = {one.parts[: len(top) + 1] for one in images if len(one.parts) >= len(top) + 2}
-            if len(inside) > 1:
-                break
-            top = inside.pop()
-        self.members = {
-            PurePosixPath(*one.parts[len(top) :]): name
-            for one, name in shown.items()
-            if one.parts[: len(top)] == top != one.parts
-        }
-        """Path below the common folders of every member (folders too) → name in the archive."""
-
-    def __call__(self, name: str) -> Image.Image:
-        where = f"{self.path}: {name}"
-        if self.file.getinfo(name).file_size > LARGEST:
-            raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
-        try:
-            content = self.file.read(name)
-        except Exception as error:  # of whatever compression it is, damage can break its reader in any way
-            raise RecastError(f"cannot read image {where}: {first_line(error)}") from None
-        return open_image(io.BytesIO(content), where)
-
-    def tree(self, part: str | None = None) -> Tree:
-        """The class folders, of one part (train, val …) if it is named."""
-        classes: dict[str, list[str]] = {}
-        for member, name in self.members.items():
-            parts = member.parts[part is not None :]
-            is_folder = name.endswith("/")
-            if part in (None, member.parts[0]) and len(parts) > (not is_folder):
-                images = classes.setdefault(printable(parts[0]), [])
-                if not is_folder and is_image_name(name):
-                    images.append(name)
-        return Tree(f"{self.path}: {part}" if part else str(self.path), classes, self, f"{self.path}:")
+    archives = [Archive(there[part]) for part in chosen if part]
+    parts = [(files, _unwrapped(files, "", True)) for files in archives]
+    notes = parts_note(str(path), *chosen, there)
+    return _found(name, parts, config.rank == "folder", in_memory=True, notes=notes, **defaults)

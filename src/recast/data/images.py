@@ -19,10 +19,17 @@ from torch import Tensor
 from recast.errors import RecastError, first_line
 from recast.run.reading import open_now
 
-EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_SAFE = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+EXTENSIONS = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _SAFE)
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = tuple(kind for kind in _SAFE if kind in Image.OPEN)
 """That are read, whatever a file is called: for others Pillow may run a program, Ghostscript for EPS."""
+
+TOOLS = frozenset(
+    "__macosx __pycache__ @eadir @recycle @recently-snapshot @tmp @__thumb #recycle #snapshot $recycle.bin recycler "
+    "lost+found".split()
+) | {"system volume information", "network trash folder", "temporary items"}
+"""Folders that systems and tools leave among images, in lower case."""
 
 # Everything that Pillow's decoders were seen to raise on broken files; OSError covers UnidentifiedImageError.
 _DECODE_ERRORS = (
@@ -50,9 +57,14 @@ SMALL = 96
 """Sides below it are small images: kept whole, shifted by a padded crop."""
 
 
+def is_hidden(name: str) -> bool:
+    """True for the name of a folder or file that no data set means: hidden (`._0.png`), or left by a tool."""
+    return name.startswith(".") or name.lower() in TOOLS
+
+
 def is_image_name(name: str) -> bool:
-    """True for a name with the ending of an image that is not hidden (`._x.png` is no image)."""
-    return Path(name).suffix.lower() in EXTENSIONS and not Path(name).name.startswith(".")
+    """True for a name with the ending of an image that is not hidden."""
+    return os.path.splitext(name)[1].lower() in EXTENSIONS and not is_hidden(os.path.basename(name))
 
 
 def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image.Image:

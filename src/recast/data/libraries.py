@@ -20,6 +20,7 @@ from torchvision import datasets as vision
 from recast.data.datasets import IMAGENET, Found, ImageFiles
 from recast.data.folders import data_dir
 from recast.data.images import PHOTO, decode_errors, open_image, to_rgb
+from recast.data.parts import choose_parts, parts_note
 from recast.errors import RecastError, first_line, optional_package, suggest
 from recast.run.config import DataConfig
 
@@ -31,9 +32,6 @@ NORMS = {
 }
 CHARACTERS = ("mnist", "kmnist", "qmnist")
 """Mirrored, they are other characters or none."""
-
-VAL_SPLITS = ("validation", "val", "valid", "test")
-"""Names that libraries give the held-out split, best first."""
 
 TIMM = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "places365", "inaturalist")
 """timm's `create_dataset` maps train and validation to the arguments of these."""
@@ -64,11 +62,9 @@ def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
 
 def pick_splits(where: str, splits: Collection[str]) -> tuple[str | None, str | None]:
     """The splits to train and to validate on; either may be missing, not both."""
-    train, val = "train" if "train" in splits else None, next((s for s in VAL_SPLITS if s in splits), None)
+    train, val = choose_parts(splits, where)
     if train is None and val is None:
-        raise RecastError(
-            f"{where} has the splits {', '.join(splits)}: expected train or one of {', '.join(VAL_SPLITS)}"
-        )
+        raise RecastError(f"{where} has the splits {', '.join(splits)}: expected train, validation or test")
     return train, val
 
 
@@ -89,15 +85,14 @@ def _plain(name: str) -> str:
 def read_vision(name: str, root: Path) -> Found:
     """The data set at `root`; nothing is fetched. What torchvision holds in memory is packed, the rest is decoded."""
     train_splits, val_split = SPLITS.get(name, (("train",), "validation"))
-    train = [_opened(name, root, split) for split in train_splits]
-    val = _opened(name, root, val_split)
-    labels = torch.cat([_labels(part) for part in train]), _labels(val)
+    train, train_labels = zip(*(_opened(name, root, split) for split in train_splits), strict=True)
+    val, val_labels = _opened(name, root, val_split)
     names = getattr(val, "classes", None) or getattr(val, "all_categories", None)
     in_memory = hasattr(val, "data")
     return Found(
         name,
-        _images(ConcatDataset(train), labels[0], f"torch/{name} train"),
-        _images(val, labels[1], f"torch/{name} validation"),
+        _images(ConcatDataset(train), torch.cat(train_labels), f"torch/{name} train"),
+        _images(val, val_labels, f"torch/{name} validation"),
         [str(one) for one in names] if names else None,
         NORMS.get(name, IMAGENET),
         crop=None if in_memory else "random",
@@ -106,13 +101,19 @@ def read_vision(name: str, root: Path) -> Found:
     )
 
 
-def _opened(name: str, root: Path, split: str) -> Any:
+def _opened(name: str, root: Path, split: str) -> tuple[Any, Tensor]:
+    """A split and its labels."""
     vision_class = next(known for known in vision.__all__ if known.lower() == _plain(name))
     try:
         if name in TIMM:
-            return create_dataset(f"torch/{name}", root=str(root), split=split, download=False)
-        return getattr(vision, vision_class)(root, split=split)
-    except (RuntimeError, OSError, EOFError, ImportError) as error:
+            part = create_dataset(f"torch/{name}", root=str(root), split=split, download=False)
+        else:
+            part = getattr(vision, vision_class)(root, split=split)
+        labels = _labels(part)
+        if len(labels) != len(part):
+            raise ValueError(f"{len(part)} images, but {len(labels)} labels")
+        return part, labels
+    except Exception as error:  # of damaged files torchvision's readers raise whatever they stumble over
         option = "" if name in TIMM else f", split={split!r}"
         get = f"from torchvision.datasets import {vision_class}; {vision_class}({str(root)!r}{option}, download=True)"
         reason = first_line(error).rstrip(".")
@@ -156,7 +157,7 @@ def find_on_hub(config: DataConfig) -> Found:
             raise RecastError(f"{where} {labels.index(None)} has no label")
         return _images(reader, torch.tensor(labels, dtype=torch.long), where)
 
-    return Found(name, images(train), images(val), names)
+    return Found(name, images(train), images(val), names, notes=parts_note(config.name, train, val, splits))
 
 
 def _hub_splits(full_name: str, name: str, cache: str | None) -> Mapping[str, Any]:

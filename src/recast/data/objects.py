@@ -19,11 +19,13 @@ from torchvision import transforms
 
 from recast.data.coco import Annotations, drawn_masks, read_coco
 from recast.data.datasets import Found
-from recast.data.folders import VAL_NAMES, data_dir
+from recast.data.folders import data_dir
 from recast.data.images import PHOTO, to_pixels
 from recast.data.pairs import BICUBIC, PADDING, DenseImages, chosen
-from recast.data.seeding import seed_cpu, seeded
-from recast.errors import RecastError, shown
+from recast.data.parts import HELD_OUT, TRAINING, best_part, part_word
+from recast.data.seeding import drawing
+from recast.data.trees import find_file
+from recast.errors import RecastError, listed, shown
 from recast.run.config import DataConfig
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
@@ -71,10 +73,12 @@ class ObjectImages(DenseImages):
         """The image and its objects on S x S pixels: scaled by a factor of `augment.resize` (1: the long side to S),
         cut or filled up, mirrored, coloured."""
         image, found, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
-        masks = drawn_masks(found.masks, image.height, image.width, self.image_name(index))
+        if found.size not in (None, image.size):
+            sizes = "{}x{}, the file has {}x{}".format(*found.size or (), *image.size)
+            name = self.image_name(index)
+            raise RecastError(f"{name}: the JSON says {sizes} (width x height): mend the JSON or the file")
         scale, left, top, flip = size / max(image.size), 0, 0, False
-        with seeded():
-            seed_cpu(seed)
+        with drawing(seed):
             if augment is not None and augment.crop == "random":
                 smallest, largest = augment.resize
                 scale *= smallest + (largest - smallest) * float(torch.rand(()))
@@ -100,8 +104,9 @@ class ObjectImages(DenseImages):
             "crowd": torch.from_numpy(found.crowd), "area": torch.from_numpy(found.area),
             "scale": torch.tensor(scale, dtype=torch.float64),
         }  # fmt: skip
-        if masks is not None:
-            drawn = [np.array(canvas(Image.fromarray(one), 0, Image.Resampling.NEAREST)) for one in masks]
+        if found.masks is not None:  # one at a time: hundreds on a large image would fill the memory
+            masks = drawn_masks(found.masks, image.height, image.width, self.image_name(index))
+            drawn = [np.array(canvas(Image.fromarray(mask), 0, Image.Resampling.NEAREST)) for mask in masks]
             target["masks"] = torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, size, size), np.uint8))
         return to_pixels(canvas(image, PADDING, BICUBIC)), target
 
@@ -115,8 +120,11 @@ def find_coco(config: DataConfig) -> Found:
     the JSON, in images/ of either, or in a folder of the part's name (train2017). Its categories are the classes, in
     the order of their ids, gaps and all."""
     root = data_dir(config)
-    files = _json(root, "", "annotations") or _json(root, "train", *VAL_NAMES)
-    by_part = {"train": _named(files, root, "train"), "val": _named(files, root, *VAL_NAMES)}
+    folders = [folder.name for folder in sorted(root.iterdir()) if folder.is_dir() and part_word(folder.name)]
+    files = _json(root, "", "annotations") or _json(root, *folders)
+    paths = {str(file.relative_to(root)): file for file in files}
+    by_part = {part: [paths[name] for name in best_part(list(paths), words)]
+               for part, words in (("train", TRAINING), ("val", HELD_OUT))}  # fmt: skip
     if not any(by_part.values()):
         by_part["train"] = files
     for part, found in by_part.items():
@@ -129,24 +137,19 @@ def find_coco(config: DataConfig) -> Found:
         raise RecastError(f"{root} has no COCO JSON: expected {expected}")
     read = {part: _read(found[0], root) for part, found in by_part.items() if found}
     objects, names = read["train"][0].objects, read["train"][1]
-    if not any(len(one.classes) for one in objects):
-        raise RecastError(
-            f"{by_part['train'][0]} has {len(objects)} images and no object on any: nothing can be learned"
-        )
+    if all(one.crowd.all() for one in objects):
+        which = "nothing but crowds" if any(len(one.classes) for one in objects) else "no object on any"
+        raise RecastError(f"{by_part['train'][0]} has {len(objects)} images and {which}: nothing can be learned")
     if "val" in read and read["val"][1] != names:
         raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
     val = read["val"][0] if "val" in read else None
-    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none")
+    unused = [str(file) for name, file in paths.items() if part_word(name) and [file] not in by_part.values()]
+    notes = [f"{root}: not used: {listed(unused, 5)}"] if unused else []
+    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none", notes=notes)
 
 
 def _json(root: Path, *folders: str) -> list[Path]:
     return [file for folder in folders for file in sorted((root / folder).glob("*.json"))]
-
-
-def _named(files: Sequence[Path], root: Path, *names: str) -> list[Path]:
-    """Those whose own name or folder's has the first of the names that any has."""
-    told = {file: str(file.relative_to(root)) for file in files}
-    return next((found for name in names if (found := [file for file in files if name in told[file]])), [])
 
 
 def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
@@ -157,7 +160,7 @@ def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
     folders += [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
     folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
     for name in own:
-        there = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        there = next(filter(None, (find_file(folder, name) for folder in folders)), None)
         if there is None:
             looked = f"{root}, images/, {path.parent.name}/"
             raise RecastError(f"{path} names the image {shown(name)}, which is in none of the folders {looked}")

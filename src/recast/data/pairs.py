@@ -20,9 +20,11 @@ from torchvision import transforms
 
 from recast.data.augment import resolve
 from recast.data.datasets import Found, LabelledImages, drawn_seeds
-from recast.data.folders import VAL_NAMES, data_dir
-from recast.data.images import PHOTO, is_image_name, middle, open_image, opened, resize_to, to_pixels
-from recast.data.seeding import seed_cpu, seeded
+from recast.data.folders import data_dir
+from recast.data.images import PHOTO, middle, open_image, opened, resize_to, to_pixels
+from recast.data.parts import choose_parts, part_word, parts_note
+from recast.data.seeding import drawing
+from recast.data.trees import Disk, composed
 from recast.errors import RecastError, shown
 from recast.run.config import AugmentConfig, DataConfig
 from recast.run.reading import decode, read_bytes
@@ -38,6 +40,8 @@ VOC = (
     "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
     "pottedplant sheep sofa train tvmonitor"
 ).split()
+LOSSY = ("JPEG", "MPO", "JPEG2000")
+"""Formats of one channel that do not keep the numbers they are given."""
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 
 
@@ -140,8 +144,7 @@ class ImagePairs(DenseImages):
             sizes = "{1}x{0} and {3}x{2}".format(*image.size, *mask.size)
             raise RecastError(f"{self.image_name(index)} and its mask have different sizes, {sizes}: they must be one")
         if self.augment is not None:
-            with seeded():
-                seed_cpu(seed)
+            with drawing(seed):
                 image, mask = self._augmented(image, mask, self.augment)
         else:
             image, mask = self._whole(image, mask)
@@ -190,6 +193,8 @@ def chosen(items: Any, indices: Tensor) -> Any:
 def read_mask(path: str) -> np.ndarray:
     """The numbers in a mask of one channel: grey of 8 or 16 bits, or a palette's places."""
     with opened(path, path) as mask:
+        if mask.format in LOSSY or mask.info.get("compression") == "jpeg":  # of TIFF
+            raise RecastError("JPEG changes the numbers of a mask; write masks as PNG, from what they were made of")
         values = np.array(mask)
         if values.ndim != 2 or values.dtype.kind == "f":
             raise RecastError(f"it has pixels of mode {mask.mode}, a mask the number of a class: grey, or a palette")
@@ -206,19 +211,24 @@ def find_masks(config: DataConfig) -> Found:
     VOC2012 and ADEChallengeData2016, or the folder that holds them, are read as they are."""
     root = data_dir(config)
     root = next((root / name for name in ("VOCdevkit/VOC2012", "VOC2012", ADE) if (root / name).is_dir()), root)
-    names, blank = _lines(root / "classes.txt"), IGNORE
+    names, blank, files, notes = _lines(root / "classes.txt"), IGNORE, Disk(root), list[str]()
     if (root / "SegmentationClass").is_dir():
         lists = [root / "ImageSets" / "Segmentation" / f"{part}.txt" for part in ("train", "val")]
-        found = [_pairs(root, "JPEGImages", "SegmentationClass", only=path) for path in lists]
+        found = [_pairs(files, "JPEGImages", "SegmentationClass", only=path) for path in lists]
         names = names or VOC
     elif (root / "annotations" / "training").is_dir():
-        found = [_pairs(root, f"images/{part}", f"annotations/{part}") for part in ("training", "validation")]
-        told, blank = _lines(root / "objectInfo150.txt") or [], 0
-        names = names or [line.split("\t")[-1] for line in told[1:]] or None
+        found = [_pairs(files, f"images/{part}", f"annotations/{part}") for part in ("training", "validation")]
+        lines, blank = _lines(root / "objectInfo150.txt") or [], 0
+        names = names or [line.split("\t")[-1] for line in lines[1:]] or None
     else:
-        train = root / "train" if (root / "train").is_dir() else root
-        val = next((root / part for part in VAL_NAMES if (root / part).is_dir()), None)
-        found = [_pairs(part) for part in (train, val) if part is not None]
+        base, forms = "", ("{}/images", "{}/masks")
+        if "images" in files.inside("").folders and not any(map(part_word, files.inside("").folders)):
+            base, forms = "images", ("images/{}", "masks/{}")
+        folders = files.inside(base).folders
+        train, val = choose_parts(folders, files.where(base))
+        notes = parts_note(str(root), train, val, folders) if train or val else []
+        places = [train or "", *([val] if val else [])]
+        found = [_pairs(files, *(form.format(place).strip("/") for form in forms)) for place in places]
     ids = None if names is None or blank == IGNORE else tuple(range(1, len(names) + 1))
     if names is None:
         present = {int(value) for part in found for path in part.masks for value in np.unique(read_mask(str(path)))}
@@ -227,46 +237,47 @@ def find_masks(config: DataConfig) -> Found:
     if not 1 < len(names) <= IGNORE:
         raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
     parts = [replace(part, ids=ids, blank=blank, num_classes=len(names)) for part in found]
-    return Found(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random")
+    notes += files.notes()
+    return Found(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random", notes=notes)
 
 
 def _lines(path: Path) -> list[str] | None:
     """Names, a line each; None where the file is not there."""
     if not path.is_file():
         return None
-    names = [line.strip() for line in decode(read_bytes(path), path).splitlines() if line.strip()]
+    names = [composed(line.strip()) for line in decode(read_bytes(path), path).splitlines() if line.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
         raise RecastError(f"{path} names {shown(twice[0])} twice: expected a name a line, each once")
     return names
 
 
-def _pairs(part: Path, *names: str, only: Path | None = None) -> ImagePairs:
+def _pairs(files: Disk, *places: str, only: Path | None = None) -> ImagePairs:
     """The images of a folder with their masks; of `only`, a file with names without endings, those alone."""
-    files = list[Mapping[str, str]]()
-    names = names or ("images", "masks")
-    listed = None if only is None else _lines(only)
-    if only is not None and listed is None:
+    by_stem = list[Mapping[str, str]]()
+    wanted = None if only is None else _lines(only)
+    if only is not None and wanted is None:
         raise RecastError(f"no such file: {only}, expected the names of images, a line each")
-    wanted = set(listed or [])
-    for name in names:
-        if not (part / name).is_dir():
-            both = "/ and ".join(names)
-            raise RecastError(f"{part} has no folder {name}: expected {both}/, files with the same names")
-        paths = [path for path in sorted((part / name).iterdir()) if is_image_name(path.name)]
-        paths = [path for path in paths if listed is None or path.stem in wanted]
-        files.append({path.stem: str(path) for path in paths})
-        if len(files[-1]) < len(paths):
-            twice = next(b for a, b in pairwise(sorted(paths, key=lambda path: path.stem)) if a.stem == b.stem)
-            raise RecastError(f"{part / name} has two files {twice.stem}, {twice.name} is one: keep one")
-    images, masks = files
-    if absent := sorted(wanted - images.keys()):
-        where = part / names[0]
+    for place in places:
+        if not (files.top / place).is_dir():
+            both = f"{places[0]}/ and {places[1]}/"
+            raise RecastError(f"{files.top} has no folder {place}: expected {both}, files with the same names")
+        listing = files.inside(place)
+        files.skip(place, *listing.skipped, *(f"{name}/" for name in listing.folders))
+        stems = [(composed(Path(path).stem), path) for path in sorted(listing.images)]
+        stems = [(stem, path) for stem, path in stems if wanted is None or stem in wanted]
+        by_stem.append(dict(stems))
+        if len(by_stem[-1]) < len(stems):
+            stem, path = next(b for a, b in pairwise(sorted(stems)) if a[0] == b[0])
+            raise RecastError(f"{files.where(place)} has two files {stem}, {Path(path).name} is one: keep one")
+    images, masks = by_stem
+    if absent := sorted(set(wanted or ()) - images.keys()):
+        where = files.where(places[0])
         raise RecastError(f"{only} names {len(absent)} images that are not in {where}: the first is {absent[0]}")
     if not images:
-        raise RecastError(f"{part / names[0]} has no images")
+        raise RecastError(f"{files.where(places[0])} has no images")
     if missing := sorted(images.keys() - masks.keys()):
         raise RecastError(
-            f"{len(missing)} of {len(images)} images in {part / names[0]} have no mask: the first is {missing[0]}, "
-            f"expected {names[1]}/{missing[0]}.png"
+            f"{len(missing)} of {len(images)} images in {files.where(places[0])} have no mask: the first is "
+            f"{missing[0]}, expected {places[1]}/{missing[0]}.png"
         )
     return ImagePairs(list(images.values()), [masks[stem] for stem in images], PHOTO)

@@ -6,7 +6,9 @@ Choices are balanced over the classes and always the same for the same labels: r
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +48,21 @@ def seeded(seed: int | None = None) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
+
+
+_DRAWING = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a loader process must not start with the lock of a thread that it does not have
+    os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """A block that draws from the global generators, seeded for it; one thread at a time is in such a block.
+
+    Its numbers are those of the seed unless another thread draws from the global generators outside such a block.
+    """
+    with _DRAWING, seeded(seed):
+        yield
 
 
 @contextmanager

@@ -25,10 +25,13 @@ from recast.data.datasets import Found, LabelledImages
 from recast.data.folders import MAX_CLASSES, data_dir
 from recast.data.images import PHOTO, open_image
 from recast.data.libraries import pick_splits
+from recast.data.parts import parts_note
 from recast.data.seeding import mix_seed
+from recast.data.trees import composed
 from recast.errors import RecastError, first_line, optional_package
 from recast.run.config import AugmentConfig, DataConfig
-from recast.run.reading import decode, parse_json, read_bytes
+from recast.run.fields import CountOrZero, check_value
+from recast.run.reading import LARGEST, decode, open_now, parse_json, read_bytes
 
 INFO = "_info.json"
 
@@ -107,13 +110,12 @@ class ImageStream(LabelledImages):
         return [*items[slot:], *items[:slot]]
 
     def _read(self, shards: Sequence[str]) -> Iterator[Sample]:
-        from webdataset.tariterators import group_by_keys, tar_file_expander
+        from webdataset.tariterators import group_by_keys
 
         for shard in shards:
             try:
-                with open(shard, "rb") as stream:
-                    for fields in group_by_keys(tar_file_expander(iter([{"url": shard, "stream": stream}]))):
-                        yield self._sample(fields)
+                for fields in group_by_keys(_members(shard)):
+                    yield self._sample(fields)
             except RecastError:
                 raise
             except (OSError, EOFError, ValueError, tarfile.TarError) as error:
@@ -122,13 +124,28 @@ class ImageStream(LabelledImages):
     def _sample(self, fields: Mapping[str, Any]) -> Sample:
         name = f"{fields['__url__']}: {fields['__key__']}"
         try:
-            label = int(json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"])
+            value = json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"]
+            label = int(value)
+            if isinstance(value, float) and value != label:
+                raise ValueError
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
             where = f"{self.label_key} of .json" if self.label_key else ".cls"
             raise RecastError(f"no label in {name}: expected a number in {where}") from None
         if not 0 <= label < self.num_classes:
             raise RecastError(f"labels must be 0 to {self.num_classes - 1}, but {name} has {label}")
         return Sample(name, next((fields[key] for key in IMAGE_KEYS if key in fields), None), label)
+
+
+def _members(shard: str) -> Iterator[dict[str, Any]]:
+    """The files in a shard, as webdataset groups them; its own reader takes whatever size a file has into memory."""
+    with open_now(shard) as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
+        for member in archive:
+            if member.isreg() and not member.name.startswith("__"):  # webdataset's metadata
+                if member.size > LARGEST:
+                    raise OSError(f"{member.name} is larger than {LARGEST // 2**20} MiB")
+                content = archive.extractfile(member)
+                yield {"fname": member.name, "data": content.read() if content else b"", "__url__": shard}
+            archive.members = []  # type: ignore[attr-defined]  # of a stream nothing is found again, and the list would grow
 
 
 def _decoded(sample: Sample) -> Image.Image:
@@ -171,7 +188,8 @@ def find_shards(config: DataConfig) -> Found:
         return ImageStream(shards, described["num_samples"], len(classes), described.get("alt_label", ""))
 
     train, val = pick_splits(str(root / INFO), info["splits"])
-    return Found(config.name.partition("/")[2], stream(train), stream(val), classes)
+    notes = parts_note(str(root / INFO), train, val, info["splits"])
+    return Found(config.name.partition("/")[2], stream(train), stream(val), classes, notes=notes)
 
 
 def _info(root: Path) -> Mapping[str, Any]:
@@ -182,22 +200,22 @@ def _info(root: Path) -> Mapping[str, Any]:
     try:
         info: Mapping[str, Any] = parse_json(decode(read_bytes(path), path), path)
         for split in info["splits"].values():
-            if type(split["num_samples"]) is not int or split["num_samples"] < 0:
-                raise ValueError
-            if not isinstance(split["filenames"], list):
-                raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RecastError(f"cannot make sense of {path}: {expected}") from None
+            check_value(CountOrZero, split["num_samples"], "num_samples")
+            check_value(list[str], split["filenames"], "filenames")
+            check_value(str, split.get("alt_label", ""), "alt_label")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f" ({error})" if isinstance(error, RecastError) else ""
+        raise RecastError(f"cannot make sense of {path}{reason}: {expected}") from None
     return info
 
 
 def _classes(root: Path, info: Mapping[str, Any]) -> list[str]:
     path = root / "classes.txt"
     if path.is_file():
-        return [line.strip() for line in decode(read_bytes(path), path).splitlines() if line.strip()]
+        return [composed(line.strip()) for line in decode(read_bytes(path), path).splitlines() if line.strip()]
     names, count = info.get("class_names"), info.get("num_classes")
     if isinstance(names, list) and names:
         return list(map(str, names))
-    if isinstance(count, int) and 0 < count <= MAX_CLASSES:
+    if type(count) is int and 0 < count <= MAX_CLASSES:
         return list(map(str, range(count)))
     raise RecastError(f"how many classes have the shards in {root}? Write their names into classes.txt, one a line")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -26,6 +28,9 @@ from recast.data.shards import ImageStream, find_shards
 from recast.errors import RecastError, suggest
 from recast.run.config import AugmentConfig, DataConfig, Task
 from recast.run.fields import check_fields
+
+MEASURED = 2048
+"""Images that a mean of the data is taken of."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,14 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
         raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
     check_fields(config)  # again: it may have been changed since it was made
     for name, values in (("mean", config.mean), ("std", config.std)):
-        if values is not None and len(values) != 3:
+        if values not in (None, "data") and len(values) != 3:
             raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
     if config.num_train is not None and config.data_fraction is not None:
         raise RecastError("num_train and data_fraction both choose training images: give one of them")
-    return assemble(config, augment, source(config))
+    found = source(config)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return assemble(config, augment, found)
 
 
 def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:
@@ -135,11 +143,26 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
         parts.append(images)
     train, val = parts
     train = train.augmented(resolve(augment, train.img_size, crop=found.crop, flip=found.flip))
-    mean, std = (tuple(own or theirs) for own, theirs in zip((config.mean, config.std), found.norm, strict=True))
+    measured = measure(train, config.bad_image) if "data" in (config.mean, config.std) else found.norm
+    mean, std = (
+        tuple(ours if given == "data" else given or theirs)
+        for given, ours, theirs in zip((config.mean, config.std), measured, found.norm, strict=True)
+    )
     if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)
+
+
+def measure(images: LabelledImages, bad_image: Literal["stop", "skip"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, over the pixels of MEASURED images as validation sees them."""
+    sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
+    for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
+        sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
+        count += pixels[:, 0].numel()
+    mean, square = sums / count
+    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # of one grey all over: a step of 8 bits
+    return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

@@ -15,7 +15,16 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from recast.data import Data
-from recast.data.images import crop_fraction, is_image_name, middle, opened, resize_and_crop, to_pixels, to_rgb
+from recast.data.images import (
+    crop_fraction,
+    is_hidden,
+    is_image_name,
+    middle,
+    opened,
+    resize_and_crop,
+    to_pixels,
+    to_rgb,
+)
 from recast.data.pairs import BICUBIC, PADDING
 from recast.errors import RecastError, listed
 from recast.explain.scene import Prediction
@@ -115,6 +124,7 @@ def images_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     seen = 0
     for below, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
         seen += len(folders) + len(names)
         if seen > MOST_FILES:
             raise RecastError(f"folder {folder} holds more than {MOST_FILES:,} files: name images, or a smaller folder")

@@ -132,13 +132,13 @@ def check_value(hint: Any, value: Any, name: str) -> None:
     items = value if several else () if value is None else (value,)
     for kind in (part for part in leaves(hint) if get_origin(part) is Literal):
         for item in items:
-            if item not in get_args(kind):
+            if isinstance(item, str) and item not in get_args(kind):
                 raise mismatch(name, f"one of {', '.join(get_args(kind))}", item, get_args(kind))
     if not _fits(hint, value):
         raise mismatch(name, describe(hint), value, words_of(hint))
     for kind in (part for part in leaves(hint) if get_origin(part) is Annotated):
         allowed: Range = kind.__metadata__[0]
-        for item in items:
+        for item in (item for item in items if not isinstance(item, str)):
             if allowed.most < abs(item) < math.inf:
                 raise RecastError(f"{name} must be at most {allowed.most:,}, got {shown(item)}")
             if not allowed.holds(item):
@@ -223,7 +223,10 @@ def _convert(hint: Any, value: Any, name: str, strict: bool) -> Any:
     if origin is Annotated:
         return _convert(args[0], value, name, strict)
     if origin in (types.UnionType, Union):
-        (inner,) = (arg for arg in args if arg is not types.NoneType)
+        word = value[0] if isinstance(value, list) and len(value) == 1 else value  # of a list's option
+        inner, *others = (arg for arg in args if arg is not types.NoneType)
+        if others and isinstance(word, str) and word in words_of(hint):
+            return word
         return None if value is None else _convert(inner, value, name, strict)
     if origin in (list, tuple):
         items = [value] if isinstance(value, str) and origin is list else value

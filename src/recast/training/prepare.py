@@ -12,7 +12,7 @@ from torch import nn
 
 from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
-from recast.data.datasets import LabelledImages
+from recast.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.data.objects import ObjectImages
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
@@ -70,6 +70,8 @@ class Prepared:
     """None where nothing is recast."""
     keeps_parent: bool
     """The parent's weights are found nowhere else (random ones, or a new head): the run folder is to keep them."""
+    pixels: str
+    """A line on the size and normalisation of the images, and where they are from."""
     coarse: str | None
     """The text of the file of coarse classes, which the run folder is to keep."""
 
@@ -115,6 +117,8 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if _is_chosen_here(recipe):
         recipe = replace(recipe, where=stored.where, budget=stored.budget)
+    if recipe.data.img_size is None:
+        recipe = replace(recipe, data=replace(recipe.data, img_size=stored.data.img_size))
     if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}, or start a "
@@ -137,6 +141,15 @@ def with_size(recipe: Recipe) -> Recipe:
     if recipe.data.img_size is not None or recipe.model.input_size is None:
         return recipe
     return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
+
+
+def with_pixels(data: Data, size: int, test_size: int) -> Data:
+    """The same image files, as large as this."""
+    train, val = (
+        replace(part, img_size=side) if isinstance(part, ImageFiles) else part
+        for part, side in ((data.train, size), (data.val, test_size))
+    )
+    return replace(data, train=train, val=val, img_size=size)
 
 
 def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
@@ -169,9 +182,22 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             draw_(parent, recipe.regularization.init_std)
     with seeded(mix_seed("embedding", recipe.seed)):
         add_embedding_(parent, recipe.embedding, len(data.classes))
-    defaults = input_defaults(parent)
+    defaults, size_from = input_defaults(parent), ""
+    is_stated = defaults is not None or split_name(config.name)[0] == "torchvision"
+    if not is_stated and recipe.data.img_size is None and isinstance(data.train, ImageFiles):
+        size = data.train.own_size(recipe.data.bad_image == "skip")
+        data = with_pixels(data, size, recipe.data.test_size or size)
+        recipe = replace(recipe, data=replace(recipe.data, img_size=size))
+        size_from = " (the files' own, as the network states none; --img-size)"
+    norm_from = "the data set's"
     if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
-        data = replace(data, mean=recipe.data.mean or defaults.mean, std=recipe.data.std or defaults.std)
+        mean = data.mean if recipe.data.mean else defaults.mean
+        std = data.std if recipe.data.std else defaults.std
+        data, norm_from = replace(data, mean=mean, std=std), "the network's"
+    elif (data.mean, data.std) == IMAGENET:
+        norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
+    if recipe.data.mean or recipe.data.std:
+        norm_from = "measured on training images" if "data" in (recipe.data.mean, recipe.data.std) else "as given"
     cfg = getattr(parent, "pretrained_cfg", None)
     own_classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
     own_head = config.name.startswith("torchvision:") or own_classes == len(data.classes)
@@ -222,11 +248,13 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     config = replace(config, num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
         config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
+    norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
+    pixels = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(size, size_from, *norm, norm_from)
     kept, coarse = replace(recipe.data, mean=data.mean, std=data.std), None
     if kept.coarse_file is not None:
         coarse = decode(read_bytes(kept.coarse_file), kept.coarse_file)
         kept = replace(kept, coarse_file=f"{(out / COARSE_FILE).resolve()}")
-    return Prepared(replace(recipe, model=config, data=kept), data, parent, planned, keeps_parent, coarse)
+    return Prepared(replace(recipe, model=config, data=kept), data, parent, planned, keeps_parent, pixels, coarse)
 
 
 def _is_chosen_here(recipe: Recipe) -> bool:

@@ -97,6 +97,7 @@ def train(
         distributed.on_first(lambda: distributed.check_shares(recipe))
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
+            say(prepared.pixels)
             _warn(prepared)
         run = _Run(prepared, out, device, resume, progress, say)
         distributed.on_first(run.open)

@@ -57,16 +57,17 @@ class DataConfig(Checked, prefix="data."):
     data_dir: str | None = None
     """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
-    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, a zip's own (at most 224), 224 otherwise."""
+    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip and for a
+    network that states no size, 224 otherwise."""
     test_size: Pixels | None = None
     """Side in pixels in validation. None: img_size."""
     crop_pct: CropShare | None = None
     """Share of the short side that validation's centre crop keeps. None: 0.875, and 1 for small images."""
-    mean: tuple[Finite, ...] | None = None
-    """Per-channel mean of the normalisation in [0, 1] pixels. None: what the network was trained with, if it says so
-    (timm's do), else the data set's own."""
-    std: tuple[Positive, ...] | None = None
-    """Per-channel standard deviation of the normalisation. None: as for the mean."""
+    mean: tuple[Finite, ...] | Literal["data"] | None = None
+    """Per-channel mean of the normalisation in [0, 1] pixels, or data: measured on training images. None: what the
+    network was trained with, if it says so (timm's do), else the data set's own."""
+    std: tuple[Positive, ...] | Literal["data"] | None = None
+    """Per-channel standard deviation of the normalisation, or data. None: as for the mean."""
     batch_size: Count = 128
     """Images an update, over all processes and accumulated parts."""
     workers: Workers = 0
