@@ -55,12 +55,11 @@ def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
     if not (run / FINGERPRINT).is_file():  # of an earlier version
         return
     parts = ("train", "val") if goes_on else ("val",)
-    before = read_json(run / FINGERPRINT, *parts)
+    before, now = read_json(run / FINGERPRINT, *parts), fingerprint_of(data, *parts)
     try:
-        found = [_changes(part, before[part], now) for part, now in fingerprint_of(data, *parts).items()]
+        changes = [change for part in parts for change in _changes(part, before[part], now[part])]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RecastError(f"{run / FINGERPRINT} is damaged: delete it to go on without a look at the data") from None
-    changes = [change for part in found for change in part]
     if goes_on and (refused := [change for change, is_refused in changes if is_refused]):
         raise RecastError(
             f"{run} cannot go on, its data changed: {'; '.join(refused)}. Restore them, or start a new run with --out"
