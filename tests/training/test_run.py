@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from recast.run.records import Wakefulness
 from recast.surgery.plan import Plan, applied_plan
 from recast.training import loop, prepare
 from recast.training import run as run_module
+from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
 from recast.training.metrics import measure, read_metrics
 from recast.training.prepare import refuse_used
@@ -363,6 +365,26 @@ def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, t
     for arm in (".", "finetuned"):
         assert_same(run / arm, out / arm)
     assert json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"] > seconds > 0
+
+
+def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        quick(out, model=trained(run), epochs=2)
+    (_, newest) = states(out)
+    content = torch.load(newest, weights_only=True)
+    torch.save(content | {"model": {"x": torch.zeros(1)}}, newest)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
+    recipe = load_recipe(out / "recipe.yaml")
+    with pytest.raises(RecastError, match="state of another model"):
+        train(recipe, out, resume=True, progress=False)
+    (out / "classes.json").write_text(json.dumps([f"{n}!" for n in range(10)]), encoding="utf-8")
+    with pytest.raises(RecastError, match="class 0 was '0!'"):
+        train(recipe, out, resume=True, progress=False)
+    (out / "classes.json").write_bytes(before[out / "classes.json"][1])
+    os.utime(out / "classes.json", ns=(before[out / "classes.json"][0],) * 2)
+    now = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
+    assert now == before
 
 
 def test_a_run_that_stopped_before_training_starts_again(run: Path, tmp_path: Path) -> None:
