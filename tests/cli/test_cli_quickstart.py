@@ -62,8 +62,10 @@ def test_interrupted_in_each_phase_and_resumed(cli: Cli, tmp_path: Path, monkeyp
     assert f"go on with recast quickstart --resume --out {out}" in exists.err
 
     monkeypatch.setattr(training, "fit", fit)
-    done = cli("quickstart", "--resume", "--out", out, "--json")
+    done = cli("quickstart", "--seed", "3", "--out", out, "--json")
     assert done.code == 0
+    assert "goes on with the quickstart" in done.err
+    assert cli("quickstart", "--seed", "3", "--out", out).code == 2, "it is finished"
     story = json.loads(done.out)
     assert Path(story["report"]).is_file()
     assert {row["model"] for row in story["rows"]} == {"parent", "finetuned", "recast"}

@@ -72,6 +72,7 @@ def image_folder(root: Path) -> Path:
     return root
 
 
+@pytest.mark.filterwarnings("ignore:the data of .* changed since it began. contents of at least 1 training")
 def test_an_image_that_cannot_be_read_and_a_class_without_one(cli: Cli, refused: Refused, tmp_path: Path) -> None:
     root = image_folder(tmp_path / "data")
     words = ("train", "finetune", "--model", "digits_resnet", "--data", "folder", "--data-dir", root)
@@ -172,6 +173,9 @@ def test_a_run_of_attention_pooling_alone(shared: Path, cli: Cli, tmp_path: Path
     done = cli("train", *words, *small, "--epochs", "1", "--pool", "per_class", "--device", "cpu", "--out", out)
     assert done.code == 0
     assert "0 of 11 convolutions recast, attention pooling" in done.out
+    arms = done.out.rpartition("network")[2]
+    assert all(f"│ {arm} " in arms for arm in ("Parent", "Parent, fine-tuned", "Recast"))
+    assert arms.count(" % │") == 3
     assert "same prediction on 20 of 20 images (attention pooling)" in done.out
     recipe = load_recipe(out / "recipe.yaml")
     assert (recipe.where, recipe.pool.kind, recipe.regularization.freeze) == (["none"], "per_class", "trunk")

@@ -62,6 +62,16 @@ def test_a_run_trained_with_coarse_labels(tmp_path: Path, capsys: pytest.Capture
         coarse_file=f"{tmp_path}/parity.csv",
     )  # fmt: skip
     run = train(Recipe(ModelConfig("digits_resnet"), data, where=["none"], epochs=1, device="cpu"), tmp_path / "run")
+    target = run
+    for out in ("", tmp_path / "n.html"):
+        for code in (0, 0, 2):  # its own page is replaced, anybody else's is not
+            if code:
+                target.write_text("<p>mine</p>", encoding="utf-8")
+            words = ["explain", str(run), "--neighbours", "val:1", *(["--out", str(out)] if out else [])]
+            assert main(words) == code
+            shown = capsys.readouterr().out.removeprefix("page: ").strip()
+            target = Path(shown) if shown else target
+        assert target.read_text(encoding="utf-8") == "<p>mine</p>"
     assert main(["explain", str(run), "--neighbours", "val:1", "val:2"]) == 0
     page = Path(capsys.readouterr().out.removeprefix("page: ").strip()).read_text(encoding="utf-8")
     assert page.count("<figure") == 2 * 11

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recast.errors import RecastError
-from recast.run.files import LOCK, check_ours, locked, read_lines, sealed
+from recast.run.files import LOCK, check_ours, check_place, locked, read_lines, replaced, sealed, write_text
 
 HOLDS = """
 import sys, time
@@ -115,3 +115,31 @@ def test_only_what_we_wrote_is_replaced(tmp_path: Path) -> None:
     for path in (notes, photo, Path(os.devnull)):
         with pytest.raises(RecastError, match="was not written by this command and is left as it is"):
             check_ours(path)
+
+
+def test_a_temporary_name_cannot_be_guessed_and_no_link_is_followed(tmp_path: Path) -> None:
+    precious, page = tmp_path / "precious", tmp_path / "page.html"
+    precious.write_text("mine", encoding="utf-8")
+    page.symlink_to(precious)
+    names = set()
+    for _ in range(2):
+        with replaced(page) as temporary:
+            names.add(temporary.name)
+            temporary.write_text("ours", encoding="utf-8")
+    assert len(names) == 2
+    assert (precious.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")) == ("mine", "ours")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "precious"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/below", "folder"])
+def test_a_path_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / name
+    with pytest.raises(RecastError, match=r"too long|null|Not a directory|is a folder"):
+        write_text(path, "text")
+    with pytest.raises(RecastError, match=r"too long|null|Not a directory|folder"):
+        check_place(path, "--out", "page.html")
+    if name != "folder":
+        with pytest.raises(RecastError, match=r"too long|null|Not a directory"), locked(path):
+            pass

@@ -156,28 +156,36 @@ def test_damaged_and_foreign_states_are_passed_over(ctrl_c: CtrlC, tmp_path: Pat
         warnings.simplefilter("always")
         small_fit(tmp_path / "run", resume=True, **fields)
     assert [re.sub(r"\S*/(?=\w)", "", str(one.message)) for one in told] == [
-        "state-00004-00000000.pt is of another run than metrics.jsonl: passed over",
-        "state-00001-00000004.pt is truncated or damaged, or no state of a run (File is not a zip file): passed over",
+        "state-00004-00000000.pt belongs to another run than metrics.jsonl; skipping it",
+        "state-00001-00000004.pt is truncated or damaged, or no state of a run (File is not a zip file); skipping it",
         "state-00001-00000003.pt is truncated or damaged, or no state of a run (the checksum of 0 is of something "
-        "else): passed over",
+        "else); skipping it",
         "run has lost epoch-0000.safetensors: it goes on without",
     ]
     assert_same(tmp_path / "straight", tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore:.*skipping it")
 def test_a_state_without_permission_or_with_wrong_fields_is_called_that(stopped: Path) -> None:
     with mock.patch.object(torch, "load", side_effect=PermissionError(13, "Permission denied")):
         with pytest.raises(RecastError, match=r"cannot read .*\.pt: Permission denied"):
             small_fit(stopped, small_parent(), resume=True)
     path = states(stopped)[-1]
     content = torch.load(path, weights_only=True)
-    for key, value in (("position", {"epoch": "one"}), ("optimizer", [1]), ("images", None), ("model", 3)):
+    for older in states(stopped)[:-1]:
+        older.unlink()
+    there = content["position"]
+    for key, value in (
+        ("position", {"epoch": "one"}), ("position", there | {"epoch": -5}), ("position", there | {"epoch": 10**9}),
+        ("position", there | {"step": 5}), ("position", there | {"bad_images": 3}), ("optimizer", [1]),
+        ("optimizer", content["optimizer"] | {"state": {}}), ("images", None), ("model", 3), ("rows", 1), ("kept", 1),
+    ):  # fmt: skip
         torch.save(content | {key: value}, path)
-        with pytest.raises(RecastError, match=r"to train again from the start|must be a whole number"):
+        with pytest.raises(RecastError, match=r"to train again from the start|must be"):
             small_fit(stopped, small_parent(), resume=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*passed over")
+@pytest.mark.filterwarnings("ignore:.*skipping it")
 def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None:
     path = states(stopped)[-1]
     for old in states(stopped)[:-1]:
@@ -196,7 +204,20 @@ def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None
     assert not (stopped / "was run").exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*passed over")
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_skipped(stopped: Path, make: Callable[[Path], object]) -> None:
+    make(stopped / "resume" / "state-00009-00000000.pt")
+    with pytest.warns(UserWarning, match=r"state-00009-00000000\.pt .*skipping it"):
+        assert len(small_fit(stopped, small_parent(), resume=True)) == 4
+
+
+def test_a_state_that_is_a_link_to_a_device_is_refused(stopped: Path) -> None:
+    (stopped / "resume" / "state-00009-00000000.pt").symlink_to("/dev/zero")
+    with pytest.raises(RecastError, match=r"00009-00000000\.pt is a link"):
+        small_fit(stopped, small_parent(), resume=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*skipping it")
 def test_states_of_a_future_given_up_are_dropped_not_the_new_one(ctrl_c: CtrlC, tmp_path: Path) -> None:
     fields = {"save_steps": 1, "keep": 3}
     with ctrl_c("update", 4), pytest.raises(Interrupted):

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import small_child, small_data, small_fit, small_parent, small_recipe
 
 from recast.errors import RecastError
+from recast.training.checkpoint import Position
 from recast.training.loop import fit
+from recast.training.metrics import Journal
 
 
 def test_tensorboard_gets_the_numbers_of_every_epoch(tmp_path: Path) -> None:
@@ -57,6 +60,15 @@ def test_a_long_training_says_what_it_will_cost(
     told = re.findall(words, capsys.readouterr().err)
     assert len(told) == 1
     assert all(float(seconds) > 0 for seconds in told[0])
+    journal = Journal(small_recipe(epochs=2), tmp_path, "parent", 100, True, torch.device("cpu"))
+    slow = Position(epoch=1, step=50, seconds=500.0)  # with busy neighbours, 10 s a step and 4 s a validation
+    with journal.open(slow):
+        journal.validation = 4.0
+        journal.start_epoch(slow)
+        for step in range(51, 71):
+            journal.step(1.0, 0.1, Position(epoch=1, step=step, seconds=500.0 + (step - 50) / 10))
+    told = re.findall(words, capsys.readouterr().err)
+    assert told == [("0.1", "0.04")]
     monkeypatch.setattr("recast.training.metrics.LONG", 300.0)
     fit(small_parent(), small_data(), small_recipe(epochs=2), tmp_path / "short")
     assert "to go" not in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from recast.run.records import Wakefulness
 from recast.surgery.plan import Plan, applied_plan
 from recast.training import loop, prepare
 from recast.training import run as run_module
+from recast.training.checkpoint import states
 from recast.training.distributed import Interrupted
 from recast.training.metrics import measure, read_metrics
 from recast.training.prepare import refuse_used
@@ -82,7 +84,7 @@ def last_row(out: Path) -> dict[str, Any]:
 def test_a_run_has_every_file(run: Path) -> None:
     files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     arm = {"metrics.jsonl", "weights.safetensors"} | {f"resume/state-0000{epoch}-00000000.pt" for epoch in (2, 3)}
-    own = {"recipe.yaml", "environment.json", "classes.json", "plan.json", "verify.json"}
+    own = {"recipe.yaml", "environment.json", "classes.json", "data.json", "plan.json", "verify.json"}
     assert {name for name in files if not name.startswith("parent/")} == arm | own | {f"finetuned/{n}" for n in arm}
     found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert found.keys() == {
@@ -268,7 +270,8 @@ def test_a_run_that_never_began_is_started_anew(run: Path, tmp_path: Path, resum
         train(digits_recipe(**fields), out, progress=False)
     assert (out / "parent.safetensors").is_file()
     (out / ".recipe.yaml.123.tmp").touch()
-    (out / "metrics.jsonl").write_text('{"epoch": 0}\n', encoding="utf-8")
+    if resume:
+        (out / "metrics.jsonl").write_text('{"epoch": 0}\n', encoding="utf-8")
     train(digits_recipe(**fields, seed=3), out, resume=resume, progress=False)
     assert load_recipe(out / "recipe.yaml").seed == 3
     assert not any(path.name.startswith(".") for path in out.iterdir())
@@ -276,7 +279,8 @@ def test_a_run_that_never_began_is_started_anew(run: Path, tmp_path: Path, resum
 
 
 def test_what_was_trained_is_never_started_anew(tmp_path: Path) -> None:
-    begun: dict[str, str] = {"classes.json": "[]", "recipe.yaml": "", "metrics.jsonl": '{"epoch": 0}\n'}
+    recipe = "# sha256 of the lines above: "
+    begun = {"classes.json": "[]\n", "recipe.yaml": recipe, "metrics.jsonl": '{"epoch": 0}\n'}
     for name, text in begun.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     refuse_used(tmp_path)
@@ -296,6 +300,45 @@ def test_what_was_trained_is_never_started_anew(tmp_path: Path) -> None:
         refuse_used(tmp_path)
 
 
+LISTED = '[\n "a",\n "b"\n]\n'
+"""classes.json as a run writes it."""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"classes.json": "MINE", "tensorboard/events": "LOG", "parent.safetensors": "WEIGHTS"},
+        {"classes.json": '["a", "b"]'},
+        {"classes.json": LISTED, "parent.safetensors": "WEIGHTS"},
+        {"classes.json": LISTED, "tensorboard/events.out.tfevents.1": "LOG"},
+        {"classes.json": LISTED, "recipe.yaml": "model: mine"},
+        {"classes.json": LISTED, "environment.json": '{"name": "base"}'},
+        {"environment.json": '{"recast": "1.0"}', "checkpoints/epoch-0000.safetensors": ""},
+        {"classes.json/mine": ""},
+    ],
+)
+def test_a_folder_of_the_user_s_is_not_taken_for_a_run_that_never_began(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(RecastError, match=r"not empty|exists"):
+        quick(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8")
+            for path in tmp_path.rglob("*") if path.is_file()} == files  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["resume", "checkpoints", "finetuned", "scores", "analysis", "tensorboard"])
+def test_a_link_out_of_the_run_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+    out, elsewhere = tmp_path / "run", tmp_path / "mine"
+    out.mkdir()
+    elsewhere.mkdir()
+    (out / name).symlink_to(elsewhere)
+    shutil.copy(run / "recipe.yaml", out)
+    with pytest.raises(RecastError, match=f"{name} is a link"):
+        train(load_recipe(run / "recipe.yaml"), out, resume=True, progress=False)
+    assert list(elsewhere.iterdir()) == []
+
+
 # --- what is resumed --------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +352,26 @@ def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, t
     for arm in (".", "finetuned"):
         assert_same(run / arm, out / arm)
     assert json.loads((out / "environment.json").read_text(encoding="utf-8"))["seconds"] > seconds > 0
+
+
+def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with ctrl_c("update", 4), pytest.raises(Interrupted):
+        quick(out, model=trained(run), epochs=2)
+    (_, newest) = states(out)
+    content = torch.load(newest, weights_only=True)
+    torch.save(content | {"model": {"x": torch.zeros(1)}}, newest)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
+    recipe = load_recipe(out / "recipe.yaml")
+    with pytest.raises(RecastError, match="state of another model"):
+        train(recipe, out, resume=True, progress=False)
+    (out / "classes.json").write_text(json.dumps([f"{n}!" for n in range(10)]), encoding="utf-8")
+    with pytest.raises(RecastError, match="class 0 was '0!'"):
+        train(recipe, out, resume=True, progress=False)
+    (out / "classes.json").write_bytes(before[out / "classes.json"][1])
+    os.utime(out / "classes.json", ns=(before[out / "classes.json"][0],) * 2)
+    now = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
+    assert now == before
 
 
 def test_a_run_that_stopped_before_training_starts_again(run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from recast.cli.options import ComputeOptions, parse, print_json
 from recast.errors import RecastError
 from recast.run.config import OptimConfig
 from recast.run.files import locked
+from recast.run.recipe import load_recipe
+from recast.run.trust import follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
 EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2"}
@@ -51,7 +52,10 @@ def run(argv: Sequence[str]) -> int:
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
         raise RecastError(f"quickstart needs {', '.join(missing)}: pip install {' '.join(missing)}")
     named = ["--out", str(out)] if options.out != QuickstartOptions().out else []
-    again = shlex.join(["recast", "quickstart", "--resume", *named])
+    again = follow_up("quickstart", "--resume", *named)
+    if not options.resume and _is_interrupted(out, options.seed):
+        print(f"note: goes on with the quickstart in {out}, which was interrupted", file=sys.stderr)
+        options.resume = True
     _check_folder(out, options.resume, again)
     try:
         with locked(out):
@@ -61,12 +65,16 @@ def run(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
 
 
+def _is_interrupted(out: Path, seed: int) -> bool:
+    """Whether a quickstart with this seed began in the folder and did not come to its report."""
+    recipe = out / "parent" / "recipe.yaml"
+    return recipe.is_file() and not (out / "report.html").exists() and load_recipe(recipe).seed == seed
+
+
 def _check_folder(out: Path, resume: bool, again: str) -> None:
     started = (out / "parent" / "recipe.yaml").is_file()
     if resume and not started:
-        raise RecastError(
-            f"{out} holds no quickstart to go on with: leave --resume away, or name the folder with --out"
-        )
+        raise RecastError(f"{out} holds no quickstart to go on with: drop --resume, or name the folder with --out")
     if not resume and out.is_dir() and any(out.iterdir()):
         hint = f"go on with {again}, " if started else ""
         raise RecastError(f"run folder {out} exists: {hint}delete it, or choose another one with --out")
@@ -82,7 +90,6 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     from recast.evaluation.run_folder import evaluate_run
     from recast.recipes import make_recipe
     from recast.report import write_report
-    from recast.run.recipe import load_recipe
     from recast.training.run import train
 
     seed = load_recipe(out / "parent" / "recipe.yaml").seed if options.resume else options.seed

@@ -17,10 +17,13 @@ from recast.cli.options import ComputeOptions, TrustOption, Words, as_typed, par
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import RECIPES, make_recipe, recipes_by_paper
+from recast.report.formats import duration
 from recast.run.budget import Budget
 from recast.run.config import PoolConfig, Recipe
 from recast.run.names import check_name
-from recast.run.recipe import functions_of, load_recipe
+from recast.run.recipe import functions_of, has_new_parent, load_recipe
+from recast.run.records import ARMS
+from recast.run.suites import MAIN, METRICS
 from recast.run.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
@@ -112,7 +115,7 @@ def _train(argv: Sequence[str]) -> int:
     else:
         evaluate = follow_up("evaluate", str(out), functions=functions)
         report = "" if recipe.is_plain else f" && {follow_up('report', str(out))}"
-        print(f"run: {out}\nnext: {evaluate}{report}")
+        print(f"{_arms_table(out)}\nrun: {out}\nnext: {evaluate}{report}")
     return 0
 
 
@@ -179,6 +182,32 @@ def _description(named: str | None) -> str:
 
 def _command(named: str | None) -> Command:
     return Command("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
+
+
+def _arms_table(out: Path) -> str:
+    """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
+    from rich.table import Table
+
+    from recast.surgery.table import render
+    from recast.training.metrics import read_metrics
+
+    recipe = load_recipe(out / "recipe.yaml", complete=True)
+    trained, control = (read_metrics(folder / "metrics.jsonl") for folder in (out, out / "finetuned"))
+    before = "Parent (untrained)" if has_new_parent(recipe, out) else "Parent"
+    arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
+    if recipe.is_plain:
+        arms = [("Before training", trained[:1]), ("Trained", trained)]
+    table, label = Table(), METRICS[MAIN[recipe.data.task][1]].label
+    table.add_column("network")
+    for title in (label, "val loss", "epochs", "time"):
+        table.add_column(title, justify="right")
+    for name, rows in arms:
+        if rows:
+            last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
+            reached = next(last[key] for key in ("val_miou", "val_ap", "val_top1") if last.get(key) is not None)
+            cells = f"{reached:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
+            table.add_row(name, *cells)
+    return render(table)
 
 
 def _summary(out: Path) -> dict[str, Any]:

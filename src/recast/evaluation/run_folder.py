@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from recast.analysis.queries import telling_query
 from recast.data import Data, Loader, load_data
+from recast.data.fingerprint import check_classes, check_same
 from recast.device import surroundings
 from recast.errors import RecastError
 from recast.evaluation.context import Context, PixelModel
@@ -32,7 +33,7 @@ from recast.models.build import build
 from recast.models.embedding import add_embedding_
 from recast.run.config import Recipe
 from recast.run.config.evaluation import Options
-from recast.run.files import locked, read_json, read_names, replaced, require, write_json
+from recast.run.files import locked, read_json, replaced, require, write_json
 from recast.run.recipe import functions_of, has_new_parent, load_recipe
 from recast.run.records import Difference, Provenance, Row
 from recast.run.suites import MAIN
@@ -84,16 +85,7 @@ def open_run(folder: str | Path) -> Run:
     check_trusted(recipe.model.name)
     data = load_data(recipe.data, recipe.augment)
     classes = len(data.classes)
-    remedy = f"set data.data_dir in {folder / 'recipe.yaml'} to the run's own data"
-    known = read_names(folder / "classes.json")
-    if len(known) != classes:
-        raise RecastError(f"{folder} was trained on {len(known)} classes, {data.name} has {classes}: {remedy}")
-    for number, (then, now) in enumerate(zip(known, data.classes, strict=True)):
-        if then != now:  # the logits are in the order of the run
-            raise RecastError(
-                f"class {number} was {then!r} when {folder} was trained, now it is {now!r}: other classes, or in "
-                f"another order; {remedy}"
-            )
+    check_classes(folder, data)
     if recipe.is_plain:
         network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
         add_embedding_(network, recipe.embedding, classes)
@@ -140,6 +132,7 @@ def evaluate_run(
         run = open_run(folder)
         data, recipe = run.data, run.recipe
         check_task(suites, recipe.data.task, data.name)
+        check_same(folder, data, goes_on=False)
         if options.labels not in (None, recipe.data.labels):
             if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
                 raise RecastError(

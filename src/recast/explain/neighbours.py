@@ -22,7 +22,7 @@ from recast.explain.write import PAGES, check_target
 from recast.report.neighbours import FILE, Neighbours, Query, Shown, draw_neighbours, png
 from recast.run.config.evaluation import Options
 from recast.run.config.explain import ExplainOptions
-from recast.run.files import write_json, write_text
+from recast.run.files import check_ours, write_json, write_text
 from recast.run.records import ARMS
 from recast.tracing.hooks import in_eval
 
@@ -87,6 +87,7 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
         raise RecastError("--neighbours shows no layer: leave --layer away")
     if asked.out:
         check_target(target)
+    check_ours(target)
     wanted = find_inputs(asked.images)
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
@@ -106,6 +107,7 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
     write_text(
         target,
         f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        '<meta name="generator" content="recast">'
         f"<title>{title}</title><body style='font-family:system-ui,sans-serif;max-width:1280px;margin:24px auto;"
         f"padding:0 16px;color:#1d2126'><h1>{title}</h1>{said}{draw_neighbours(found)}</body></html>\n",
     )

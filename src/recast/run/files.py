@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -22,14 +23,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.run.reading import decode, open_now, parse_json, read_bytes
 
 LOCK = ".lock"
 """In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
 process: none is ever stale, on this machine or on another one of the same storage."""
-TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
-"""Names of `replaced`."""
+TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
+"""Names of `replaced`, with the number of the process."""
+HOUR = 3600
+FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
+"""Folders of a run, which must lie in it."""
 _HOLDER = re.compile(r"process \d+ on .*")
 """What a lock says."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
@@ -47,7 +51,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     The folder is made where there is none, and taken away again if nothing came of it; what a writer that was killed
     left half-written is swept. Raises RecastError while another process or thread holds it.
     """
-    folder = Path(folder)
+    folder = check_path(folder)
     if folder.is_file():
         raise RecastError(f"{folder} is a file: choose another folder with --out")
     if folder.is_symlink() and not folder.exists():  # a disk that is not mounted?
@@ -62,10 +66,10 @@ def locked(folder: str | Path) -> Iterator[None]:
     try:
         key.mkdir(parents=True, exist_ok=True)
         with _system_lock(key / LOCK, folder):
-            for left in key.rglob(".*.tmp"):
-                found = TEMPORARY.fullmatch(left.name)
-                if found and left.is_file() and not _at_work(int(found[1]), left):
-                    left.unlink(missing_ok=True)
+            _check_folders(key)
+            for path in key.rglob(".*.tmp"):
+                if _is_left_over(path):
+                    path.unlink(missing_ok=True)
             yield
     finally:
         del _HELD[key]
@@ -74,16 +78,20 @@ def locked(folder: str | Path) -> Iterator[None]:
                 one.rmdir()
 
 
-def _at_work(process: int, temporary: Path) -> bool:
-    """Whether the process that a temporary file is named after lives: a report is written without the lock. One that
-    began after the file has another's number. Only Linux tells."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        up = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-        began = time.time() - up + int(state[19]) / os.sysconf("SC_CLK_TCK")
-        return state[0] not in "ZX" and began <= temporary.stat().st_mtime + 1
-    except (OSError, ValueError, IndexError):
+def _check_folders(run: Path) -> None:
+    """Raise RecastError where a link would lead what is written into the run to another place."""
+    for name in FOLDERS:
+        for path in (run / name, *(run / name).glob("*")):
+            if not path.is_file() and not Path(os.path.realpath(path)).is_relative_to(run):
+                raise RecastError(f"{path} is a link that leads out of the run: remove it, or move its target here")
+
+
+def _is_left_over(path: Path) -> bool:
+    """True for a temporary file whose process ended (only Linux tells) or that is old: numbers are given out again."""
+    match = TEMPORARY.fullmatch(path.name)
+    if match is None or path.is_symlink() or not path.is_file():
         return False
+    return not Path(f"/proc/{match[1]}").exists() or path.stat().st_mtime < time.time() - HOUR
 
 
 @contextmanager
@@ -129,22 +137,39 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
             os.close(file)
 
 
+def check_path(path: str | Path) -> Path:
+    """The path, as one. Raises RecastError for what no file can be called: too long, a null byte, below a file."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecastError(f"cannot use the path {shown(os.fspath(path))}: {reason}") from None
+    return Path(path)
+
+
+def is_ours(path: Path, *marks: bytes) -> bool:
+    """True for a file with one of these marks at its head: we wrote it."""
+    try:
+        with open_now(path) as file:
+            head = file.read(2**16)
+    except (OSError, ValueError):  # a folder, or not readable
+        return False
+    return any(mark in head for mark in marks)
+
+
 def check_ours(path: Path) -> None:
-    """Raise RecastError for a file that is there and was not written by us: a page or a picture says so at its head."""
-    if not path.exists():
-        return
-    with suppress(OSError):  # what is not readable is not ours
-        if path.is_file():
-            with open_now(path) as file:
-                head = file.read(2**16)
-            if any(mark in head for mark in MARKS):
-                return
-    raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")
+    """Raise RecastError for a file that is there and was not written by us."""
+    if os.path.lexists(check_path(path)) and not (path.is_file() and is_ours(path, *MARKS)):
+        raise RecastError(
+            f"{path} was not written by this command and is left as it is: choose another --out, or move it"
+        )
 
 
 def check_place(path: Path, what: str, example: str) -> None:
     """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
-    if path.is_dir():
+    if check_path(path).is_dir():
         raise RecastError(f"{what} must be a file, got the folder {path}: add a name such as {example}")
     if not path.parent.is_dir():
         raise RecastError(f"the folder of {what} does not exist: {path.parent}")
@@ -161,10 +186,13 @@ def replaced(path: str | Path) -> Iterator[Path]:
 
     If the block or the disk fails, the temporary file is removed and `path` is as it was.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two writers never share one
+    path = check_path(path)
+    if path.is_dir():
+        raise RecastError(f"{path} is a folder: expected the name of a file")
+    # a name that nobody can guess, and a new file: what lies under another name, a link too, is never written
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    temporary.touch(exist_ok=False)
     try:
-        temporary.touch()
         mode = temporary.stat().st_mode  # as the user's umask has it: safetensors makes files that only the owner reads
         yield temporary
         temporary.chmod(mode)
@@ -192,7 +220,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:
     """Replace the JSON file `path`."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
+    write_text(path, as_json(content))
+
+
+def as_json(content: Mapping[str, Any] | list[Any]) -> str:
+    """The text of a JSON file."""
+    return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def read_text(path: str | Path) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from recast.errors import RecastError
 from recast.run.names import REGISTRIES
@@ -40,7 +42,17 @@ def is_function(name: str | None) -> bool:
 def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
     """A command as a user may type it next, with what it needs where a file names `functions` of the user's."""
     named = any(map(is_function, functions))
-    return "PYTHONPATH=. " * named + shlex.join(["recast", *words]) + " --trust" * named
+    return "PYTHONPATH=. " * named + shlex.join([*_program(), *words]) + " --trust" * named
+
+
+def _program() -> list[str]:
+    """What this program was started as: `recast` where a shell finds it, else its path, or Python's with -m."""
+    script, here = Path(sys.argv[0] or "-"), f"{os.getcwd()}{os.sep}"
+    if (script.parent.name, script.name) == ("recast", "__main__.py"):
+        python = "python" if shutil.which("python") == sys.executable else sys.executable
+        return [python.removeprefix(here), "-m", "recast"]
+    is_hidden = script.stem == "recast" and script.is_file() and shutil.which("recast") != os.path.abspath(script)
+    return [str(script).removeprefix(here) if is_hidden else "recast"]
 
 
 def may_run(name: str) -> bool:

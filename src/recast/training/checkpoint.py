@@ -108,7 +108,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
                 f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or "
                 f"optim.gate_lr, or set optim.clip_grad; {newest_state(folder)}"
             )
-    path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
+    path = folder / "resume" / _name(position.epoch, position.step)
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
@@ -120,7 +120,8 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "embedding": None if state.embedding is None else state.embedding.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
+        "optimizer": (optimizer := state.optimizer.state_dict()),
+        "moments": _moments(optimizer),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
         "switches": None if state.switches is None else state.switches.record.to_dict(),
         "scaler": state.scaler.state_dict(),
@@ -138,7 +139,20 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
     found = states(folder)
     own = found.index(path) + 1
     for old in (*found[: max(0, own - max(1, recipe.keep))], *found[own:]):  # later ones are of a future given up
-        old.unlink(missing_ok=True)
+        if not old.is_dir():
+            old.unlink(missing_ok=True)
+
+
+def _name(epoch: int, step: int) -> str:
+    return f"state-{epoch:05d}-{step:08d}.pt"
+
+
+def _moments(optimizer: Mapping[str, Any]) -> dict[int, dict[str, list[int]]]:
+    """Parameter → names and shapes of what the optimizer remembers of it."""
+    return {
+        index: {name: list(getattr(value, "shape", ())) for name, value in of.items()}
+        for index, of in optimizer["state"].items()
+    }
 
 
 def _kept(folder: Path) -> list[str]:
@@ -151,8 +165,8 @@ def restore_(
 ) -> Path:  # fmt: skip
     """Load the newest whole state on disk into `state` (or `path`, where it was chosen before); returns its path.
 
-    One that is damaged, or of another run than `rows` of metrics.jsonl, is passed over with a warning; what is gone of
-    the run since then is told too. Raises RecastError if no state is left, or if it belongs to another recipe (every
+    One that is damaged, or that belongs to another run than `rows` of metrics.jsonl, is skipped with a warning; files
+    missing since then are listed. Raises RecastError if no state is left, or if it belongs to another recipe (every
     difference is listed), model or number of training images.
     """
     start_again = f"delete {folder / 'resume'} to train again from the start"
@@ -160,13 +174,13 @@ def restore_(
     content, chosen = _newest_whole(states(folder) if path is None else [path], known, folder, start_again)
     try:
         _fill_(state, content, recipe, folder, images, chosen, start_again)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, RecastError):
-            raise
+    except RecastError:
+        raise
+    except Exception as error:  # what is in a state may be anything
         raise RecastError(f"{chosen} is no state of this run ({first_line(error)}): {start_again}") from None
     if path is None:
         gone = [f"epoch {epoch} of metrics.jsonl" for epoch in state.rows if epoch not in known]
-        gone += [f"checkpoints/{name}" for name in content.get("kept", ()) if name not in _kept(folder)]
+        gone += [f"checkpoints/{name}" for name in content["kept"] if name not in _kept(folder)]
         if gone:
             warnings.warn(f"{folder} has lost {listed(gone, 5)}: it goes on without", stacklevel=2)
     return chosen
@@ -200,27 +214,41 @@ def _fill_(
     state.rows = dict(content.get("rows", {}))
 
 
+def _check_whole(content: Mapping[str, Any], path: Path) -> None:
+    """Raise ValueError for a position that is not the file's, or after the run's end, and for lost moments."""
+    epoch, step = content["position"]["epoch"], content["position"]["step"]
+    if path.name != _name(epoch, step) or epoch > content["recipe"]["epochs"] + 1:
+        raise ValueError(f"its position is epoch {epoch}, step {step}")
+    if content.get("moments", moments := _moments(content["optimizer"])) != moments:
+        raise ValueError("the optimizer's moments are incomplete")
+
+
 def _newest_whole(
     candidates: list[Path], known: Mapping[int, str], folder: Path, start_again: str
 ) -> tuple[dict[str, Any], Path]:
     for path in reversed(candidates):
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is a pipe, a device or a folder")
             with zipfile.ZipFile(path) as file:
                 if damaged := file.testzip():  # torch writes a checksum of every tensor, and looks at none
                     raise ValueError(f"the checksum of {damaged} is of something else")
             content = torch.load(path, map_location="cpu", weights_only=True)
             version, rows = content["version"], content.get("rows", {})
             others = sum(rows.get(epoch, digest) != digest for epoch, digest in known.items())
+            content["kept"] = list(map(str, content.get("kept", ())))
+            if version == VERSION:
+                _check_whole(content, path)
         except PermissionError as error:
             raise RecastError(f"cannot read {path}: {error.strerror}. Its owner can allow it (chmod u+r)") from None
         except Exception as error:  # a damaged file can break the reader in any way
             reason = f"{path} is truncated or damaged, or no state of a run ({first_line(error)})"
-            warnings.warn(f"{reason}: passed over", stacklevel=2)
+            warnings.warn(f"{reason}; skipping it", stacklevel=2)
             continue
         if version != VERSION:
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
         if others:
-            warnings.warn(f"{path} is of another run than metrics.jsonl: passed over", stacklevel=2)
+            warnings.warn(f"{path} belongs to another run than metrics.jsonl; skipping it", stacklevel=2)
             continue
         return content, path
     if candidates and not candidates[-1].exists():

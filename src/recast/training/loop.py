@@ -51,6 +51,7 @@ def fit(
     model: nn.Module, data: Data, recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True,
     name: str | None = None, parent: nn.Module | None = None, plan: Plan | None = None,
     on_step: Callable[[int, int, float], object] = lambda epoch, step, loss: None,
+    on_start: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
 
@@ -61,8 +62,9 @@ def fit(
     alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent` (it is not changed).
     `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before (on resume too), its
     layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it. `on_step(epoch,
-    step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch. Started
-    by torchrun, the processes share every batch.
+    step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch.
+    `on_start()` is called in the first process before anything is written. Started by torchrun, the processes share
+    every batch.
 
     Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
     finite (epoch and step named, and the newest state, which is from before it); Interrupted after Ctrl-C or SIGTERM.
@@ -72,7 +74,7 @@ def fit(
     log, weights = out / "metrics.jsonl", out / "weights.safetensors"
 
     def finished() -> list[dict[str, Any]]:
-        if not resume and (log.exists() or states(out) or weights.exists()):
+        if not resume and (log.exists() or states(out) or weights.exists() or (out / "checkpoints").exists()):
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
         return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
@@ -86,7 +88,8 @@ def fit(
             load_weights_(model, read_weights(weights), weights)
             refresh_gates_(model.eval())
             return rows
-        return _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step).run(resume)
+        loop = _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step)
+        return loop.run(resume, on_start)
 
 
 class _Loop:
@@ -123,7 +126,7 @@ class _Loop:
         self.unread: deque[tuple[int, Tensor]] = deque()
         """Steps that were launched: their number, and their loss and the wishes to stop, summed over the processes."""
 
-    def run(self, resume: bool) -> list[dict[str, Any]]:
+    def run(self, resume: bool, on_start: Callable[[], object]) -> list[dict[str, Any]]:
         """Epoch 0 is measured, then every epoch is trained, measured and saved."""
         state, recipe, out = self.state, self.recipe, self.out
         if resume and on_first(lambda: bool(states(out))):
@@ -131,10 +134,13 @@ class _Loop:
             newest = on_first(lambda: restore_(state, recipe, out, images, read_metrics(out / "metrics.jsonl")))
             if not is_first():
                 restore_(state, recipe, out, images, path=newest)
+            if state.position.step > self.batches:
+                raise RecastError(f"{newest} is at step {state.position.step} of an epoch of {self.batches}: delete it")
             if state.switches is not None:
                 self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
+        on_first(on_start)
         try:
-            with self.journal.open(state.position.epoch), worker_errors():
+            with self.journal.open(state.position), worker_errors():
                 warmup, steps = self.rates.warmup, self.rates.steps
                 if steps and 2 * warmup > steps:
                     how = f"{warmup} of {steps} updates"

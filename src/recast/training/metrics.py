@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from threading import Event
@@ -155,6 +156,8 @@ class Journal:
         self.shown, self.warned = shown and is_first(), False
         self.batches, self.device, self.steps, self.validation = batches, device, 0, 0.0
         self.trackers: list[Tracker] = []
+        self.resumed, self.step_before = Position(), 0.0
+        """Where this epoch goes on, and the seconds of a step before the run was interrupted; 0: it was not."""
         self.console, self.closing = Console(stderr=True), ExitStack()
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (self.shown and self.console.is_terminal)
@@ -163,13 +166,16 @@ class Journal:
         )
         self.task = self.bar.add_task(name, total=batches, note="", visible=False)
 
-    def open(self, epoch: int) -> ExitStack:
-        """Begin with `epoch`: drop its row and later ones, which a resumed run writes again; close with the result."""
+    def open(self, position: Position) -> ExitStack:
+        """Begin: drop the row of its epoch and later ones, which a resumed run writes again; close with the result."""
         if is_first():
             self.out.mkdir(parents=True, exist_ok=True)
+            epoch = position.epoch
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
             write_text(self.path, "".join(map(sealed, rows)))
             self.validation = next((row["seconds"] or 0.0 for row in rows if row["epoch"] == 0), 0.0)
+            speeds = [row["images_per_second"] for row in rows if row.get("images_per_second")]
+            self.step_before = self.recipe.data.batch_size / speeds[0] if speeds else self._step_seconds(position)
             opening = (TRACKERS[kind] for kind in self.recipe.trackers)
             self.trackers = [open_tracker(self.out, self.recipe, epoch, self.closing) for open_tracker in opening]
         self.closing.enter_context(self.bar)
@@ -177,21 +183,30 @@ class Journal:
 
     def start_epoch(self, position: Position) -> None:
         """Empty the bar for a new epoch, some batches of which may have been trained before."""
+        self.resumed = replace(position)
         description = f"{self.name} epoch {position.epoch}/{self.recipe.epochs}"
         self.bar.reset(self.task, description=description, completed=position.step, visible=True)
 
     def step(self, loss: float, lr: float, position: Position) -> None:
         """One more batch."""
-        speed = position.step * self.recipe.data.batch_size / max(position.seconds, 1e-9)
+        speed = self.recipe.data.batch_size / max(self._step_seconds(position), 1e-9)
         waiting = f"  waiting for data {position.wait:.0%}" if position.wait >= MUCH_WAITING else ""
         self.steps += 1
         if self.steps == min(TIMED_STEPS, self.batches):
             self._tell_cost(position)
         self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
 
+    def _step_seconds(self, position: Position) -> float:
+        """Of a step of this epoch since this start; 0 where there was none."""
+        steps = position.step - self.resumed.step
+        return (position.seconds - self.resumed.seconds) / steps if steps else 0.0
+
     def _tell_cost(self, position: Position) -> None:
-        """What is left of this arm, by the steps so far and the validation before training."""
-        step = position.seconds / position.step
+        """What is left of this arm, by the steps since this start and the validation before training: where the run
+        goes on, with the machine as busy as it is now."""
+        step = self._step_seconds(position)
+        if self.step_before:
+            self.validation *= step / self.step_before
         done = (position.epoch - 1) * self.batches + position.step
         left = (self.recipe.epochs * self.batches - done) * step
         left += (self.recipe.epochs + 1 - position.epoch) * self.validation
@@ -267,7 +282,7 @@ def _wandb(out: Path, recipe: Recipe, _start: int, closing: ExitStack) -> Tracke
 
     path = out / "wandb.id"
     if not path.is_file():
-        path.write_text(wandb.util.generate_id(), encoding="utf-8")
+        write_text(path, wandb.util.generate_id())
     run = wandb.init(
         project="recast", name=out.resolve().name, dir=str(out), config=recipe_to_dict(recipe), resume="allow",
         id=path.read_text(encoding="utf-8").strip(),

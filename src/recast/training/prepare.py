@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import nn
 from recast.analysis.transformers import is_attention
 from recast.data import Data, Loader, load_data
 from recast.data.datasets import IMAGENET, ImageFiles, LabelledImages
+from recast.data.fingerprint import FINGERPRINT
 from recast.data.objects import ObjectImages
 from recast.data.seeding import mix_seed, seeded
 from recast.data.shards import ImageStream
@@ -27,10 +28,11 @@ from recast.models.embedding import add_embedding_
 from recast.models.segment import class_maps
 from recast.run.budget import Budget
 from recast.run.config import Recipe
-from recast.run.files import LOCK, read_lines
+from recast.run.files import LOCK, as_json, is_ours, read_lines, read_names, read_text
 from recast.run.names import DETECTORS, split_name
 from recast.run.reading import decode, read_bytes
-from recast.run.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, changes, load_recipe
+from recast.run.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe
+from recast.run.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan, plan_best
 from recast.surgery.scales import batch_norms
@@ -43,9 +45,13 @@ from recast.training.optim import check_trainable
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
 
-WRITTEN = ("classes.json", COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json", "verify.json",
-           "schedule.json", "metrics.jsonl")  # fmt: skip
+WRITTEN = ("classes.json", FINGERPRINT, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json",
+           "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
 """The files that a run folder holds before its first state, in the order in which they are written."""
+MARKS = {"recipe.yaml": SEAL.encode(), "environment.json": b'"recast": "', PARENT_WEIGHTS: b'"recast":"'}
+"""What those of them say that a run wrote."""
+BEFORE_STATES = {"checkpoints": "epoch-0000.safetensors", "tensorboard": "events.out.tfevents.*"}
+"""Folders of a run before its first state, and what they hold."""
 
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
@@ -80,14 +86,26 @@ def never_began(out: Path) -> bool:
     """Whether `out` is free, or holds what a run writes before its first state and nothing else: the run that left it
     was killed, or its disk was full, and the same command may start again."""
     there = {path.name for path in out.iterdir()} - {PARENT, LOCK} if out.is_dir() else set()
-    kept = {path.name for path in (out / "checkpoints").glob("*")}
+    if not there:
+        return True
+    first = WRITTEN[: WRITTEN.index("recipe.yaml")]
     return (
-        (not there or WRITTEN[0] in there)
-        and there <= {*WRITTEN, "resume", "checkpoints", "tensorboard", "wandb.id", "wandb"}
+        _is_ours(out / "classes.json")
+        and all(is_ours(out / name, mark) for name, mark in MARKS.items() if name in there)
+        and (there <= {*first} or "recipe.yaml" in there)
+        and there <= {*WRITTEN, *BEFORE_STATES, "resume", "wandb.id", "wandb"}
         and not any((out / "resume").glob("*"))
-        and kept <= {"epoch-0000.safetensors"}
+        and all(path.match(name) for folder, name in BEFORE_STATES.items() for path in (out / folder).glob("*"))
         and (len(read_lines(out / "metrics.jsonl")[0]) < 2 if "metrics.jsonl" in there else True)
     )
+
+
+def _is_ours(classes: Path) -> bool:
+    """Whether the names of classes are written as a run writes them."""
+    try:
+        return read_text(classes) == as_json(read_names(classes))
+    except RecastError:
+        return False
 
 
 def withdraw(out: Path, parent: str | None) -> None:
@@ -95,8 +113,12 @@ def withdraw(out: Path, parent: str | None) -> None:
     for path in (out / name for name in WRITTEN):
         if parent is None or path.resolve() != Path(parent).resolve():
             path.unlink(missing_ok=True)
-    for name in ("checkpoints", "resume", "tensorboard"):
-        shutil.rmtree(out / name, ignore_errors=True)
+    for folder, name in BEFORE_STATES.items():
+        for path in (out / folder).glob(name):
+            path.unlink()
+    for folder in (*BEFORE_STATES, "resume"):
+        with suppress(OSError):  # there is none
+            (out / folder).rmdir()
 
 
 def refuse_used(out: Path) -> None:
@@ -121,8 +143,9 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         recipe = replace(recipe, data=replace(recipe.data, img_size=stored.data.img_size))
     if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
         raise RecastError(
-            f"{out} was started with another {', '.join(changed)}: go on with recast train --resume {out}, or start a "
-            f"new run from {out}/recipe.yaml"
+            f"{out} was started with another {', '.join(changed)}: go on with "
+            f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
+            f"{out}/recipe.yaml"
         )
     # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
     kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial, reduce
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recast.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.data.seeding import mix_seed, seeded
 from recast.device import surroundings
 from recast.errors import RecastError
@@ -99,11 +101,12 @@ def train(
         if distributed.is_first():
             say(prepared.pixels)
             _warn(prepared)
-        run = _Run(prepared, out, device, resume, progress, say)
-        distributed.on_first(run.open)
+        if resume:
+            distributed.on_first(lambda: check_classes(out, prepared.data))
+            distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
+        run = _Run(prepared, out, device, resume, progress, say, command)
         try:
-            with _environment(out, device, command):
-                run.train()
+            run.train()
         except (RecastError, OSError):  # the mistake mended, the same command starts again
             if distributed.is_first() and not resume and never_began(out):
                 withdraw(out, given)
@@ -139,62 +142,69 @@ def _warn(prepared: Prepared) -> None:
         warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
 
 
-@contextmanager
-def _environment(out: Path, device: torch.device, command: str) -> Iterator[None]:
-    """Keep environment.json while and after the block runs; a resumed run adds its seconds to those before."""
-    if not distributed.is_first():
-        yield
-        return
-    path, started = out / "environment.json", time.time()
-    before: dict[str, Any] = {}
-    try:
-        before = read_json(path) if path.is_file() else {}
-    except RecastError as error:
-        warnings.warn(f"{error}; it is written anew", stacklevel=4)
-    environment = {
-        **surroundings(device),
-        "processes": distributed.process_count(),
-        "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": before.get("command") or command,
-    }
-    spent = number(before.get("seconds", 0.0))
-    environment["seconds"] = spent
-    write_json(path, environment)
-    try:
-        yield
-    finally:
-        environment["seconds"] = round(spent + time.time() - started, 1)
-        with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
-            write_json(path, environment)
-
-
 class _Run:
     """Both arms of a run, in its folder."""
 
     def __init__(
         self, prepared: Prepared, out: Path, device: torch.device, resume: bool, progress: bool,
-        say: Callable[[str], object],
+        say: Callable[[str], object], command: str,
     ) -> None:  # fmt: skip
         self.prepared, self.recipe, self.data, self.parent = prepared, prepared.recipe, prepared.data, prepared.parent
         self.out, self.device, self.resume, self.progress, self.say = out, device, resume, progress, say
+        self.command, self.started = command, time.time()
+        self.environment: dict[str, Any] = {}
+        """The content of environment.json, once `open` wrote it."""
+
+    def train(self) -> None:
+        """Train every arm; nothing is written before all that may refuse the run has been looked at."""
+        if not (self.resume and distributed.on_first(lambda: bool(states(self.out)))):
+            distributed.on_first(self.open)
+        try:
+            self._train()
+            distributed.on_first(self.open)  # where all was trained before: where things lie may have changed
+        finally:
+            if self.environment:
+                spent = self.environment["seconds"] + time.time() - self.started
+                with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
+                    write_json(self.out / "environment.json", {**self.environment, "seconds": round(spent, 1)})
 
     def open(self) -> None:
-        """Write what is known before training, the parent's weights too where nothing else holds them."""
+        """Write what is known before training, once: the parent's weights too where nothing else holds them."""
+        if self.environment:
+            return
+        path, before = self.out / "environment.json", dict[str, Any]()
+        try:
+            before = read_json(path) if path.is_file() else {}
+        except RecastError as error:
+            warnings.warn(f"{error}; it is written anew", stacklevel=4)
         if not self.resume:
             withdraw(self.out, self.recipe.model.checkpoint)
-        write_json(self.out / "classes.json", self.data.classes)
+            before = {}
+            write_json(self.out / "classes.json", self.data.classes)
+            write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
         if self.prepared.coarse is not None:
             write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             save(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
+        environment = {
+            **surroundings(self.device),
+            "processes": distributed.process_count(),
+            "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": before.get("command") or self.command,
+            "seconds": number(before.get("seconds", 0.0)),
+        }
+        write_json(path, environment)
+        self.environment = environment
 
-    def train(self) -> None:
-        """Train the recast arm and the control arm, or the parent alone where nothing is recast."""
+    def _train(self) -> None:
+        """The recast arm and the control arm, or the parent alone where nothing is recast."""
         recipe, distill = self.recipe, self.recipe.distill
         teacher = copy.deepcopy(self.parent) if distill.name == "parent" or distill.feature_epochs > 0 else None
-        arm = partial(fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher)
+        arm = partial(
+            fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
+        )
         if self.prepared.plan is None:
             arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
