@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
-from recast.tracing.hooks import in_eval, undisturbed
+from recast.tracing.hooks import computes_as, in_eval, undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,
@@ -62,7 +62,7 @@ def find_place(model: nn.Module, example: Tensor) -> Place:
 
 def _pooling_module(net: Probe) -> Place | None:
     """The last pooling module, where nothing but single positions comes after it."""
-    pools = [i for i, (n, shape) in enumerate(net.order) if isinstance(net.modules[n], POOLS) and is_one(shape)]
+    pools = [i for i, (n, shape) in enumerate(net.order) if computes_as(net.modules[n], *POOLS) and is_one(shape)]
     if not pools or any(not is_one(shape) for _, shape in net.order[pools[-1] + 1 :]):
         return None  # none, or the last is of a channel attention: there are maps after it
     name = net.order[pools[-1]][0]
@@ -106,7 +106,7 @@ def _before_classifier(net: Probe, pool: Done, seen: list[Done]) -> Place | None
         return None  # what is pooled are features, and there is no classifier
     names = [name for name, _ in net.order]
     for name in reversed(names[: names.index(last.name)]):
-        if isinstance(net.modules[name], nn.Sequential) and same(net.watch({name})[-1].output, last.input):
+        if computes_as(net.modules[name], nn.Sequential) and same(net.watch({name})[-1].output, last.input):
             dim, positions = last.input.shape[1], last.input[0, 0].numel()
             return Place("append", name, dim, "NCHW", "NCHW", 0, last.name, averages=False, positions=positions)
     return None
@@ -173,7 +173,7 @@ def _after_sequential(net: Probe) -> Place | None:
     names = [
         name
         for name, shape in net.order
-        if isinstance(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
+        if computes_as(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
     ]
     for name in list(dict.fromkeys(reversed(names)))[:TRIED]:
         seen = net.watch({name})

@@ -20,7 +20,7 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import computes_as, in_eval
 
 SIDES = (128, 224, 64, 32, 256, 384)
 """Sides in pixels that a network is tried with which does not say what it takes."""
@@ -85,7 +85,7 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
     if place.how == "head" and (not hasattr(model, "forward_head") or hasattr(model, "attention_pool")):
         has = "no forward_head" if not hasattr(model, "forward_head") else "an attention_pool of its own"
         raise RecastError(f"the plan is for another model: {type(model).__name__} has {has}")
-    if place.how == "append" and not isinstance(at, nn.Sequential):
+    if place.how == "append" and not computes_as(at, nn.Sequential):
         raise RecastError(f"the plan is for another model: {place.name} is {type(at).__name__}, no nn.Sequential")
     head = None
     if config.kind == "per_class":
