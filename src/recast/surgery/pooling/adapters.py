@@ -34,7 +34,7 @@ class PooledLayer(AttentionPool):
 
     def __init__(self, place: Place, num_classes: int | None, config: PoolConfig) -> None:
         options = asdict(config)
-        del options["kind"]
+        del options["kind"], options["allow_change"]
         super().__init__(place.dim, num_classes, **options)
         self.replaced: tuple[nn.Module, ...] = ()  # a tuple: no part of this module
         self.takes, self.gives, self.prefix_tokens = place.takes, place.gives, place.prefix_tokens

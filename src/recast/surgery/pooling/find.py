@@ -9,7 +9,7 @@ import torch
 from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, blamed
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
 from recast.tracing.hooks import computes_as, in_eval, undisturbed
@@ -46,7 +46,7 @@ def find_place(model: nn.Module, example: Tensor) -> Place:
     kind = type(model).__name__
     if name := next((name for name, module in model.named_modules() if isinstance(module, BY_ATTENTION)), None):
         raise RecastError(f"{kind} pools by attention already ({name}): build it with another global_pool")
-    with in_eval(model), undisturbed(model):
+    with in_eval(model), undisturbed(model), blamed(f"finding where {kind} pools"):
         net = Probe(model, example)
         found = _pooling_module(net) or _head(net) or _after_sequential(net)
     if found is None:
@@ -143,7 +143,7 @@ def _head(net: Probe) -> Place | None:
     likeliest = next((form for form in forms if x.shape[CHANNELS[form[0]]] == width), forms[0])
     # a head that reads the class token, or pools otherwise, takes the pooled position all the same
     for (layout, prefix), averages in (*((form, True) for form in forms), (likeliest, False)):
-        found = net.probe(model.forward_head, _single(x, layout, prefix))
+        found = net.probe(model.forward_head, single(x, layout, prefix))
         if found is not None and (same(found[0], answer[0]) if averages else found[0].shape == answer[0].shape):
             dim = x.shape[CHANNELS[layout]]
             positions = x[0].numel() // dim - prefix
@@ -162,7 +162,7 @@ def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
     return [("NLC", n) for n in dict.fromkeys([*likely, 0])]
 
 
-def _single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
+def single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
     """The mean over positions, as one position; of tokens also in the place of those before the patches."""
     one = x[:, prefix:].mean(MEANS[layout], keepdim=True)
     return one.expand(-1, prefix + 1, -1) if layout == "NLC" else one
@@ -179,7 +179,7 @@ def _after_sequential(net: Probe) -> Place | None:
         seen = net.watch({name})
         for relu in (False, True):
             x = seen[-1].output.relu() if relu else seen[-1].output
-            found = net.answer_if(seen[-1].module, _single(x, "NCHW"), net.example)
+            found = net.answer_if(seen[-1].module, single(x, "NCHW"), net.example)
             is_answer = found is not None and net.answer is not None and same(found[0], net.answer[0])
             if found is not None and is_answer and len(seen) == 1 and net.all_comes_through(seen[0]):
                 dim, positions = x.shape[1], x[0, 0].numel()
