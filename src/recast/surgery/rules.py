@@ -115,10 +115,10 @@ def refusal(module: nn.Module) -> str | None:
         return str(reason)
     if find_rule(module) is None:
         if (axes := axes_of(module)) != 2:
-            return f"{kind} is {axes}-d: only 2-d convolutions become attention"
-        if base := next((base for base in type(module).__mro__ if base in _RULES), None):
-            path = f"{type(module).__module__}.{type(module).__qualname__}"
-            return f"no rule for {path}: its forward is not that of {base.__module__}.{base.__name__}"
+            return f"no rule for {kind}, which is {axes}-d: only 2-d convolutions become attention"
+        for base in type(module).__mro__:
+            if base in _RULES and base.__name__ == kind:  # detectron2's and mmcv's are called as torch's
+                return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
         return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
     if any(hook is not weight_hook(module) for registered in hooks_of(module) for hook in registered.values()):
         return f"{kind} carries hooks, which the new layer would lose"

@@ -189,4 +189,6 @@ def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
             reason = reason or error
         else:
             return found
-    raise RecastError(f"no image of noise fits: pass attention_pool_(example=…) ({reason})") from reason
+    raise RecastError(
+        f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)"
+    ) from reason
