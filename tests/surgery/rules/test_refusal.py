@@ -90,8 +90,8 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
         lambda module, x: module(x, torch.zeros(len(x), 18, 8, 8)),
         NO_RULE.format("DeformConv2d"),
     ),
-    "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), NO_RULE.format("Conv1d")),
-    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), NO_RULE.format("Conv3d")),
+    "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), "no rule for Conv1d, which is 1-d"),
+    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), "no rule for Conv3d, which is 3-d"),
     "own forward": (lambda: Doubled(4, 4, 3), None, NO_RULE.format("Doubled")),
     # trainers of seamless textures replace `_conv_forward` of an instance
     **{
