@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
         NO_RULE.format("DeformConv2d"),
     ),
     "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), "no rule for Conv1d, which is 1-d"),
-    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), "no rule for Conv3d, which is 3-d"),
+    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), "no rule for Conv3d.*3-d"),
     "own forward": (lambda: Doubled(4, 4, 3), None, NO_RULE.format("Doubled")),
     # trainers of seamless textures replace `_conv_forward` of an instance
     **{
