@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -56,6 +57,18 @@ def first_line(error: BaseException) -> str:
     except Exception:  # an error of the user's own code, whose text is another
         said = []
     return (said or [type(error).__name__])[0]
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Let what code of the user's raises inside the block (a forward pass, a loss, a generator) be a `RecastError` that
+    says `what` failed, with the original as its cause."""
+    try:
+        yield
+    except RecastError:
+        raise
+    except Exception as error:
+        raise RecastError(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -185,3 +185,13 @@ def test_a_classs_row_reads_its_own_vector() -> None:
         torch.testing.assert_close(head(form), expected)
     torch.testing.assert_close(ClassHead(12, 3, bias=False)(z).shape, torch.Size((2, 3)))
     assert ClassHead(12, 3, as_map=True)(z).shape == (2, 3, 1, 1)
+
+
+@torch.no_grad()
+def test_half_precision_never_makes_nan() -> None:
+    pool = AttentionPool(8, start="average")
+    for layer in (pool.attn.q, pool.attn.k):
+        nn.init.constant_(layer.weight, 300.0)
+    x = torch.randn(2, 8, 5, 5) * 1000
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert pool(x).isfinite().all()

@@ -132,3 +132,16 @@ def test_onnx_by_torch_alone(tmp_path: Path, open_gates: Any, error_of: Any) -> 
     for shape in (EXAMPLE, *OTHERS):
         x = torch.randn(shape)
         assert error_of(run(x), layer(x)) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "sees padding"])
+@pytest.mark.filterwarnings("ignore")  # the older exporter's own
+def test_the_older_onnx_exporter(name: str, tmp_path: Path, open_gates: Any) -> None:
+    """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT."""
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    layer, x = opened(LAYERS[name](), open_gates), torch.randn(EXAMPLE)
+    torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=False, opset_version=17, verbose=False)
+    session = runtime.InferenceSession(tmp_path / "layer.onnx")
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), layer(x).detach(), rtol=1e-4, atol=1e-5)

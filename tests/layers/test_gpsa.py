@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+import recast
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import CMHSA
@@ -504,3 +507,75 @@ def test_repr_tells_the_story() -> None:
     text = repr(GPSA(8, 16, Geometry((3, 3), (2, 2), (1, 1, 1, 1)), groups=2, bias=False))
     for part in ("8 → 16", "3×3 stride 2 pad 1", "9 heads", "groups=2", "bias=False", "gate=linear", "backend=split"):
         assert part in text
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "linear": {}, "sigmoid": {"gate": "sigmoid"}, "bias": {"gate": "bias"}, "linear content": {"content": "linear"}
+}  # fmt: skip
+
+
+def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A network of one convolution, the recast one with its heads open by γ, and images."""
+    torch.manual_seed(0)
+    x, parent = torch.randn(2, 8, 9, 9), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, RecastConfig(**config)))
+    recast.wake_(child, x)
+    if gamma and isinstance(child[0], GPSA) and child[0].config.gate == "linear":
+        nn.init.constant_(child[0].gamma, gamma)
+    return parent, child.eval(), x
+
+
+@pytest.mark.parametrize(
+    ("kind", "gamma", "warned"), [("linear", 0.0, 0), ("linear", 0.5, 1), ("sigmoid", 0.0, 1), ("bias", 0.0, 1)]
+)
+def test_weight_read_as_a_kernel_warns_once(kind: str, gamma: float, warned: int) -> None:
+    _, child, x = recast_pair(CONFIGS[kind], gamma)
+    (layer,) = child
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for copied in (copy.deepcopy(child), pickle.loads(pickle.dumps(child))):
+            copied.load_state_dict(child.state_dict())
+        torch.optim.AdamW(child.parameters()).zero_grad()
+        torch.func.functional_call(child, dict(child.named_parameters()), (x,))
+        torch.compile(child, backend="eager", fullgraph=True)(x)
+        layer.weight = nn.Parameter(dict(layer.named_parameters())["weight"].detach())
+        recast.fold_(copy.deepcopy(child))
+        assert not [w for w in caught if "W_out" in str(w.message)]
+        assert layer.weight.data.shape == layer.weight.shape == (8, 8, 3, 3)
+        messages = [w for w in caught if "recast.fold_" in str(w.message)]
+    assert len(messages) == warned
+    assert all(w.filename == __file__ for w in messages)
+
+
+def test_helpers_that_build_a_convolution_warn() -> None:
+    _, child, _ = recast_pair({}, 0.5)
+    for _ in range(2):  # each of its copies is another layer
+        with pytest.warns(UserWarning, match="W_out"):
+            fuse_conv_bn_eval(child[0], nn.BatchNorm2d(8).eval())
+    with torch.no_grad():
+        child[0].gamma.zero_()
+        child[0].value.mul_(2)  # closed, and still no kernel
+    with pytest.warns(UserWarning, match="W_out"):
+        assert child[0].weight is not None
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+@pytest.mark.parametrize("backend", ["split", "merged", "plain", "reference"])
+def test_half_precision_never_makes_nan(kind: str, gamma: float, backend: Any) -> None:
+    """Logits pass 65,504: where the parent is finite so is the child, and closed gates pass finite gradients."""
+    parent, child, x = recast_pair(CONFIGS[kind], gamma)
+    child.train()
+    if isinstance(child[0], GPSA):
+        child[0].backend = backend
+    for scale in (300, 3000):
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert parent(x * scale).isfinite().all()
+            y = child(x * scale)
+        half = copy.deepcopy(child).half()(x.half() * scale)
+        assert y.isfinite().all()
+        assert half.isfinite().all()
+        if kind in ("linear", "linear content") and not gamma:
+            child.zero_grad()
+            y.float().mean().backward()
+            assert all(p.grad is None or p.grad.isfinite().all() for p in child.parameters())

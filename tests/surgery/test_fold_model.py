@@ -249,3 +249,58 @@ def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: An
     assert not gpsa_layers(merged)
     kinds = [type(module) for module in merged.modules()]
     assert kinds == [type(module) for module in timm.utils.reparameterize_model(parent).modules()]
+
+
+class NormRelu(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+class NormGain(nn.BatchNorm2d):
+    """A parameter that the inherited forward pass does not read."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.gain = nn.Parameter(torch.full((channels,), 2.0))
+
+
+def patched(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    norm.forward = lambda input: 2 * nn.BatchNorm2d.forward(norm, input)  # type: ignore[method-assign]
+    return norm
+
+
+def with_hook(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    norm.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    return norm
+
+
+class Act(nn.Identity):
+    """An identity by inheritance alone."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.relu()
+
+
+def with_act(channels: int) -> nn.Module:
+    norm = timm.layers.BatchNormAct2d(channels)
+    norm.act = Act()
+    return norm
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, NormRelu, NormGain, patched, with_hook, with_act])
+@torch.no_grad()
+def test_a_norm_that_computes_something_else_stays(kind: Any, error_of: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).eval()
+    for norm in (model[1], model[3]):
+        norm.running_mean.normal_(0, 0.3)
+    child = recast.recast_(copy.deepcopy(model), recast.plan(model, X, where=["0", "2"], budget="tokens=9999"))
+    child[2].register_forward_hook(lambda _module, _inputs, output: 3 * output)
+    expected = child(X)
+    first, second = recast.fold_(child, batch_norm=True, data=X)
+    assert error_of(child(X), expected) < 1e-5
+    assert (first.batch_norm is not None) == (kind in (nn.BatchNorm2d, with_act))
+    assert second.batch_norm is None  # behind a layer with a hook, which stays as well
+    assert isinstance(child[2], recast.GPSA)

@@ -124,8 +124,9 @@ def test_class_tokens_give_way() -> None:
     tokens = model.forward_features(x)
     expected = model.head(model.fc_norm(tokens[:, 1:].mean(1)))
     kind = type(model)
-    with pytest.warns(UserWarning, match="did not average over its last map"):
+    with pytest.raises(RecastError, match="allow_change=True"):
         attention_pool_(model, example=x)
+    attention_pool_(model, example=x, allow_change=True)
     torch.testing.assert_close(model(x), expected)
     assert type(model) is kind
     expected = model(x)
@@ -150,8 +151,16 @@ def test_a_network_that_classifies_every_position() -> None:
     pooled = model.features(x).mean((2, 3), keepdim=True)
     expected = model.classifier[1](pooled).relu().flatten(1)
     for per_class in (False, True):
-        with pytest.warns(UserWarning, match="its classifier comes first"):
-            child = attention_pool_(copy.deepcopy(model), per_class)
+        kind = "per_class" if per_class else "single"
+        with pytest.raises(RecastError, match="allow_change"):
+            plan(model, x, where="none", pool=PoolConfig(kind))
+        planned = plan(model, x, where="none", pool=PoolConfig(kind, allow_change=True))
+        torch.testing.assert_close(recast_(copy.deepcopy(model), planned)(x), expected)
+        child = copy.deepcopy(model)
+        with pytest.raises(RecastError, match="allow_change"):
+            attention_pool_(child, per_class)
+        assert torch.equal(child(x), model(x))
+        assert attention_pool_(child, per_class, allow_change=True) is child
         torch.testing.assert_close(child(x), expected)
 
 
@@ -355,3 +364,71 @@ def test_a_network_says_what_it_takes_or_is_tried() -> None:
     with pytest.raises(RecastError, match="takes no image of noise"):
         attention_pool_(odd)
     attention_pool_(odd, example=torch.randn(1, 3, 28, 28))
+
+
+def with_pool(pool: nn.Module, classifier: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Flatten(), classifier or nn.Linear(8, 5)).eval()
+
+
+class Scaled(nn.Linear):
+    """A linear classifier with a temperature."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 10 * super().forward(input)
+
+
+class Doubled(nn.AdaptiveAvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("other", [nn.AdaptiveMaxPool2d(1), Doubled(1), nn.MaxPool2d(14)])
+def test_a_pool_that_changed_since_the_plan_is_refused(other: nn.Module) -> None:
+    x, model = torch.randn(2, 3, 16, 16), with_pool(nn.AdaptiveAvgPool2d(1))
+    planned = plan(model, x, where="all", pool=PoolConfig("single"))
+    model[1] = other
+    expected = model(x)
+    with pytest.raises(RecastError, match="no longer averages at 1"):
+        recast_(model, planned)
+    assert torch.equal(model(x), expected)
+    model[1] = nn.AvgPool2d(14)
+    expected = model(x)
+    torch.testing.assert_close(recast_(model, planned).eval()(x), expected)
+
+
+def test_a_head_whose_pooling_changed_since_the_plan_is_refused() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg").eval()
+    planned = plan(model, images(), where="none", pool=PoolConfig("single"))
+    model.global_pool = "max"
+    with pytest.raises(RecastError, match="no longer averages"):
+        recast_(model, planned)
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_no_pool_and_no_classifier() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    with pytest.raises(RecastError, match=r"cannot tell where|allow_change"):
+        attention_pool_(with_pool(Doubled(1)), example=x)
+    model = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5))
+    expected = model(x)
+    with pytest.raises(RecastError, match="Scaled"):
+        attention_pool_(model, True, example=x)
+    torch.testing.assert_close(attention_pool_(model, example=x)(x), expected)
+
+
+class Failing(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.conv, self.error = nn.Conv2d(3, 4, 3), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), IndexError("x"), ZeroDivisionError("x"), RuntimeError("x")])
+@pytest.mark.parametrize("example", [None, torch.zeros(2, 3, 8, 8)])
+def test_a_networks_own_error_is_named(error: Exception, example: Tensor | None) -> None:
+    with pytest.raises(RecastError, match="Failing") as raised:
+        attention_pool_(Failing(error), example=example)
+    causes = [raised.value.__cause__, getattr(raised.value.__cause__, "__cause__", None)]
+    assert error in causes

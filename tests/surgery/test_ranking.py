@@ -154,6 +154,16 @@ def test_what_cannot_be_ranked_is_refused() -> None:
     ):
         with pytest.raises(RecastError, match=message):
             rank(model, *given)
+    for wrong in (torch.full_like(labels, 99), labels.float(), labels - 200):
+        with pytest.raises(RecastError, match="labels must be whole numbers from 0 to"):
+            rank(model, todo, images, wrong)
+
+    def broken(outputs: Tensor, labels: Tensor) -> Tensor:
+        raise KeyError("target")
+
+    with pytest.raises(RecastError, match=r"loss broken.*KeyError") as raised:
+        rank(model, todo, images, labels, loss=broken)
+    assert isinstance(raised.value.__cause__, KeyError)
     nn.init.constant_(model.get_submodule("head").weight, float("inf"))  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="the loss of the network is not finite on these images"):
         rank(model, todo, images, labels)

@@ -157,3 +157,36 @@ def test_what_cannot_be_woken_is_refused() -> None:
         wake_(network(), images())
     with pytest.raises(RecastError, match="no image"):
         wake_(recast_network(network(padding=1)), [])
+
+
+def failing(x: Tensor) -> Any:
+    yield x
+    raise KeyError("shard")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 2**70}, "seed must be at most"),
+        ({"layers": [5]}, "no layer '5'"),
+        ({"batches": failing(images())}, "batches.*KeyError"),
+        ({"batches": iter([images(), 7])}, "cannot run on the example 7"),
+    ],
+)
+def test_mistakes_of_the_callers_own_are_named(options: dict[str, Any], message: str) -> None:
+    child = recast_network(network(padding=1))
+    before = copy.deepcopy(child.state_dict())
+    with pytest.raises(RecastError, match=message):
+        wake_(child, **{"batches": images()} | options)
+    assert all(torch.equal(value, before[name]) for name, value in child.state_dict().items())
+
+
+def test_a_frozen_network_says_that_no_attention_is_trained() -> None:
+    child = recast_network(network(padding=1)).requires_grad_(False)
+    with pytest.warns(UserWarning, match="frozen"):
+        wake_(child, images())
+    with pytest.warns(UserWarning, match="frozen"):
+        assert recast.param_groups(child) == []
+    next(iter(recast_layers(child).values())).requires_grad_(True)
+    wake_(child, images())
+    assert recast.param_groups(child)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm.layers
 import torch
 from safetensors.torch import load_file
 from small import small_child, small_data, small_fit
@@ -170,3 +171,17 @@ def test_synchronised_batch_norm_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match="sync_bn needs GPUs, got cpu"):
         distributed.synchronise_batch_norm(nn.BatchNorm2d(2), torch.device("cpu"))
+
+
+class NormRelu(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+def test_a_norm_with_a_forward_of_its_own_is_not_synchronised() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2), NormRelu(2), nn.Sequential(timm.layers.BatchNormAct2d(2)))
+    with pytest.warns(UserWarning, match=r"skips 1 BatchNorm.*1 \(NormRelu\)"):
+        distributed.synchronised_(model)
+    assert [type(module).__name__ for module in (model[0], model[1], model[2][0])] == [
+        "SyncBatchNorm", "NormRelu", "SyncBatchNormAct"
+    ]  # fmt: skip

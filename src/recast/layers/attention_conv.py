@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +47,39 @@ def is_exported() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
+class KernelRead:
+    """`weight` of a layer of attention: the parameter W_out, with a warning, once per layer, where it is no kernel.
+
+    Blocks that merge their branches, and helpers that build a convolution, read `.weight` as a kernel: of a layer with
+    open heads they would get its convolution, without the attention that was trained. A class attribute without
+    `__set__`: state, copies, parametrisations and replicas take no notice of it.
+    """
+
+    NOT_AS_KERNEL = ("recast.", "torch.nn.modules.module", "torch.nn.utils.parametri")
+    """Modules that read it as the parameter it is."""
+
+    def __init__(self) -> None:
+        self.warned: WeakSet[nn.Module] = WeakSet()
+
+    def __get__(self, layer: AttentionConv2d | None, kind: type[AttentionConv2d]) -> Any:
+        if layer is None:
+            return self
+        if (weight := layer._parameters.get("weight")) is None:
+            raise AttributeError(f"{kind.__name__} has no parameter 'weight'")
+        if torch.compiler.is_compiling() or layer in self.warned:
+            return weight
+        reader = str(sys._getframe(1).f_globals.get("__name__"))
+        if not reader.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():
+            self.warned.add(layer)
+            warnings.warn(
+                f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, {layer.geometry}): it "
+                "is W_out, not a kernel, and a convolution built from it loses the trained attention; call "
+                "recast.fold_ first and merge only the layers that are convolutions then",
+                stacklevel=2,
+            )
+        return weight
+
+
 class AttentionConv2d(nn.Module):
     """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 
@@ -51,7 +88,10 @@ class AttentionConv2d(nn.Module):
     """
 
     _default_config = RecastConfig()
-    weight: nn.Parameter
+    if TYPE_CHECKING:
+        weight: nn.Parameter
+    else:
+        weight = KernelRead()
     bias: nn.Parameter | None
     value: nn.Parameter | None
 
@@ -81,6 +121,22 @@ class AttentionConv2d(nn.Module):
     def _build(self) -> None:
         """Add the subclass's parameters. Raises `RecastError` for a configuration that is not its own."""
 
+    def weight_is_kernel(self) -> bool:
+        """True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""
+        tensors = [t for t in self._parameters.values() if t is not None]
+        if any(type(t) not in (Tensor, nn.Parameter) or t.is_meta for t in tensors):
+            return True
+        return self._is_closed() and (self.value is None or torch.equal(self.value, self._identity()))
+
+    def _is_closed(self) -> bool:
+        """True if every head is its kernel position alone."""
+        return False
+
+    def _w_out(self) -> nn.Parameter:
+        """W_out. Compilers follow this and not `KernelRead`."""
+        weight = self._parameters.get("weight")
+        return self.weight if weight is None else weight
+
     def _parameter(self, *shape: int) -> nn.Parameter:
         return nn.Parameter(self.weight.new_empty(shape))
 
@@ -91,9 +147,14 @@ class AttentionConv2d(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.value is not None:
-            eye = torch.eye(self.in_channels // self.groups, device=self.value.device, dtype=self.value.dtype)
-            self.value.copy_(eye.repeat(self.groups, 1))
+            self.value.copy_(self._identity())
         self._reset_queries_and_keys()
+
+    def _identity(self) -> Tensor:
+        """W_val that leaves X as it is, (C, C/g)."""
+        like = self.query
+        eye = torch.eye(self.in_channels // self.groups, device=like.device, dtype=like.dtype)
+        return eye.repeat(self.groups, 1)
 
     def _reset_queries_and_keys(self) -> None:
         """W_qry random and W_key = 0, both random, or both the same random orthonormal rows for every head.

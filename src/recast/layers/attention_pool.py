@@ -14,6 +14,7 @@ from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.layers.functional.operands import finite_half
 from recast.run.config import PoolStart
 from recast.run.fields import mismatch
 
@@ -47,7 +48,7 @@ class TokenAttention(nn.Module):
         if own:
             itself = (q * self._split(self.k(tokens))).sum(-1, keepdim=True).expand(keys.shape[0], -1, -1, -1)
             scores = torch.cat((itself, scores), dim=-1)
-        attention = scores.softmax(dim=-1)
+        attention = finite_half(scores).softmax(dim=-1)
         a = self.attn_drop(attention)
         y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens)) if own else a @ v
         return self.proj(y.transpose(1, 2).flatten(2)), attention

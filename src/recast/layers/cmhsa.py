@@ -104,7 +104,7 @@ class CMHSA(AttentionConv2d):
             rows, columns = (torch.arange(s.start, s.stop, device=self.relative_bias.device) for s in at[1:])
             table = self.relative_bias[:, rows[:, None], columns]
         return BiasedWeights(
-            self.weight, self.bias, self.value, self.query, self.key, table, self.geometry, self.groups
+            self._w_out(), self.bias, self.value, self.query, self.key, table, self.geometry, self.groups
         )
 
     def chosen_backend(self) -> str:

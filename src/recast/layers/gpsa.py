@@ -16,6 +16,7 @@ from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
+from recast.tracing.hooks import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
@@ -170,7 +171,7 @@ class GPSA(AttentionConv2d):
     def weights(self) -> Weights:
         """The tensors as the pure functions take them."""
         return Weights(
-            self.weight, self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
+            self._w_out(), self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
             self.gaussian_heads, self.content_heads, self.geometry, self.head_dim, self.groups,
             self.config.attend_padding, self.config.content,
         )  # fmt: skip
@@ -198,6 +199,11 @@ class GPSA(AttentionConv2d):
         """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
         self._check_input(x)
         return functional.attention_maps(x, self.weights())
+
+    @torch.no_grad()
+    def _is_closed(self) -> bool:
+        gates = self.coefficients()
+        return gates.shift is not None and not (gates.gaussian.any() or gates.content.any())
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 
@@ -268,7 +274,8 @@ class GPSA(AttentionConv2d):
         With tol = 0 the function is the same to rounding. `recast.fold_` does all layers of a model and reports.
         """
         self.close_maps_(tol)
-        if self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads:
+        closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
+        if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
             return self.to_conv()
         if not parametrize.is_parametrized(self, "weight"):
             self.fold_value_()

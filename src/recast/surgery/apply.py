@@ -12,7 +12,7 @@ from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
 from recast.run.fields import typed
-from recast.surgery.folding.forms import as_folded, guard_merging_, what_remains
+from recast.surgery.folding.forms import as_folded, guard_merging_, is_batch_norm, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.proof import note_, proof_of
@@ -88,7 +88,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     for step in chosen.steps:
         norm = step.fold and step.fold.batch_norm
         found = dict(model.named_modules()).get(norm or "")
-        if norm and not (isinstance(found, nn.BatchNorm2d) and found.num_features == step.output[0]):
+        if norm and not (is_batch_norm(found) and found.num_features == step.output[0]):  # type: ignore[union-attr]
             raise RecastError(
                 f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
                 f"into {step.name}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from recast.errors import RecastError
+from recast.errors import RecastError, blamed
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
@@ -55,7 +55,8 @@ def calibrate_(
             f"calibrate_ solves GPSA layers (gate='sigmoid', 'linear'); {others[0]} is C-MHSA, which starts within "
             "(L−1)·e^−M of its convolution: raise bias_init M instead"
         )
-    held = list(batches)
+    with blamed("reading the batches"):
+        held = list(batches)
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
     for batch in held:

@@ -11,10 +11,11 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA
 from recast.run.fields import NotNegative, Positive, typed
 from recast.surgery.plan import Plan
+from recast.surgery.wake import warn_if_frozen
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
@@ -52,6 +53,7 @@ def param_groups(
     Raises RecastError where layer decay is asked of a network without `group_matcher`, and for a rate or a decay that
     is negative or no finite number.
     """
+    warn_if_frozen(recast_layers(model).values())
     kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}

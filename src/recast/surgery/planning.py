@@ -18,7 +18,7 @@ from recast.run.fields import typed
 from recast.surgery.budget import UNTIMED, keep_within, measure_times
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
-from recast.surgery.pooling.swap import noise, put_pool_
+from recast.surgery.pooling.swap import check_change, noise, put_pool_
 from recast.surgery.ranking import Ranking, rank
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
@@ -238,6 +238,7 @@ def _pool(
     image = example[0] if isinstance(example, tuple) and len(example) == 1 else example
     shape = tuple(image.shape[1:]) if isinstance(image, Tensor) and image.dim() == 4 else None
     place = find_place(model, noise(model, shape))
+    check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(
             f"{place.classifier} is the classifier, which pool.kind=per_class takes apart: select other layers, or "

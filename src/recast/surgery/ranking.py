@@ -22,7 +22,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, blamed
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import RecastConfig
 from recast.run.fields import typed
@@ -33,6 +33,7 @@ from recast.surgery.table import WIDTH, quantity, render
 from recast.surgery.wake import wake_
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import in_eval, undisturbed
+from recast.tracing.observe import run_example
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
@@ -135,7 +136,7 @@ def rank(
     images, labels = images.to(device), labels.to(device)
     size = min(PART, len(images) // 2 // PARTS)
     pixels, answers = images[1::2], labels[1::2]
-    batches, loss = list(zip(pixels.split(size), answers.split(size), strict=True)), loss or nn.functional.cross_entropy
+    batches, loss = list(zip(pixels.split(size), answers.split(size), strict=True)), loss or _cross_entropy
     awake = replace(plan, config=replace(plan.config, query_key="images"))
     with torch.inference_mode(False), undisturbed(model):
         slopes = gate_slopes(model, awake, names, batches, loss, list(images[::2].split(PART)))
@@ -152,6 +153,17 @@ def rank(
         )
     by: Literal["ms", "macs"] = "ms" if timed else "macs"
     return Ranking(plan.model, len(pixels), tuple(sorted(layers, key=lambda layer: -layer.per(by))), times)
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy; on a GPU a class that is not there would end the process."""
+    classes = outputs.shape[1]
+    if labels.dim() == 1 and (labels.is_floating_point() or labels.min() < -100 or labels.max() >= classes):
+        raise RecastError(
+            f"labels must be whole numbers from 0 to {classes - 1}, the network's classes: got {labels.dtype} from "
+            f"{labels.min().item()} to {labels.max().item()}"
+        )
+    return nn.functional.cross_entropy(outputs, labels)
 
 
 def gate_slopes(
@@ -188,8 +200,11 @@ def gate_slopes(
     slopes: list[list[Tensor]] = []
     with in_eval(probe), torch.enable_grad():
         for pixels, labels in batches:
-            value = loss(probe(pixels), labels)
-            if not value.isfinite():
+            outputs = run_example(probe, pixels)
+            with blamed(f"the loss {getattr(loss, '__name__', type(loss).__name__)} of outputs and labels"):
+                value = loss(outputs, labels)
+                finite = bool(value.isfinite())
+            if not finite:
                 raise RecastError("the loss of the network is not finite on these images: look at the weights")
             own_slopes = torch.autograd.grad(value, gates, materialize_grads=True)
             slopes.append([slope.detach() for slope in own_slopes])

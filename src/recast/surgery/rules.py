@@ -25,7 +25,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
 from recast.run.config import RecastConfig
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import FORWARD, hooks_of, in_eval
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 
@@ -55,7 +55,7 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
     own = type(module)
     for kind in own.__mro__:
         if kind in _RULES:
-            same = all(getattr(own, name, None) is getattr(kind, name, None) for name in ("forward", "_conv_forward"))
+            same = all(getattr(own, name, None) is getattr(kind, name, None) for name in FORWARD)
             return (kind, _RULES[kind]) if same else None
     return None
 
@@ -74,6 +74,11 @@ def is_convolution(module: nn.Module) -> bool:
     # not hasattr(module, "weight"): reading a parametrised weight computes it
     weighs = "weight" in module._parameters or hasattr(type(module), "weight")
     return weighs and hasattr(module, "kernel_size")
+
+
+def axes_of(module: nn.Module) -> int:
+    """Axes that a convolution runs over: 1 and 3 of torch's others, else 2."""
+    return len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else 2
 
 
 def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
@@ -109,13 +114,17 @@ def refusal(module: nn.Module) -> str | None:
     if reason := getattr(module, "not_recast", None):
         return str(reason)
     if find_rule(module) is None:
-        return f"no rule for {kind} (rules exist for {', '.join(sorted(known.__name__ for known in _RULES))})"
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hook is not weight_hook(module) for registered in hooks for hook in registered.values()):
+        if (axes := axes_of(module)) != 2:
+            return f"no rule for {kind}, which is {axes}-d: only 2-d convolutions become attention"
+        for base in type(module).__mro__:
+            if base in _RULES and base.__name__ == kind:  # detectron2's and mmcv's are called as torch's
+                return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
+        return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
+    if any(hook is not weight_hook(module) for registered in hooks_of(module) for hook in registered.values()):
         return f"{kind} carries hooks, which the new layer would lose"
     if reason := _hung_on(module):
         return reason
-    if patched := [name for name in ("forward", "_conv_forward") if name in vars(module)]:
+    if patched := [name for name in FORWARD if name in vars(module)]:
         return f"{kind} has a {patched[0]} of its own, set on the instance"
     if any(parameter.is_complex() for parameter in module.parameters()):
         return f"{kind} has complex weights: attention is real"
@@ -213,7 +222,7 @@ def effective_weight(conv: nn.Module) -> Tensor:
 
 def pads_same(conv: nn.Module) -> bool:
     """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
-    return isinstance(conv, Conv2dSame) or bool(getattr(conv, "same_pad", False))
+    return isinstance(conv, Conv2dSame) or (isinstance(conv, StdConv2dSame | ScaledStdConv2dSame) and conv.same_pad)
 
 
 def _geometry(conv: nn.Conv2d) -> Geometry:

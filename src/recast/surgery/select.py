@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from recast.errors import RecastError, shown, suggest
 from recast.layers.cmhsa import RecastLayer
 from recast.run.config import RecastConfig
-from recast.surgery.rules import convert, find_rule, held_elsewhere, refusal
+from recast.surgery.rules import axes_of, convert, find_rule, held_elsewhere, refusal
 from recast.tracing.observe import Observation, on_meta
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -60,6 +60,10 @@ def select(
     where = "last_stage" if where is None else where
     if is_none(where):
         return {}, set(), dict.fromkeys(convolutions, "not selected by none")
+    others = {axes_of(module) for module in convolutions.values()}
+    if convolutions and 2 not in others:
+        axes = " and ".join(f"{count}-d" for count in sorted(others))
+        raise RecastError(f"the convolutions of {type(model).__name__} are {axes}: only 2-d ones become attention")
     explicit, left = _wanted(where, model, convolutions, seen)
     names = [name for name in convolutions if name not in left]
     if not names:
@@ -145,7 +149,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         return spatial
     if pattern == "last_stage":
         if not sizes:
-            raise RecastError("the model has no convolution with a kernel larger than 1×1 that the example reaches")
+            raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
         # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
         possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
         return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]

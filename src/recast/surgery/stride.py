@@ -17,6 +17,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.surgery.rules import pads_same
+from recast.tracing.hooks import computes_as
 from recast.tracing.observe import Call
 
 Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]
@@ -177,7 +178,11 @@ def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
 
     stride = single(getattr(layer, "stride", 1))
     if isinstance(layer, nn.AvgPool2d):
-        halves = {single(layer.kernel_size), stride} == {2} and not single(layer.padding)
+        halves = (
+            computes_as(layer, nn.AvgPool2d)
+            and {single(layer.kernel_size), stride} == {2}
+            and not single(layer.padding)
+        )
         return ("identity" if mode == "remove" else "pool_stride_1") if halves else None
     if stride == 1:
         harmless = isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm)

@@ -16,18 +16,20 @@ start of Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, blamed, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
-from recast.run.fields import Positive, typed
+from recast.run.fields import Positive, Seed, typed
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import run_example
@@ -91,7 +93,7 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
+    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
@@ -110,7 +112,8 @@ def wake_(
     if layers is not None and not layers:
         raise RecastError("layers names no layer to wake: leave it out for all of them")
     if unknown := [name for name in layers or () if name not in every]:
-        raise RecastError(f"no layer {unknown[0]!r} of {type(model).__name__} was recast.{suggest(unknown[0], every)}")
+        name = str(unknown[0])
+        raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
     found = {name: layer for name, layer in every.items() if layers is None or name in layers}
     if not found:
         raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
@@ -118,13 +121,14 @@ def wake_(
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
     seen = {name: _Moments() for name in found}
     with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
-        for batch in [batches] if isinstance(batches, Tensor) else batches:
+        for batch in each_of(batches):
             run_example(model, batch)
     for name, moments in seen.items():
         if not moments.count:
             raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
         if not moments.products.isfinite().all():
             raise RecastError(f"{name} saw NaN or infinite values: look at the images, and at the weights before it")
+    warn_if_frozen(found.values())
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in found.items():
@@ -133,6 +137,23 @@ def wake_(
         _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
     return woken
+
+
+def each_of(batches: Tensor | Iterable[Any]) -> Iterator[Any]:
+    """The batches, or the only one; what their generator raises is a `RecastError`."""
+    with blamed("reading the batches"):
+        yield from [batches] if isinstance(batches, Tensor) else batches
+
+
+def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
+    """Warn where no parameter of the recast layers asks for a gradient: no attention can be trained."""
+    parameters = [p for layer in layers for p in layer.parameters()]
+    if parameters and not any(p.requires_grad for p in parameters):
+        warnings.warn(
+            "every recast layer is frozen, as its convolution was: no attention is trained; call requires_grad_(True) "
+            "on the layers of recast.gpsa_layers(model)",
+            stacklevel=4,
+        )
 
 
 def _set_queries_and_keys(

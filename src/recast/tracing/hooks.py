@@ -18,6 +18,27 @@ After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 """(name, module, inputs, output): called after it; what it returns, unless None, takes the output's place."""
 
 
+FORWARD = ("forward", "_conv_forward", "__call__")
+"""What a subclass, or somebody on an instance, replaces to compute something else."""
+
+
+def computes_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """True if `module` computes what one of `kinds` does: its forward pass is inherited, not replaced on the instance,
+    and no hook could change what goes in or comes out. `isinstance` promises none of that."""
+    kind = type(module)
+    inherits = (
+        all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
+        for base in kinds
+        if isinstance(module, base)
+    )
+    return any(inherits) and vars(module).keys().isdisjoint(FORWARD) and not any(map(len, hooks_of(module)))
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """The hooks of a module's forward and backward passes, by their kinds."""
+    return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+
+
 @contextmanager
 def in_eval(*models: nn.Module) -> Iterator[None]:
     """Set eval mode, and give every module its own mode back afterwards."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -18,14 +19,17 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from timm.layers import convert_sync_batchnorm
+from timm.layers import BatchNormAct2d, convert_sync_batchnorm
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from recast.device import choose_device
 from recast.errors import RecastError
 from recast.run.config import Recipe
 from recast.run.files import locked
+from recast.surgery.stride import replace_module_
+from recast.tracing.hooks import computes_as
 
 T = TypeVar("T")
 
@@ -119,12 +123,32 @@ def check_shares(recipe: Recipe) -> None:
 
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """BatchNorm statistics over all processes. Raises RecastError on a CPU, where torch has no such layer."""
+    """BatchNorm statistics over all processes. A BatchNorm with a forward pass of its own stays, which a warning says.
+    Raises RecastError on a CPU, where torch has no such layer."""
     if process_count() == 1:
         return model
     if device.type != "cuda":
         raise RecastError(f"sync_bn needs GPUs, got {device.type}: set sync_bn=false, or regularization.freeze_bn=true")
-    return convert_sync_batchnorm(model)
+    return synchronised_(model)
+
+
+def synchronised_(model: nn.Module) -> nn.Module:
+    """timm's conversion to SyncBatchNorm of every BatchNorm that computes what its class does."""
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNormAct2d)
+    norms = {
+        n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)
+    }
+    skipped = [f"{name} ({type(norm).__name__})" for name, norm in norms.items() if not computes_as(norm, *plain)]
+    for norm in norms.values():
+        if computes_as(norm, *plain):
+            replace_module_(model, norm, convert_sync_batchnorm(norm))
+    if skipped:
+        warnings.warn(
+            f"sync_bn skips {len(skipped)} BatchNorm with a forward pass or hooks of their own, first {skipped[0]}: "
+            "their statistics stay those of one process",
+            stacklevel=3,
+        )
+    return model
 
 
 def wrapped(model: nn.Module, device: torch.device, before: nn.Module | None = None) -> nn.Module:

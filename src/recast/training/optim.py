@@ -21,6 +21,7 @@ it, and so have queries and keys without a qk_lr.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import timm.optim
@@ -96,9 +97,12 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
     options.
     """
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
-    groups = param_groups(
-        model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr, qk_lr=config.qk_lr
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "every recast layer is frozen")  # a recipe says what it freezes
+        groups = param_groups(
+            model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr,
+            qk_lr=config.qk_lr,
+        )  # fmt: skip
     if not groups:
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:

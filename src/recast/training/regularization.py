@@ -23,6 +23,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
 from recast.run.config import Freeze, Recipe
 from recast.surgery.scales import batch_norms, layer_scales
+from recast.tracing.hooks import computes_as
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
@@ -47,7 +48,9 @@ def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
             continue
         kept = {k: v for k, v in vars(module).items() if v is None} | dict(module.named_children())
         for attribute, value in kept.items():
-            if DROP_PATH.fullmatch(attribute) and isinstance(value, DropPath | StochasticDepth | nn.Identity | None):
+            if DROP_PATH.fullmatch(attribute) and (
+                value is None or computes_as(value, DropPath, StochasticDepth, nn.Identity)
+            ):
                 block = next((outer for outer in several if name.startswith(f"{outer}.")), name)
                 places = blocks.setdefault(block, [])
                 if not any(getattr(module, name, True) in (None, False) for name in SHORTCUTS):

@@ -90,8 +90,8 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
         lambda module, x: module(x, torch.zeros(len(x), 18, 8, 8)),
         NO_RULE.format("DeformConv2d"),
     ),
-    "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), NO_RULE.format("Conv1d")),
-    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), NO_RULE.format("Conv3d")),
+    "1-D": (lambda: nn.Conv1d(4, 4, 3), lambda module, x: module(x.flatten(2)), "no rule for Conv1d, which is 1-d"),
+    "3-D": (lambda: nn.Conv3d(4, 4, (1, 3, 3)), lambda module, x: module(x[:, :, None]), "no rule for Conv3d.*3-d"),
     "own forward": (lambda: Doubled(4, 4, 3), None, NO_RULE.format("Doubled")),
     # trainers of seamless textures replace `_conv_forward` of an instance
     **{
@@ -186,3 +186,34 @@ def test_a_kernel_that_the_model_holds_as_well_is_left() -> None:
     model.register_parameter("kernel", model[1].weight)
     (left,) = recast.plan(model, X, where="all").left
     assert left.reason.startswith("shares its weight with Sequential")
+
+
+class Conv2d(nn.Conv2d):
+    """Called as torch's, as detectron2 and mmcv call theirs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (Conv2d(3, 4, 3), X, rf"no rule for {re.escape(__name__)}\.Conv2d.*forward"),
+        (nn.Conv1d(3, 4, 3), torch.zeros(2, 3, 8), "1-d.*2-d"),
+        (nn.Conv3d(3, 4, 3), torch.zeros(2, 3, 8, 8, 8), "3-d.*2-d"),
+        (nn.ConvTranspose1d(3, 4, 3), torch.zeros(2, 3, 8), "1-d.*2-d"),
+    ],
+)
+@pytest.mark.parametrize("where", ["last_stage", "all"])
+def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, message: str, where: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        recast.plan(nn.Sequential(model, nn.Flatten()), x, where=where)
+
+
+def test_an_attribute_called_same_pad_is_no_padding() -> None:
+    module = nn.Conv2d(3, 4, 3, stride=2)
+    module.same_pad = True  # type: ignore[assignment]
+    model = nn.Sequential(module).eval()
+    x = torch.randn(2, 3, 8, 8)
+    expected = model(x)
+    torch.testing.assert_close(recast.recast_(model, recast.plan(model, x)).eval()(x), expected)

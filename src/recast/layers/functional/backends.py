@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import gaussian_factors, query_tokens
-from recast.layers.functional.operands import Weights, project_values
+from recast.layers.functional.operands import Weights, finite_half, project_values
 from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry, is_channels_last
 
@@ -171,4 +171,4 @@ def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:
     """x (B, C, ·, ·) times matrixᵀ, as tokens (B, N, rows of `matrix`)."""
-    return _as_tokens(F.conv2d(x, matrix[:, :, None, None])).flatten(1, 2)
+    return finite_half(_as_tokens(F.conv2d(x, matrix[:, :, None, None])).flatten(1, 2))

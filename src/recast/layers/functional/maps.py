@@ -20,6 +20,7 @@ from recast.layers.functional.operands import (
     Weights,
     block_diagonal,
     expand_heads,
+    finite_half,
     project_out,
     project_values,
 )  # fmt: skip
@@ -113,13 +114,13 @@ def query_tokens(x: Tensor, geometry: Geometry) -> Tensor:
 def queries(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
     """Q of every output pixel, (B, H, N, D); of a layer with all content maps, as `keys`."""
     tokens = query_tokens(x, w.geometry).flatten(2).transpose(1, 2)
-    return F.linear(tokens, w.query).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
+    return finite_half(F.linear(tokens, w.query)).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
 def keys(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
     """K of every pixel of the padded input, (B, H, M, D)."""
     tokens = w.geometry.pad(x).flatten(2).transpose(1, 2)
-    return F.linear(tokens, w.key).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
+    return finite_half(F.linear(tokens, w.key)).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
 def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
@@ -134,7 +135,7 @@ def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
         shares = torch.softmax(k.masked_fill(hidden[:, None], float("-inf")), dim=-2).transpose(-1, -2)
         return lambda at: torch.softmax(q[:, :, at], dim=-1) @ shares
     k, scale = k.transpose(-1, -2), q.shape[-1] ** -0.5
-    return lambda at: torch.softmax((q[:, :, at] @ k * scale).masked_fill(hidden, float("-inf")), dim=-1)
+    return lambda at: torch.softmax(finite_half(q[:, :, at] @ k * scale).masked_fill(hidden, float("-inf")), dim=-1)
 
 
 def content_map(x: Tensor, w: Weights) -> Tensor:
@@ -226,13 +227,13 @@ def plain(x: Tensor, w: Weights) -> Tensor:
         tokens = geometry.pad(x) if w.attend_padding else x
         seen = (grid if w.attend_padding or not padded else grid[(..., *at)]).flatten(2).transpose(1, 2)
         q, k = (
-            F.conv2d(t, m[:, :, None, None]).unflatten(1, (len(w.content_heads), -1)).flatten(3)
+            finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
             for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
         )  # (B, H_c, D, N) and (B, H_c, D, M)
         if w.content == "linear":
-            found = torch.softmax(q, 2).mT @ (torch.softmax(k, -1) @ seen[:, None])
+            found = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ seen[:, None])
         else:
-            maps = torch.softmax(q.mT @ k * w.head_dim**-0.5, -1)
+            maps = torch.softmax(finite_half(q.transpose(-1, -2) @ k * w.head_dim**-0.5), -1)
             found = (maps.flatten(1, 2) @ seen.to(maps.dtype)).unflatten(1, maps.shape[1:3])
         found = found * w.gates.content.to(found.dtype)[:, None, None]
         images = found.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))

@@ -202,6 +202,12 @@ def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
     return torch.block_diag(*matrix.chunk(groups))
 
 
+def finite_half(x: Tensor) -> Tensor:
+    """`x` with the overflow of half precision (±65,504) clamped: an infinite logit makes softmax NaN, and NaN times a
+    closed gate is NaN. Other types are `x` itself."""
+    return x.nan_to_num() if isinstance(x, Tensor) and x.dtype == torch.float16 else x  # else a torch.fx.Proxy
+
+
 # --- choices of heads -------------------------------------------------------------------------------------------------
 
 

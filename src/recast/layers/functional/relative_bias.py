@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import apply_maps, keys, queries
-from recast.layers.functional.operands import BiasedWeights, project_out, project_values
+from recast.layers.functional.operands import BiasedWeights, finite_half, project_out, project_values
 from recast.layers.geometry import Geometry
 
 
@@ -82,8 +82,13 @@ def biased(x: Tensor, w: BiasedWeights) -> Tensor:
 
 def shared_values_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """softmax(Q Kᵀ / √D + bias) V with the maps written out, V (B, M, C) read once for all heads: (B, H, N, C)."""
-    maps = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias, dim=-1)
+    maps = torch.softmax(_biased_logits(q, k, bias), dim=-1)
     return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+
+
+def _biased_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """Q Kᵀ / √D + B: finite before and after the bias, which may be of a wider type, or the last bit too much."""
+    return finite_half(finite_half(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5) + bias)
 
 
 def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
@@ -95,8 +100,8 @@ def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tenso
 def biased_maps(x: Tensor, w: BiasedWeights) -> BiasedMaps:
     """The attention maps written out over the padded key grid."""
     q, k, bias = _attends(x, w)
-    content = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return BiasedMaps(*(torch.softmax(logits, dim=-1) for logits in (bias[None], content, content + bias)))
+    logits = bias[None], _biased_logits(q, k, torch.zeros_like(bias)), _biased_logits(q, k, bias)
+    return BiasedMaps(*(torch.softmax(part, dim=-1) for part in logits))
 
 
 def _attends(x: Tensor, w: BiasedWeights) -> tuple[Tensor, Tensor, Tensor]:

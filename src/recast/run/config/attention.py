@@ -106,6 +106,9 @@ class PoolConfig(Checked, prefix="pool."):
     """Hidden width of the pooling's MLP, in widths of the map."""
     init_values: Finite | None = None
     """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
+    allow_change: bool = False
+    """Take start=average in a network that does not average over its last map (class token, maximum, SqueezeNet),
+    although its logits change. False: refuse."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -20,7 +21,7 @@ from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
-from recast.tracing.hooks import hooked, replaced_output
+from recast.tracing.hooks import computes_as, hooked, replaced_output
 from recast.tracing.observe import Example, run_example
 
 
@@ -35,7 +36,7 @@ def fold_layer(layer: GPSA, tol: float = 0.0, kernel: int | None = None) -> nn.M
     """
     layer.close_maps_(tol)
     wider = None if kernel is None or layer.content_heads else larger_geometry(layer.geometry, kernel)
-    if wider is None or not layer.gaussian_heads:
+    if wider is None or not layer.gaussian_heads or not computes_as(layer, GPSA):
         return layer.fold()
     weight, trained = layer.kernel_in_eval()
     return convolution(wider, larger_kernel(layer, weight, wider), layer.bias, layer.groups, trained).train(
@@ -176,6 +177,19 @@ def _merge(block: nn.Module, method: str) -> nn.Module | None:
 # --- BatchNorm in eval mode is a scale and a shift per channel: both go into the layer before it ----------------------
 
 
+NORM_HOLDS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+
+
+def is_batch_norm(norm: nn.Module | None) -> bool:
+    """True for a BatchNorm2d with statistics, or timm's with an activation, that computes and holds what its class
+    does."""
+    if not isinstance(norm, nn.BatchNorm2d) or not norm.track_running_stats:
+        return False
+    parts = {"drop", "act"} if isinstance(norm, BatchNormAct2d) else set()
+    held = {*norm._parameters, *norm._buffers, *norm._modules}
+    return computes_as(norm, nn.BatchNorm2d, BatchNormAct2d) and held <= NORM_HOLDS | parts
+
+
 def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Example) -> dict[str, str]:
     """Which BatchNorm alone takes the output of which layer, by name: seen in forward passes, the very same tensor."""
     made: dict[int, tuple[str, Any]] = {}  # with the tensor: an address is given out again once its tensor is gone
@@ -187,7 +201,8 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
     def meet(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         takes.setdefault(name, []).append(made.get(id(inputs[0]), (None,))[0])
 
-    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.track_running_stats}
+    layers = {name: layer for name, layer in layers.items() if computes_as(layer, GPSA)}
+    norms = {name: module for name, module in model.named_modules() if is_batch_norm(module)}
     with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
         outputs = tree_leaves(run_example(model, batch))
     once = [(name, seen[0]) for name, seen in takes.items() if len(seen) == 1]
@@ -237,5 +252,5 @@ def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
 def what_remains(norm: nn.Module) -> nn.Module:
     """What stands in the place of a BatchNorm that was multiplied in: nothing, or timm's own activation after it."""
     parts = [getattr(norm, name, None) for name in ("drop", "act")]
-    rest = [part for part in parts if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
+    rest = [part for part in parts if isinstance(part, nn.Module) and not computes_as(part, nn.Identity)]
     return nn.Sequential(*rest).train(norm.training) if rest else nn.Identity()

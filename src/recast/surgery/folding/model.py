@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, blamed
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
@@ -67,7 +67,8 @@ def fold_(
         raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
     if batch_norm and data is None:
         raise RecastError("batch_norm=True needs data: a forward pass shows which BatchNorm follows which layer")
-    batches: Batches = [] if data is None else [(data, None)] if isinstance(data, Tensor) else list(data)
+    with blamed("reading data"):
+        batches: Batches = [] if data is None else [(data, None)] if isinstance(data, Tensor) else list(data)
     if data is not None and not batches:
         raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
     if not all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in batches):

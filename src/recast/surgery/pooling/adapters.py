@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import Linear as TimmLinear
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -20,6 +21,7 @@ from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.run.config import PoolConfig
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
+from recast.tracing.hooks import computes_as
 
 
 class PooledLayer(AttentionPool):
@@ -32,7 +34,7 @@ class PooledLayer(AttentionPool):
 
     def __init__(self, place: Place, num_classes: int | None, config: PoolConfig) -> None:
         options = asdict(config)
-        del options["kind"]
+        del options["kind"], options["allow_change"]
         super().__init__(place.dim, num_classes, **options)
         self.replaced: tuple[nn.Module, ...] = ()  # a tuple: no part of this module
         self.takes, self.gives, self.prefix_tokens = place.takes, place.gives, place.prefix_tokens
@@ -123,8 +125,11 @@ def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -
 
 def class_head(layer: nn.Module) -> ClassHead:
     """A classifier's rows as a layer that gives each to its own class's vector; its weights are copied."""
-    if not isinstance(layer, nn.Linear | nn.Conv2d):
-        raise RecastError(f"expected a linear classifier, got {type(layer).__name__}: take a single token")
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or not computes_as(layer, nn.Linear, nn.Conv2d, TimmLinear):
+        raise RecastError(
+            f"expected a linear classifier, got {type(layer).__name__} (with a forward or hooks of its own?): take a "
+            "single token"
+        )
     weight, bias = layer.weight.detach().flatten(1), layer.bias
     head = ClassHead(weight.shape[1], weight.shape[0], bias is not None, as_map=isinstance(layer, nn.Conv2d)).to(weight)
     with torch.no_grad():

@@ -9,10 +9,10 @@ import torch
 from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, blamed
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
-from recast.tracing.hooks import in_eval, undisturbed
+from recast.tracing.hooks import computes_as, in_eval, undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,
@@ -46,7 +46,7 @@ def find_place(model: nn.Module, example: Tensor) -> Place:
     kind = type(model).__name__
     if name := next((name for name, module in model.named_modules() if isinstance(module, BY_ATTENTION)), None):
         raise RecastError(f"{kind} pools by attention already ({name}): build it with another global_pool")
-    with in_eval(model), undisturbed(model):
+    with in_eval(model), undisturbed(model), blamed(f"finding where {kind} pools"):
         net = Probe(model, example)
         found = _pooling_module(net) or _head(net) or _after_sequential(net)
     if found is None:
@@ -62,7 +62,7 @@ def find_place(model: nn.Module, example: Tensor) -> Place:
 
 def _pooling_module(net: Probe) -> Place | None:
     """The last pooling module, where nothing but single positions comes after it."""
-    pools = [i for i, (n, shape) in enumerate(net.order) if isinstance(net.modules[n], POOLS) and is_one(shape)]
+    pools = [i for i, (n, shape) in enumerate(net.order) if computes_as(net.modules[n], *POOLS) and is_one(shape)]
     if not pools or any(not is_one(shape) for _, shape in net.order[pools[-1] + 1 :]):
         return None  # none, or the last is of a channel attention: there are maps after it
     name = net.order[pools[-1]][0]
@@ -106,7 +106,7 @@ def _before_classifier(net: Probe, pool: Done, seen: list[Done]) -> Place | None
         return None  # what is pooled are features, and there is no classifier
     names = [name for name, _ in net.order]
     for name in reversed(names[: names.index(last.name)]):
-        if isinstance(net.modules[name], nn.Sequential) and same(net.watch({name})[-1].output, last.input):
+        if computes_as(net.modules[name], nn.Sequential) and same(net.watch({name})[-1].output, last.input):
             dim, positions = last.input.shape[1], last.input[0, 0].numel()
             return Place("append", name, dim, "NCHW", "NCHW", 0, last.name, averages=False, positions=positions)
     return None
@@ -143,7 +143,7 @@ def _head(net: Probe) -> Place | None:
     likeliest = next((form for form in forms if x.shape[CHANNELS[form[0]]] == width), forms[0])
     # a head that reads the class token, or pools otherwise, takes the pooled position all the same
     for (layout, prefix), averages in (*((form, True) for form in forms), (likeliest, False)):
-        found = net.probe(model.forward_head, _single(x, layout, prefix))
+        found = net.probe(model.forward_head, single(x, layout, prefix))
         if found is not None and (same(found[0], answer[0]) if averages else found[0].shape == answer[0].shape):
             dim = x.shape[CHANNELS[layout]]
             positions = x[0].numel() // dim - prefix
@@ -162,7 +162,7 @@ def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
     return [("NLC", n) for n in dict.fromkeys([*likely, 0])]
 
 
-def _single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
+def single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
     """The mean over positions, as one position; of tokens also in the place of those before the patches."""
     one = x[:, prefix:].mean(MEANS[layout], keepdim=True)
     return one.expand(-1, prefix + 1, -1) if layout == "NLC" else one
@@ -173,13 +173,13 @@ def _after_sequential(net: Probe) -> Place | None:
     names = [
         name
         for name, shape in net.order
-        if isinstance(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
+        if computes_as(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
     ]
     for name in list(dict.fromkeys(reversed(names)))[:TRIED]:
         seen = net.watch({name})
         for relu in (False, True):
             x = seen[-1].output.relu() if relu else seen[-1].output
-            found = net.answer_if(seen[-1].module, _single(x, "NCHW"), net.example)
+            found = net.answer_if(seen[-1].module, single(x, "NCHW"), net.example)
             is_answer = found is not None and net.answer is not None and same(found[0], net.answer[0])
             if found is not None and is_answer and len(seen) == 1 and net.all_comes_through(seen[0]):
                 dim, positions = x.shape[1], x[0, 0].numel()

@@ -5,37 +5,44 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from itertools import count
+from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
 from recast.run.config import PoolConfig, RecastConfig
 from recast.run.fields import typed
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
-from recast.surgery.pooling.find import find_place
+from recast.surgery.pooling.find import find_place, single
+from recast.surgery.pooling.probe import is_one, same
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
-from recast.tracing.hooks import in_eval
+from recast.tracing.hooks import computes_as, in_eval, undisturbed
+from recast.tracing.observe import run_example
 
 SIDES = (128, 224, 64, 32, 256, 384)
 """Sides in pixels that a network is tried with which does not say what it takes."""
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
-@typed("model", "per_class", "config", "example")
+@typed("model", "per_class", "config", "example", "allow_change")
 def attention_pool_(
-    model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Tensor | None = None
-) -> nn.Module:
+    model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Tensor | None = None,
+    allow_change: bool = False,
+) -> nn.Module:  # fmt: skip
     """Replace the global pooling of `model` by attention (`AttentionPool`), in place; returns the model.
 
     The classifier and whatever lies before it stay, with their weights. With the default start, an average, the
-    network computes what it did, where it averaged; where it did not, and where there is a single position to pool, a
-    warning says so. With `start="paper"` the pooled features are new, and so the logits: that start is for training.
+    network computes what it did. A network that does not average over its last map (class token, maximum, SqueezeNet's
+    classifier before its pooling) would give other logits: it is refused without `allow_change=True`. A warning says
+    where there is a single position to pool. With `start="paper"` the pooled features are new, and so the logits: that
+    start is for training.
 
     per_class: a token, and a map, for each class. The classifier's row j then reads class j's vector (`ClassHead`), and
     `forward_head(x, pre_logits=True)` of timm's networks gives these vectors as rows (B·K, C). config: all settings
@@ -47,31 +54,37 @@ def attention_pool_(
     layer.
     """
     if (network := changeable(model)) is not model:
-        attention_pool_(network, per_class, config=config, example=example)
+        attention_pool_(network, per_class, config=config, example=example, allow_change=allow_change)
         return model
     config = config or PoolConfig("per_class" if per_class else "single")
+    config = replace(config, allow_change=config.allow_change or allow_change)
     if not config.is_on:
         raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")
     _check_own_pool(model)
     place = find_place(model, noise(model) if example is None else example)
+    check_change(model, config, place)
     proof = proof_of(model)
     put_pool_(model, config, place)
     note_(model, proof)
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
-    if config.start == "average" and not place.averages:
-        warnings.warn(
-            f"{type(model).__name__} did not average over its last map (class token, maximum, or its classifier comes "
-            "first): its logits are others now",
-            stacklevel=2,
-        )
-    elif place.positions == 1:
+    if place.positions == 1:
         warnings.warn(
             f"{type(model).__name__} pools a single position at this size of image: attention has nothing to choose",
             stacklevel=2,
         )
     return model
+
+
+def check_change(model: nn.Module, config: PoolConfig, place: Place) -> None:
+    """Raise RecastError where a pooling that starts as the average would change the logits, and may not."""
+    if config.start == "average" and not (place.averages or config.allow_change):
+        raise RecastError(
+            f"{type(model).__name__} does not average over its last map (class token, maximum, or a classifier before "
+            "the pooling): attention pooling changes its logits; to accept that pass allow_change=True "
+            "(--pool.allow_change true)"
+        )
 
 
 def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
@@ -85,8 +98,13 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
     if place.how == "head" and (not hasattr(model, "forward_head") or hasattr(model, "attention_pool")):
         has = "no forward_head" if not hasattr(model, "forward_head") else "an attention_pool of its own"
         raise RecastError(f"the plan is for another model: {type(model).__name__} has {has}")
-    if place.how == "append" and not isinstance(at, nn.Sequential):
+    if place.how == "append" and not computes_as(at, nn.Sequential):
         raise RecastError(f"the plan is for another model: {place.name} is {type(at).__name__}, no nn.Sequential")
+    if place.averages and config.start == "average" and _pools_otherwise(model, at, place):
+        raise RecastError(
+            f"the plan is for another model: {type(model).__name__} no longer averages at {place.name or 'its head'} "
+            f"({shown(at)}); plan again"
+        )
     head = None
     if config.kind == "per_class":
         if place.classifier is None:
@@ -110,6 +128,27 @@ def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
     hold_pool_(model, before_head=place.how == "head")
     if head is not None:
         replace_module_(model, classifier, head)
+
+
+@torch.no_grad()
+def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
+    """True if the pooling module, or the head that pools, shows on noise that it does not average. The network itself
+    does not run, and what takes no map of this size shows nothing."""
+    run = at if place.how == "module" else model.forward_head if place.how == "head" else None
+    parameter, side = next(model.parameters()), max(2, isqrt(place.positions))
+    if run is None or parameter.is_meta:
+        return False
+    shape = {"NCHW": (place.dim, side, side), "NHWC": (side, side, place.dim)}.get(
+        place.takes, (place.prefix_tokens + place.positions, place.dim)
+    )
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    try:
+        with in_eval(model), undisturbed(model):
+            mean = single(x, place.takes, place.prefix_tokens)
+            pooled, expected = run(x), mean if place.how == "module" else run(mean)
+    except Exception:  # whatever a head does with a map of another size
+        return False
+    return is_one(pooled.shape) and not same(pooled.flatten(), expected.flatten())
 
 
 def _check_own_pool(model: nn.Module) -> None:
@@ -146,9 +185,11 @@ def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
         found = images(told[0], height, width)
         try:
             with torch.no_grad(), in_eval(model):
-                model(found)
-        except (AssertionError, RuntimeError, ValueError) as error:
+                run_example(model, found)
+        except RecastError as error:
             reason = reason or error
         else:
             return found
-    raise RecastError(f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)")
+    raise RecastError(
+        f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)"
+    ) from reason

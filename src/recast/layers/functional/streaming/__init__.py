@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from recast.layers.functional.operands import finite_half
 from recast.layers.functional.streaming import short
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
 from recast.layers.functional.streaming.stream import Stream, goes_by_parts, project
@@ -173,7 +174,8 @@ def dense_attend(tensors: Any, numbers: Any) -> Tensor:
             if s.linear:
                 mixed = q @ s.key[:, s.part(content)]
             else:
-                mixed = torch.softmax(q @ s.key[..., s.part(content)].mT * s.scale, -1) @ s.seen
+                logits = finite_half(q @ s.key[..., s.part(content)].mT * s.scale)
+                mixed = torch.softmax(logits, -1) @ s.seen
             gathered = gathered + gate * mixed.view_as(gathered)
         if gaussian is not None:
             by_rows = torch.einsum("iy,byxc->bixc", s.rows[gaussian], s.values)

@@ -78,6 +78,8 @@ class Backward(Stream):
         by_channels = (d * gate).transpose(1, 2).contiguous()
         by_width = (query * gate).transpose(1, 2).contiguous()
         narrow = query.new_zeros(chunk.n, self.head_dim, d.shape[1])
+        # in half precision a closed gate comes before what overflows: infinity times 0 is NaN
+        factor, is_half = gate * self.scale, query.dtype == torch.float16
         for (keys, seen), d_key, d_seen in zip(self.tiles(at, chunk.images), self.d_key, self.d_seen, strict=True):
             weights = self.weights(query, keys, top)
             d_logits = product(d, seen.transpose(1, 2), self.buffer("d_map", *weights.shape))
@@ -89,9 +91,9 @@ class Backward(Stream):
                 d_logits.addcmul_(weights, own, value=-1)
             add_product(d_seen[chunk.images], by_channels, weights)
             # the narrow side first: a head of 7 channels takes a fifth of the other order's time
-            add_product(narrow, keys, d_logits.transpose(1, 2))
+            add_product(narrow, keys * factor if is_half else keys, d_logits.transpose(1, 2))
             add_product(d_key[at, chunk.images], by_width, d_logits)
-        self.d_query[chunk.images, chunk.queries, self.part(at)] = narrow.transpose(1, 2).mul_(gate * self.scale)
+        self.d_query[chunk.images, chunk.queries, self.part(at)] = narrow.transpose(1, 2).mul_(1 if is_half else factor)
 
     def results(self) -> tuple[Tensor, ...]:
         """In the order and the types of the operator's inputs."""

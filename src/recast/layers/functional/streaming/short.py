@@ -84,6 +84,8 @@ def backward(s: Backward, dy: Tensor, kept: Tensor | None) -> None:
             s.d_content[group.content] += inner.sum((0, 2, 3), dtype=s.d_content.dtype)
             d_logits.addcmul_(attention, inner, value=-1)
             factor = (s.content[group.content] * s.scale)[:, None, None]
+            if d_logits.dtype == torch.float16:  # a closed gate comes before what overflows: infinity times 0 is NaN
+                factor = torch.ones_like(d_logits.mul_(factor)[0, :, :1, :1])
             (q, k), maps = _heads(s, group, images), d_logits.flatten(0, 1)
             # the narrow side first: a head of 7 channels takes a fifth of the other order's time
             d_query = torch.bmm(k, maps.transpose(1, 2)).unflatten(0, (n, count)) * factor
@@ -111,6 +113,8 @@ def _attention(s: Stream, group: Group, images: slice) -> Tensor:
     shape = (len(q), q.shape[1], s.num_keys)
     logits, attention = s.buffer("mixed", *shape), s.buffer("attention", *shape)
     torch.baddbmm(logits, q, k, beta=0, alpha=s.scale, out=logits)
+    if logits.dtype == torch.float16:
+        logits.nan_to_num_()  # as `finite_half`, in place
     torch.softmax(logits, -1, out=attention)
     return attention.unflatten(0, (-1, len(group.heads)))
 

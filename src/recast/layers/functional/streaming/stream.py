@@ -156,7 +156,8 @@ class Stream:
         return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
 
     def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
-        return product(query, keys, self.buffer("logits", *query.shape[:2], keys.shape[2]))
+        logits = product(query, keys, self.buffer("logits", *query.shape[:2], keys.shape[2]))
+        return logits.nan_to_num_() if logits.dtype == torch.float16 else logits  # as `finite_half`, in place
 
     def top(self, at: int, images: slice, query: Tensor) -> Tensor | None:
         """The largest logit of every query, (n, r·J, 1), where it has to be subtracted."""
