@@ -42,6 +42,8 @@ class Options(TrustOption, OutputOptions):
     """the file; None: model.onnx or model.pt2 beside the subject"""
     checkpoint: str | None = None
     """weights for a model's name"""
+    checkpoint_key: str | None = None
+    """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
     pretrained: bool = False
     """fetch the registry's own weights"""
     img_size: str | None = None
@@ -86,4 +88,5 @@ def _open(options: Options) -> tuple[nn.Module, nn.Module | None, str | None]:
         model = models.get("recast", models.get("finetuned"))
         assert model is not None
         return model, models.get("parent"), str(found.data.val.img_size)
-    return open_model(ModelConfig(options.subject, options.checkpoint, options.pretrained)), None, None
+    config = ModelConfig(options.subject, options.checkpoint, options.pretrained, checkpoint_key=options.checkpoint_key)
+    return open_model(config), None, None

@@ -37,7 +37,7 @@ from recast.run.tables import read_records
 
 SEED = 0
 """Of random weights: the same command draws the same picture."""
-OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
+OF_MODELS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
 
@@ -118,7 +118,9 @@ def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     `crop_fraction`, and a note says what was assumed; names of classes ImageNet's for 1,000. Random weights are drawn
     with one seed.
     """
-    config = ModelConfig(asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes)
+    config = ModelConfig(
+        asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes, checkpoint_key=asked.checkpoint_key
+    )
     names = None if asked.classes is None else read_class_names(Path(asked.classes))
     device = choose_device(asked.device)
     with seeded(SEED):

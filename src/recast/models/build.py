@@ -20,7 +20,7 @@ from recast.models.neck import with_body
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.sources import create
-from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights
+from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights, select_weights
 from recast.run.config import ModelConfig
 from recast.run.fields import Classes, Pixels, check_value, read_fields
 from recast.run.names import split_name
@@ -45,6 +45,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     """
     if config.checkpoint is not None and config.pretrained:
         raise RecastError("pass either checkpoint or pretrained, not both: a checkpoint replaces every weight")
+    if config.checkpoint_key is not None and config.checkpoint is None:
+        raise RecastError("checkpoint_key (--checkpoint-key) requires checkpoint, the file that it is a key of")
     source, name = split_name(config.name)
     kwargs = _kwargs(config, num_classes)
     origin, weights, header = f"the pretrained weights of {config.name}", None, None
@@ -61,6 +63,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
             with suppress(RecastError):  # foreign: its weights were read before
                 header = read_header(config.checkpoint)
             model = model if header is None else replayed(model, header, config.checkpoint)
+            weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
         inner = next((part for part in model.modules() if isinstance(part, PatchConvNet) and part is not model), None)

@@ -24,7 +24,7 @@ from recast.errors import RecastError
 from recast.io import save
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import constructor
-from recast.models.weights import load_weights_, read_header, read_weights
+from recast.models.weights import load_weights_, read_header, read_safetensors
 from recast.run.config import Recipe
 from recast.run.files import row_digest, write_json
 from recast.run.records import Epoch, Measured
@@ -82,7 +82,7 @@ def fit(
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 ended = Plan.from_json(saved, f"{weights}'s plan")  # its pool is in the model that was given
                 recast_(model, ended, steps=[step.name for step in ended.steps])
-            load_weights_(model, read_weights(weights), weights)
+            load_weights_(model, read_safetensors(weights), weights)
             refresh_gates_(model.eval())
             return rows
         return _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step).run(resume)
