@@ -129,7 +129,8 @@ def test_an_exported_file_is_run_again(tmp_path: Path, child: nn.Module) -> None
     export(child, X[:1], file)
     path = save(child, tmp_path / "child.safetensors", MADE_BY)
     assert str(tmp_path) not in json.dumps(read_header(path))
-    assert held(check(path))["export child.onnx"] is True
+    assert held(check(path))["export child.onnx"] is None
+    assert held(check(path, run=True))["export child.onnx"] is True
     whole, saved = file.read_bytes(), path.read_bytes()
     for wrong in (7, [7], [{"batch": 1, "height": 10**9, "width": 8, "error": 0.0}]):
         rewrite(path, lambda header, wrong=wrong: header["proof"]["exported"]["child.onnx"].update(checks=wrong))

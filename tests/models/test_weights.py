@@ -109,7 +109,7 @@ SHAPE = r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"
         ({"0.weight": None, "3.bias": None}, r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
         ({"7.weight": torch.ones(1)}, r"1 unexpected \(first: 7.weight\)"),
         ({"0.weight": torch.ones(8, 3, 5, 5)}, SHAPE),
-        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "the file has 9 classes: pass num_classes=9"),
+        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "these weights have 9 classes: set num_classes=9"),
         ({"0.weight": torch.ones(8, 3, 3, 3).to(torch.int8)}, r"1 not floating .* \(first: 0.weight is torch.int8\)"),
         ({"3.weight": torch.full((4, 8), torch.nan)}, "NaN or infinity in 3.weight"),
         ({"1.running_var": torch.full((8,), torch.inf)}, "NaN or infinity in 1.running_var"),

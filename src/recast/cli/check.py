@@ -20,6 +20,7 @@ EXAMPLES = """  recast check child.safetensors
   recast check child.safetensors --parent resnet50            (its published weights)
   recast check child.safetensors --parent parent.safetensors
   recast check child.safetensors --parent mynet:build --checkpoint parent.pth
+  recast check child.safetensors --run                        (and its model.onnx)
   recast check runs/mine --json                               (with the run's own parent)
 """
 ABOUT = """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
@@ -41,6 +42,8 @@ class Options(TrustOption, OutputOptions):
     """weights for the name of --parent, .safetensors or .pth"""
     checkpoint_key: str | None = None
     """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
+    run: bool = False
+    """run the exported ONNX files beside it again: only the file itself vouches for them"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -61,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
         parent = None if options.parent is None else _named(options, header["constructor"]).eval()
         if parent is None and folder is not None:
             parent = _of_run(folder)
-        found = check(path, parent, trust=options.trust)
+        found = check(path, parent, trust=options.trust, run=options.run)
     print_json(found.to_dict()) if options.json else print(found)
     return 0 if found.ok else 1
 
@@ -89,7 +92,7 @@ def _named(options: Options, constructor: dict[str, Any] | None) -> nn.Module:
     if own is not None:
         return open_model(ModelConfig(name))
     if constructor is None:
-        raise RecastError(f"neither file says how to build the network that {name} holds weights of: save it with one")
+        raise RecastError(f"neither file says how to build the parent: add --parent NETWORK --checkpoint {name}")
     model = build_from(constructor)
     load_weights_(model, select_weights(model, read_weights(name), name, options.checkpoint_key), name)
     return model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recast.cli.help import Command
 from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.errors import RecastError
 from recast.run.config import ModelConfig
 from recast.run.files import check_place
 from recast.run.trust import trusting
@@ -60,12 +61,14 @@ def run(argv: Sequence[str]) -> int:
     import torch
 
     from recast.cli.plan import example_shape
-    from recast.exporting import SUFFIX, export
+    from recast.exporting import SUFFIX, export, is_export
     from recast.surgery.folding.model import fold_
 
     default = (subject if subject.is_dir() else subject.parent) / f"model{SUFFIX[options.to]}"
     out = Path(options.out) if options.out else default
     check_place(out, "--out", default.name)
+    if out.exists() and not (out.is_file() and is_export(out)):
+        raise RecastError(f"{out} exists and was not written by recast export: choose another --out, or move it")
     with trusting(options.subject, trust=options.trust):
         model, parent, side = _open(options)
     torch.manual_seed(0)

@@ -28,7 +28,7 @@ from recast.explain.scene import Scene
 from recast.explain.write import check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
-from recast.models.build import input_defaults
+from recast.models.build import class_names, input_defaults
 from recast.run.config import ModelConfig, Recipe
 from recast.run.config.explain import ExplainOptions
 from recast.run.recipe import why_untaught
@@ -125,11 +125,12 @@ def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     device = choose_device(asked.device)
     with seeded(SEED):
         model = open_model(config).to(device)
+    names = names or list(class_names(model) or ()) or None
     labels, outputs = {name: name for name in names or ()}, num_outputs(model)
     if names is not None and outputs not in (None, len(names)):
         raise RecastError(
-            f"{asked.classes} has {len(names)} names of classes for a network with {outputs} outputs: one a line is "
-            "expected, in their order"
+            f"{asked.classes or config.name} has {len(names)} names of classes for a network with {outputs} outputs: "
+            "--classes FILE must have one a line, in their order"
         )
     if names is None and outputs == 1000:
         names, labels = imagenet_names()

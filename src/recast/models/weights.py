@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from recast.errors import RecastError, listed, shown
 from recast.run.files import require
@@ -38,8 +39,8 @@ AVERAGED = re.compile(r"(^|[._])ema([._]|$)")
 PLAIN: list[Any] = [
     argparse.Namespace, defaultdict, list, np.dtype, np.ndarray,
     *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
-    *((getattr(np._core.multiarray, name), f"numpy.{core}.multiarray.{name}")
-      for name in ("scalar", "_reconstruct") for core in ("core", "_core")),
+    *((value.__reduce__()[0], f"numpy.{core}.multiarray.{name}")
+      for value, name in ((np.int64(), "scalar"), (np.empty(0), "_reconstruct")) for core in ("core", "_core")),
     *((getattr(pathlib, f"Pure{name}"), f"{module}.{pure}{name}") for name in ("PosixPath", "WindowsPath")
       for pure in ("", "Pure") for module in ("pathlib", "pathlib._local")),
 ]  # fmt: skip
@@ -87,8 +88,8 @@ def select_weights(
     if key is not None:
         inside = {name: value for name, value in tensors.items() if name.startswith(f"{key}.")}
         if not inside:
-            sets = listed(list(dict.fromkeys(name.partition(".")[0] for name in tensors)), 5)
-            raise RecastError(f"{source} has no weights under {key!r}, only {sets}: choose with --checkpoint-key")
+            keys = listed(list(dict.fromkeys(name.partition(".")[0] for name in tensors)), 5)
+            raise RecastError(f"{source} has no weights under {key!r}, only {keys}: choose with --checkpoint-key")
         tensors = inside
     names = {name for name in model.state_dict() if not name.endswith(".num_batches_tracked")}
     fits = Counter(start for name in tensors for start in _prefixes(name) if name.removeprefix(start) in names)
@@ -139,7 +140,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …, "proof": …}` of a saved file.
+    """`{"constructor": …, "plan": …, "proof": …, "images": …}` of a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
@@ -160,7 +161,12 @@ def read_header(path: str | Path) -> dict[str, Any]:
     constructor, plan = header.get("constructor"), header.get("plan")
     if not isinstance(plan, str | None):
         raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
-    return {"constructor": constructor, "plan": plan, "proof": header.get("proof") or {}}
+    return {
+        "constructor": constructor,
+        "plan": plan,
+        "proof": header.get("proof") or {},
+        "images": header.get("images"),
+    }
 
 
 def _read_pickled(path: Path) -> Any:
@@ -196,11 +202,21 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
     `source` names the weights in messages. Dtypes follow the model (fp16 files load into an fp32 model).
     A BatchNorm's missing `num_batches_tracked` (files from before torch 0.4.1) is no error.
     """
+    check_values(model)
     if message := mismatch(model, weights):
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
     model.load_state_dict(dict(weights), strict=True)
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise RecastError for a lazy layer that never ran, and for a model on the device meta."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise RecastError(f"{name} is of a lazy layer that never ran: run the model on a batch of images first")
+        if value.is_meta:
+            raise RecastError(f"{name} is on the meta device, without values: build the model on the CPU")
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
@@ -228,7 +244,7 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     if missing or unexpected:
         parts.append("build the network that these weights were saved from")
     if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
-        parts.append(f"the file has {classes} classes: pass num_classes={classes}")
+        parts.append(f"these weights have {classes} classes: set num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
         parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)
