@@ -160,6 +160,10 @@ def test_the_command(tmp_path: Path, parent: nn.Module, child: nn.Module, capsys
     assert {finding["holds"] for finding in found["findings"]} == {True}
     assert main(["check", str(path), "--parent", str(weights)]) == 1
     assert "FAILS        parent" in capsys.readouterr().out
+    torch.save({"state_dict": {f"model.{k}": v for k, v in parent.state_dict().items()}}, tmp_path / "parent.ckpt")
+    of_parent = ["--checkpoint", str(tmp_path / "parent.ckpt")]
+    assert main(["check", str(path), "--parent", "digits_resnet", *of_parent]) == 0
+    assert main(["check", str(path), *of_parent]) == 2
     for wrong in (tmp_path / "none.safetensors", weights, tmp_path):
         assert main(["check", str(wrong)]) == 2
 

@@ -13,7 +13,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +37,7 @@ DEEPEST = 8
 AVERAGED = re.compile(r"(^|[._])ema([._]|$)")
 """In the name of a moving average, which timm prefers to the weights themselves."""
 PLAIN: list[Any] = [
-    argparse.Namespace, defaultdict, list, np.dtype, np.ndarray,
+    argparse.Namespace, np.dtype, np.ndarray,
     *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
     *((value.__reduce__()[0], f"numpy.{core}.multiarray.{name}")
       for value, name in ((np.int64(), "scalar"), (np.empty(0), "_reconstruct")) for core in ("core", "_core")),
@@ -187,8 +187,9 @@ def _read_pickled(path: Path) -> Any:
         if any(name.endswith("/constants.pkl") for name in members):
             reason = "is a TorchScript program, not weights: save its state_dict alone"
         elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):
+            code = next((name for name in named if not name.startswith("builtins.")), "code")
             reason = (
-                f"needs {listed(named, 2) or 'code'} to be run while it is read, which is refused: "
+                f"needs {code} to be run while it is read, which is refused: "
                 "save the weights alone, torch.save(model.state_dict(), FILE)"
             )
         else:
