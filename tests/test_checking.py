@@ -129,7 +129,8 @@ def test_an_exported_file_is_run_again(tmp_path: Path, child: nn.Module) -> None
     export(child, X[:1], file)
     path = save(child, tmp_path / "child.safetensors", MADE_BY)
     assert str(tmp_path) not in json.dumps(read_header(path))
-    assert held(check(path))["export child.onnx"] is True
+    assert held(check(path))["export child.onnx"] is None
+    assert held(check(path, run=True))["export child.onnx"] is True
     whole, saved = file.read_bytes(), path.read_bytes()
     for wrong in (7, [7], [{"batch": 1, "height": 10**9, "width": 8, "error": 0.0}]):
         rewrite(path, lambda header, wrong=wrong: header["proof"]["exported"]["child.onnx"].update(checks=wrong))
@@ -159,6 +160,10 @@ def test_the_command(tmp_path: Path, parent: nn.Module, child: nn.Module, capsys
     assert {finding["holds"] for finding in found["findings"]} == {True}
     assert main(["check", str(path), "--parent", str(weights)]) == 1
     assert "FAILS        parent" in capsys.readouterr().out
+    torch.save({"state_dict": {f"model.{k}": v for k, v in parent.state_dict().items()}}, tmp_path / "parent.ckpt")
+    of_parent = ["--checkpoint", str(tmp_path / "parent.ckpt")]
+    assert main(["check", str(path), "--parent", "digits_resnet", *of_parent]) == 0
+    assert main(["check", str(path), *of_parent]) == 2
     for wrong in (tmp_path / "none.safetensors", weights, tmp_path):
         assert main(["check", str(wrong)]) == 2
 

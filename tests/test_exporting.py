@@ -97,8 +97,11 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
         recast.export(child, x, tmp_path / "child.pth")
     with pytest.raises(RecastError, match=r"got child\.pt2 and to='onnx'"):
         recast.export(child, x, tmp_path / "child.pt2", "onnx")
-    with pytest.raises(RecastError, match="a batch of images"):
-        recast.export(child, x[0], tmp_path / "child.pt2")
+    for example in (x[0], x[:0]):
+        with pytest.raises(RecastError, match="a batch of images"):
+            recast.export(child, example, tmp_path / "child.pt2")
+    with pytest.raises(RecastError, match="the folder of path does not exist"):
+        recast.export(child, x, tmp_path / "no/child.pt2")
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(RecastError, match=r"ONNX needs onnxruntime: pip install 'recast-vision\[export\]'"):
         recast.export(child, x, tmp_path / "child.onnx")
@@ -137,3 +140,16 @@ def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pyt
     import onnx
 
     assert "Softmax" not in {node.op_type for node in onnx.load(found["path"]).graph.node}  # all heads were closed
+
+
+def test_the_command_replaces_its_own_files_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = recast.save(Small(), tmp_path / "child.safetensors", f"{__name__}:Small")
+    words = ["export", str(path), "--to", "torch", "--img-size", "16", "--trust"]
+    for _ in range(2):
+        assert main(words) == 0
+    (tmp_path / "model.pt2").write_text("MINE")
+    (tmp_path / "mine.pt2").write_text("MINE")
+    for place in ([], ["--out", str(tmp_path / "mine.pt2")]):
+        assert main([*words, *place]) == 2
+        assert "was not written by recast export" in capfd.readouterr().err
+    assert {name.read_text() for name in tmp_path.glob("*.pt2")} == {"MINE"}

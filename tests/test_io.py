@@ -17,7 +17,7 @@ from recast.errors import RecastError
 from recast.io import load, save
 from recast.layers.attention_pool import attention_pools
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.models.build import build, constructor
+from recast.models.build import build, class_names, constructor, input_defaults
 from recast.models.weights import read_header, read_weights
 from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
@@ -102,7 +102,7 @@ def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:
     path = save(model, tmp_path / "shared.safetensors")
     tensors = load_file(path)
     assert torch.equal(tensors["0.weight"], tensors["1.weight"])
-    assert read_header(path) == {"constructor": None, "plan": None, "proof": {}}
+    assert read_header(path) == {"constructor": None, "plan": None, "proof": {}, "images": None}
     save(torch.compile(nn.DataParallel(model), backend="eager"), path)  # under the network's own names
     assert load_file(path).keys() == tensors.keys()
     with pytest.raises(RecastError, match=r"0\.weight is on the meta device"):
@@ -184,3 +184,51 @@ def test_a_constructor_is_checked_when_it_is_written(tmp_path: Path) -> None:
         with pytest.raises(RecastError):
             save(model, tmp_path / "b.safetensors", wrong)
     assert not (tmp_path / "b.safetensors").exists()
+    model = timm.create_model("digits_resnet", num_classes=4)
+    with pytest.raises(RecastError, match=r"fc.weight is \(4, .* 4 classes: set num_classes=4.* its kwargs"):
+        save(model, tmp_path / "b.safetensors", "digits_resnet")
+    state = torch.random.get_rng_state()
+    save(model, tmp_path / "b.safetensors", {"name": "digits_resnet", "kwargs": {"num_classes": 4}})
+    assert torch.equal(state, torch.random.get_rng_state())
+    with pytest.raises(RecastError, match="another network"):  # a function of a module that is imported
+        save(model, tmp_path / "b.safetensors", f"{__name__}:another")
+    save(model, tmp_path / "b.safetensors", "not_imported:build")
+
+
+def another() -> nn.Module:
+    return nn.Conv2d(3, 4, 3)
+
+
+def test_images_and_classes_come_back(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    given: dict[str, Any] = {"classes": ["cat", "dog"], "img_size": 32, "mean": (0.1, 0.2, 0.3), "std": [0.5, 0.6, 0.7]}
+    path = save(model, tmp_path / "a.safetensors", **given)
+    for _ in range(2):  # a loaded model is saved with the same
+        loaded = load(path, parent=model)
+        defaults = input_defaults(loaded)
+        assert defaults is not None
+        assert (defaults.size, defaults.mean, defaults.std) == ((32, 32), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+        assert class_names(loaded) == ("cat", "dog")
+        assert not hasattr(model, "pretrained_cfg")
+        path = save(loaded, tmp_path / "b.safetensors")
+    with pytest.raises(RecastError, match="belong together"):
+        save(model, path, img_size=32)
+    timms = load(save(timm.create_model("digits_resnet"), path, "digits_resnet", img_size=(48, 64)))
+    assert input_defaults(timms).size == (48, 64)  # type: ignore[union-attr]
+    assert timms.pretrained_cfg["input_size"] == (3, 48, 64)
+
+
+@pytest.mark.parametrize("name", ["folder.safetensors", "file/a.safetensors"])
+def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(RecastError, match="path"):
+        save(nn.Conv2d(3, 4, 3), tmp_path / name)
+    with pytest.raises(RecastError, match="no such file"):
+        load("a" * 5000 + ".safetensors")
+
+
+def test_a_lazy_parent_is_refused(tmp_path: Path) -> None:
+    path = save(nn.Conv2d(3, 4, 3), tmp_path / "a.safetensors")
+    with pytest.raises(RecastError, match="lazy layer that never ran"):
+        load(path, parent=nn.LazyConv2d(4, 3))

@@ -17,7 +17,7 @@ from recast.errors import RecastError
 from recast.exporting import BATCHES, ExportCheck, compare, missing_packages, open_program
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
-from recast.models.build import check_constructor
+from recast.models.build import check_constructor, input_defaults
 from recast.models.weights import CHECKSUM, read_header, read_safetensors
 from recast.run.fields import read_fields, typed
 from recast.run.trust import check_trusted, trusting
@@ -64,12 +64,13 @@ class Checked:
         return "\n".join([f"{self.path}: {'nothing was found wrong' if self.ok else 'NOT as it says'}", *lines])
 
 
-@typed("path", "parent", "trust")
-def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> Checked:
+@typed("path", "parent", "trust", "run")
+def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False, run: bool = False) -> Checked:
     """Open a file of `save`, rebuild its network, and verify again what it says of itself.
 
     With the `parent`: that it is the one that was recast, that the plan applied to it computes what it computes, and
-    how far the saved weights are from it, on two images of noise. What cannot be verified is said too. Raises
+    how far the saved weights are from it, on two images of noise. `run`: exported ONNX files beside it are run again,
+    which may take any time and memory: only the file vouches for them. What cannot be verified is said too. Raises
     `RecastError` for what is no file of `save`, and, as `load` does, for code that it names without `trust`.
     """
     path = local_file(path)
@@ -79,11 +80,11 @@ def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fa
         with trusting(trust=trust):
             check_trusted(name)
     proof = read_fields(Proof, header["proof"], f"{path}'s proof")
-    return Checked(path, tuple(_findings(path, header, proof, parent, trust)))
+    return Checked(path, tuple(_findings(path, header, proof, parent, trust, run)))
 
 
 def _findings(
-    path: Path, header: dict[str, Any], proof: Proof, parent: nn.Module | None, trust: bool
+    path: Path, header: dict[str, Any], proof: Proof, parent: nn.Module | None, trust: bool, run: bool
 ) -> Iterator[Finding]:
     try:
         tensors = read_safetensors(path)
@@ -121,7 +122,7 @@ def _findings(
     if proof.folded is not None:
         yield _folds(proof, model)
     for file_name, told in (proof.exported or {}).items():
-        yield _export(path.parent / Path(file_name).name, told, model)
+        yield _export(path.parent / Path(file_name).name, told, model, run)
 
 
 def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Module | None) -> Iterator[Finding]:
@@ -138,7 +139,9 @@ def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Modul
         same = fingerprint(parent) == proof.parent
         told = "is the network that was recast" if same else "is another network, or its weights were changed"
         yield Finding("parent", same, f"{told} ({proof.parent[:12]}…)")
-    images = noise(parent)
+    stated = input_defaults(model)
+    usual = stated is not None and max(stated.size) <= LARGEST // 4
+    images = noise(parent, (len(stated.mean), *stated.size) if stated and usual else None)
     unfolded = replace(plan, steps=tuple(replace(step, fold=None, bias_added=False) for step in plan.steps))
     with torch.random.fork_rng(devices=[]):
         start = recast_(copy.deepcopy(parent), unfolded)
@@ -176,7 +179,7 @@ def _folds(proof: Proof, model: nn.Module) -> Finding:
     return Finding("folds", True, f"{len(folded)} layers have the forms that fold_ reports{measured}")
 
 
-def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
+def _export(path: Path, told: dict[str, Any], model: nn.Module, run: bool) -> Finding:
     """An exported file that lies beside: is it the one, and does it compute the same? Programs of torch are not opened:
     reading one may run code."""
     claim = f"export {path.name}"
@@ -192,8 +195,15 @@ def _export(path: Path, told: dict[str, Any], model: nn.Module) -> Finding:
         return Finding(claim, None, f"it does not lie beside the file; {recorded}")
     if hashlib.sha256(path.read_bytes()).hexdigest() != told.get("sha256"):
         return Finding(claim, False, f"{path} is another file than the one that was checked; {recorded}")
-    if path.suffix != ".onnx" or missing_packages():
-        why = "a program of torch is not opened here" if path.suffix != ".onnx" else "ONNX Runtime is not installed"
+    is_program = path.suffix != ".onnx"
+    if is_program or not run or missing_packages():
+        why = (
+            "a program of torch is not opened here"
+            if is_program
+            else "ONNX Runtime is not installed"
+            if run
+            else "--run"
+        )
         return Finding(claim, None, f"it is the file that was checked, and was not run again ({why}); {recorded}")
     try:
         program = open_program(path, "onnx")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError, first_line
 from recast.run.fields import typed
-from recast.run.files import replaced
+from recast.run.files import check_place, free_space, replaced
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import plan_of
@@ -31,6 +32,8 @@ from recast.tracing.timing import time_models
 
 Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
+MARK, EDGE = "written-by-recast", 2**16
+"""In the files that we write, within so many bytes of an end."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
@@ -100,8 +103,11 @@ def export(
         raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
     if to == "onnx" and (missing := missing_packages()):
         raise RecastError(f"ONNX needs {', '.join(missing)}: pip install 'recast-vision[export]', or to='torch'")
-    if example.dim() != 4:
-        raise RecastError(f"the example is a batch of images (batch, channels, height, width), got {example.dim()}-d")
+    if example.dim() != 4 or not len(example):
+        raise RecastError(
+            f"the example is a batch of images (batch, channels, height, width), got {tuple(example.shape)}"
+        )
+    check_place(path, "path", f"model{path.suffix}")
     refresh_gates_(model)
     sizes = [tuple(example.shape[-2:])]
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
@@ -166,13 +172,27 @@ def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: b
             except Exception as error:  # whatever a model's code does with symbols
                 if axes == [0]:
                     raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
+        content = BytesIO()  # not the file itself: torch aborts the process where the disk is full
         if to == "torch":
-            with path.open("wb") as file:  # a name that does not end in .pt2 would be warned of
-                torch.export.save(program, file)
+            torch.export.save(program, content, extra_files={MARK: ""})
         else:
             with redirect_stdout(StringIO()):  # the exporter tells its steps
-                torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
+                exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+            exported.model.producer_name = MARK
+            content.write(exported.model_proto.SerializeToString())
+    try:
+        path.write_bytes(content.getbuffer())
+    except OSError as error:
+        raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} are free") from None
     return len(axes) > 1
+
+
+def is_export(path: Path) -> bool:
+    """True for a file that `export` wrote: ONNX names its producer at the head, a .pt2 lists its parts at the end."""
+    with path.open("rb") as file:
+        head = file.read(EDGE)
+        file.seek(-min(EDGE, path.stat().st_size), os.SEEK_END)
+        return MARK.encode() in head + file.read()
 
 
 def open_program(path: Path, to: Target) -> Program:

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.layers.cmhsa import RecastLayer
-from recast.models.build import build_from, check_constructor, replayed
+from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.sources import check_registered, reaching
-from recast.models.weights import CHECKSUM, HEADER, load_weights_, read_header, read_safetensors
-from recast.run.fields import typed
-from recast.run.files import free_space, replaced
+from recast.models.weights import CHECKSUM, HEADER, check_values, load_weights_, mismatch, read_header, read_safetensors
+from recast.run.fields import read_fields, typed
+from recast.run.files import check_place, free_space, replaced
+from recast.run.trust import may_run
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_by_name
 from recast.surgery.plan import plan_of
@@ -43,18 +48,39 @@ def local_file(path: str | Path) -> Path:
         return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 
-@typed("model", "path")
-def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None) -> Path:
+@typed("model", "path", "classes", "mean", "std")
+def save(
+    model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None, *,
+    classes: Sequence[str] | None = None, img_size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+) -> Path:  # fmt: skip
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor; returns its path.
 
     The file of a recast model also holds what `check` looks at: its parent's fingerprint, the latest comparison by
     `verify` that held, what `fold_` did, and what `export` found.
 
-    `constructor` says how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, upernet:NAME and the like,
-    pkg.module:function), or {"name": …, "kwargs": {"num_classes": …}}; without it, `load` needs the parent. Raises
-    `RecastError` for another suffix, and for a constructor that `load` would not understand, or whose network there is
-    not. Written to a temporary name first: a file that is there is replaced only by a whole one.
+    Args:
+        constructor: how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, upernet:NAME and the like,
+            pkg.module:function), or {"name": …, "kwargs": {"num_classes": …}}. Without it, `load` needs the parent. It
+            is tried here: it must build a network with this model's weights. A function is called only if its module
+            is imported already.
+        classes: names of the outputs.
+        img_size: side, or (height, width), of the images in pixels.
+        mean, std: the normalisation per channel, in [0, 1] pixels. All of these default to what the network states in
+            `pretrained_cfg`, as timm's do. `load` states them there, for `explain`, `export` and `check`.
+
+    Raises `RecastError` for another suffix, a constructor of another network, and a file that cannot be written. It is
+    written to a temporary name first: a file that is there is replaced only by a whole one.
     """
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    images = Images.of(unwrapped(model), classes=classes, img_size=size, mean=mean, std=std)
+    return write_model(model, path, constructor, images)
+
+
+def write_model(
+    model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None, images: Images, *, tried: bool = True
+) -> Path:
+    """`save` with the `images` given; `tried`: the constructor is."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise RecastError(f"weights are saved as .safetensors, got {path.name}")
@@ -62,8 +88,7 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
-    if missing := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
-        raise RecastError(f"{missing} is on the meta device, without values: load the model's weights first")
+    check_values(model)
     plan = plan_of(model)
     layers = modules_by_name(model)
     inner = [name for name, module in layers.items() if plan is None and plan_of(module) is not None]
@@ -73,6 +98,8 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
             "recast_ changed, or leave the constructor out and load into a parent that was recast alike"
         )
     header: dict[str, Any] = {"constructor": constructor, "plan": None}
+    if images != Images():
+        header["images"] = asdict(images)
     if plan is not None:
         for step in plan.steps:
             layer = layers.get(step.name)
@@ -92,7 +119,11 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         # safetensors refuses two names for one memory
         tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(tensor.untyped_storage().data_ptr())
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if constructor is not None and tried:
+        _try_constructor(header, tensors, model)
+    with suppress(OSError):  # `check_place` says what is wrong
+        path.parent.mkdir(parents=True, exist_ok=True)
+    check_place(path, "path", "model.safetensors")
     metadata = {"format": "pt", HEADER: json.dumps(header)}
     metadata[CHECKSUM] = checksum(metadata[HEADER], tensors)
     with replaced(path) as temporary:
@@ -103,9 +134,26 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
     return path
 
 
+def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Raise RecastError unless the constructor in `header` builds a network that takes `tensors`."""
+    source, name, _ = check_constructor(header["constructor"])
+    if source == "function" and not may_run(name) and name.partition(":")[0] not in sys.modules:
+        return  # importing it may do anything: a script's module would run the script again
+    with torch.random.fork_rng(devices=[]):
+        built = replayed(build_from(header["constructor"], trust=True), {"proof": {}, **header}, "the model")
+    if reason := mismatch(built, tensors):
+        raise RecastError(
+            f"constructor {shown(header['constructor'])} builds another network than this {type(model).__name__}: "
+            f"{reason}. Set its kwargs ({', '.join(KWARGS)}), or leave it out and load with parent="
+        )
+
+
 @typed("path", "parent", "trust")
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
+
+    Its `pretrained_cfg` states the images and classes that the file knows, under timm's keys: input_size, mean, std,
+    label_names.
 
     `path` may be hf-hub:user/name, or hf-hub:user/name@revision, that `push_to_hub` wrote. A file may name a
     `pkg.mod:function` as its constructor: it is called only with `trust`.
@@ -120,9 +168,11 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
             raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
         model = build_from(header["constructor"], trust=trust)
     else:
+        check_values(parent)
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     model = replayed(model, header, path)
     load_weights_(model, read_safetensors(path), path)
+    read_fields(Images, header["images"] or {}, f"{path}'s images").note_(model)
     return refresh_gates_(model.eval())

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import argparse
+import pathlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from recast.errors import RecastError
-from recast.models.weights import load_weights_, read_weights
+from recast.models.weights import load_weights_, read_weights, select_weights
 
 
 def net(classes: int = 4) -> nn.Sequential:
@@ -35,9 +38,113 @@ def test_reads_what_was_saved(tmp_path: Path, suffix: str, wrap: Any) -> None:
         save_file(weights, path)
     else:
         torch.save(wrap({f"module.{k}": v for k, v in weights.items()}), path)
-    read = read_weights(path)
+    read = select_weights(net(), read_weights(path), path)
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[k], weights[k]) for k in weights)
+
+
+WEIGHTS = net().state_dict()
+EMA = {name: value + 1 for name, value in WEIGHTS.items()}
+
+
+def under(prefix: str, weights: dict[str, torch.Tensor] = WEIGHTS) -> dict[str, torch.Tensor]:
+    return {prefix + name: value for name, value in weights.items()}
+
+
+def selected(tmp_path: Path, content: object, key: str | None = None, name: str = "w.pth") -> dict[str, torch.Tensor]:
+    torch.save(content, tmp_path / name)
+    return select_weights(net(), read_weights(tmp_path / name), name, key)
+
+
+@pytest.mark.parametrize("name", ["w.ckpt", "w.PTH", "w"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        under("model."), {"state_dict": under("backbone.")}, {"model": {"state_dict": under("_orig_mod.module.")}},
+        {"model": under("module._orig_mod.")}, {"state_dict_ema": WEIGHTS, "epoch": 3}, [WEIGHTS, 3],
+        {"module": WEIGHTS},
+        {k.replace("0.", "0._orig_mod."): v for k, v in WEIGHTS.items()},
+        {
+            "state_dict": WEIGHTS, "args": argparse.Namespace(lr=0.1, out=pathlib.Path("x")), "best": np.float64(0.9),
+            "history": [np.arange(2)], "place": pathlib.PureWindowsPath("c:/x"),
+        },
+    ],
+    ids=lambda content: ",".join(content)[:40] if isinstance(content, dict) else "list",
+)  # fmt: skip
+def test_containers_of_training_frameworks(tmp_path: Path, content: object, name: str) -> None:
+    read = selected(tmp_path, content, name=name)
+    assert read.keys() == WEIGHTS.keys()
+    assert all(torch.equal(read[k], WEIGHTS[k]) for k in WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            {"state_dict": under("net.") | {"criterion.weight": torch.ones(4)}},
+            r"left out state_dict\.criterion\.weight",
+        ),
+        (under("module.") | {"n_averaged": torch.tensor(3)}, "left out n_averaged"),
+        ({"model": WEIGHTS, "optimizer": {"state": {0: {"step": torch.ones(1)}}}}, r"optimizer\.state\.0\.step"),
+    ],
+)
+def test_what_is_left_out_is_said(tmp_path: Path, content: object, told: str) -> None:
+    with pytest.warns(UserWarning, match=told):
+        assert selected(tmp_path, content).keys() == WEIGHTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("content", "first", "second"),
+    [
+        ({"state_dict": WEIGHTS, "state_dict_ema": EMA}, "state_dict_ema", "state_dict"),
+        ({"model_ema": EMA, "model": WEIGHTS}, "model_ema", "model"),
+        ({"model": {"state_dict": WEIGHTS}, "ema": {"module": under("module.", EMA)}}, "ema", "model"),
+        ({"state_dict": under("model.") | under("ema_model.", EMA)}, "ema_model", "state_dict.model"),
+        ({"best": EMA, "state_dict": WEIGHTS}, "state_dict", "best"),
+    ],
+)
+def test_of_several_sets_the_average_is_taken_and_said(
+    tmp_path: Path, content: object, first: str, second: str
+) -> None:
+    with pytest.warns(UserWarning, match=rf"{first}\S* is loaded, --checkpoint-key"):
+        taken = selected(tmp_path, content)
+    other = selected(tmp_path, content, second)
+    sums = {"average" if torch.equal(w["3.bias"], EMA["3.bias"]) else "plain" for w in (taken, other)}
+    assert sums == {"average", "plain"}
+    with pytest.raises(RecastError, match="no weights under 'nowhere'"):
+        selected(tmp_path, content, "nowhere")
+
+
+def test_sets_without_a_rule_are_refused(tmp_path: Path) -> None:
+    content = {"student": under("module."), "teacher": EMA}
+    with pytest.raises(RecastError, match=r"student\.module, teacher: choose with --checkpoint-key"):
+        selected(tmp_path, content)
+    assert torch.equal(selected(tmp_path, content, "teacher")["3.bias"], EMA["3.bias"])
+
+
+def test_a_file_that_holds_itself_ends(tmp_path: Path) -> None:
+    content: dict[str, Any] = {}
+    content |= {"model": content, "ema": [content]}
+    with pytest.raises(RecastError, match="holds no weights"):
+        selected(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000 + ".pth", "a\0.pth"])
+def test_names_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(RecastError, match="does not exist"):
+        read_weights(name)
+
+
+@pytest.mark.parametrize("whole", [net(), {"model": WEIGHTS, "optimizer": torch.optim.SGD(net().parameters())}])
+def test_objects_of_torch_are_refused(tmp_path: Path, whole: object) -> None:
+    with pytest.raises(RecastError, match=r"w\.pth needs .* refused: save the weights alone, torch\.save"):
+        selected(tmp_path, whole)
+
+
+def test_models_without_values_are_refused() -> None:
+    for model, message in ((nn.LazyConv2d(8, 3), "lazy layer that never ran"), (net().to("meta"), "meta device")):
+        with pytest.raises(RecastError, match=message):
+            load_weights_(model, WEIGHTS, "w.pth")
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -71,11 +178,10 @@ def test_truncated_file_is_one_clear_line(tmp_path: Path, suffix: str, keep: flo
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "must hold a mapping of names to tensors, got list"),
+        (torch.ones(1), "must hold a mapping of names to tensors, got Tensor"),
+        ([1, 2], "holds no weights"),
         ({}, "holds no weights"),
         ({"state_dict": {}}, "holds no weights"),
-        ({"epoch": 3, "weights": {"a": torch.ones(1)}}, "'epoch' is int"),
-        ({1: torch.ones(1)}, "1 is Tensor"),
     ],
 )
 def test_foreign_content_is_refused(tmp_path: Path, content: object, message: str) -> None:
@@ -109,7 +215,7 @@ SHAPE = r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"
         ({"0.weight": None, "3.bias": None}, r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
         ({"7.weight": torch.ones(1)}, r"1 unexpected \(first: 7.weight\)"),
         ({"0.weight": torch.ones(8, 3, 5, 5)}, SHAPE),
-        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "the file has 9 classes: pass num_classes=9"),
+        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "these weights have 9 classes: set num_classes=9"),
         ({"0.weight": torch.ones(8, 3, 3, 3).to(torch.int8)}, r"1 not floating .* \(first: 0.weight is torch.int8\)"),
         ({"3.weight": torch.full((4, 8), torch.nan)}, "NaN or infinity in 3.weight"),
         ({"1.running_var": torch.full((8,), torch.inf)}, "NaN or infinity in 1.running_var"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recast.cli.help import Command
 from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
+from recast.errors import RecastError
 from recast.run.config import ModelConfig
 from recast.run.files import check_place
 from recast.run.trust import trusting
@@ -42,6 +43,8 @@ class Options(TrustOption, ComputeOptions):
     """the file; None: model.onnx or model.pt2 beside the subject"""
     checkpoint: str | None = None
     """weights for a model's name"""
+    checkpoint_key: str | None = None
+    """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
     pretrained: bool = False
     """fetch the registry's own weights"""
     img_size: str | None = None
@@ -58,12 +61,14 @@ def run(argv: Sequence[str]) -> int:
     import torch
 
     from recast.cli.plan import example_shape
-    from recast.exporting import SUFFIX, export
+    from recast.exporting import SUFFIX, export, is_export
     from recast.surgery.folding.model import fold_
 
     default = (subject if subject.is_dir() else subject.parent) / f"model{SUFFIX[options.to]}"
     out = Path(options.out) if options.out else default
     check_place(out, "--out", default.name)
+    if out.exists() and not (out.is_file() and is_export(out)):
+        raise RecastError(f"{out} exists and was not written by recast export: choose another --out, or move it")
     with trusting(options.subject, trust=options.trust):
         model, parent, side = _open(options)
     torch.manual_seed(0)
@@ -86,4 +91,5 @@ def _open(options: Options) -> tuple[nn.Module, nn.Module | None, str | None]:
         model = models.get("recast", models.get("finetuned"))
         assert model is not None
         return model, models.get("parent"), str(found.data.val.img_size)
-    return open_model(ModelConfig(options.subject, options.checkpoint, options.pretrained)), None, None
+    config = ModelConfig(options.subject, options.checkpoint, options.pretrained, checkpoint_key=options.checkpoint_key)
+    return open_model(config), None, None

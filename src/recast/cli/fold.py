@@ -83,8 +83,9 @@ def _save(options: Options, out: Path) -> int:
     from recast.evaluation.run_folder import open_run
     from recast.evaluation.suites import check_task
     from recast.explain.open import names_a_run, open_model
-    from recast.io import save
+    from recast.io import write_model
     from recast.layers.gpsa import gpsa_layers
+    from recast.models.build import Images
     from recast.models.weights import read_header
     from recast.surgery.folding.closing import heads_left
     from recast.surgery.folding.model import fold_
@@ -101,7 +102,7 @@ def _save(options: Options, out: Path) -> int:
         check_task(["frontier"], run.recipe.data.task, run.data.name)
         close_to(run, options.heads)
     layers = fold_(model, options.tol)
-    save(model, out, read_header(source)["constructor"])
+    write_model(model, out, read_header(source)["constructor"], Images.of(model), tried=False)
     left = len(heads_left(model))
     if options.json:
         print_json({"file": str(out), "heads": before, "open": left, "layers": [asdict(layer) for layer in layers]})

@@ -24,7 +24,7 @@ METAVARS = {
     "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS", "budget": "LIMITS", "device": "DEVICE", "name": "NAME",
     "data": "NAME", "opt": "NAME", "dates": "EPOCH:LAYER", "sizes": "HxW", "neighbours": "K", "sets": "DIR",
     "figures": "DIR", "subject": "RUN|MODEL", "images": "IMAGE", "classes": "FILE", "layer": "LAYER",
-    "coarse_file": "FILE", "saved": "FILE|RUN", "parent": "MODEL|FILE",
+    "coarse_file": "FILE", "checkpoint_key": "NAME", "saved": "FILE|RUN", "parent": "MODEL|FILE",
 }  # fmt: skip
 
 

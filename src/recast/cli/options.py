@@ -226,6 +226,8 @@ class ModelOptions(ComputeOptions):
     """timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or pkg.module:function"""
     checkpoint: str | None = None
     """weights, .safetensors or .pth"""
+    checkpoint_key: str | None = None
+    """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
     pretrained: bool = False
     """fetch the registry's own weights"""
     num_classes: Classes | None = None

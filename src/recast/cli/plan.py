@@ -69,7 +69,10 @@ def open_parent(options: ModelOptions, data: Data | None) -> tuple[nn.Module, Da
     """The parent that the options name, and the data set normalised as the parent knows it."""
     from recast.models.build import build, input_defaults
 
-    config = ModelConfig(options.model, options.checkpoint, options.pretrained, options.num_classes)
+    config = ModelConfig(
+        options.model, options.checkpoint, options.pretrained, options.num_classes,
+        checkpoint_key=options.checkpoint_key,
+    )  # fmt: skip
     with trusting(options.model):
         model = build(config, num_classes=len(data.classes) if data else None)
     if data is not None:

@@ -19,7 +19,7 @@ from recast.explain.inputs import Input, ranked, read_image
 from recast.explain.maps import TOP_CLASSES, Described, called, cam_layer, record_maps
 from recast.explain.scene import Layer, Picture, Prediction, Scene, State
 from recast.explain.write import check_target, write_pages
-from recast.models.build import InputDefaults, input_defaults
+from recast.models.build import InputDefaults, class_names, input_defaults
 from recast.run.records import ARMS
 from recast.tracing.hooks import in_eval
 
@@ -45,9 +45,10 @@ def explain(
         recast.explain.make.explain(child, "cat.jpg", against={"parent": parent})
 
     image: a file, a PIL image, or pixels (3, height, width) in [0, 1], which are taken as they are.
-    classes: names of the outputs; without them their numbers. mean, std: the normalisation; without them the network's
-    own (timm's), or ImageNet's. size: what the image is resized and cropped to, side or (height, width); without it the
-    network's own, or 224. against: networks whose predictions stand beside it ("parent", "finetuned", or any name).
+    classes: names of the outputs; without them those of a file of `save`, or their numbers. mean, std: the
+    normalisation; without them the network's own (timm's, a file's), or ImageNet's. size: what the image is resized and
+    cropped to, side or (height, width); without it the network's own, or 224. against: networks whose predictions stand
+    beside it ("parent", "finetuned", or any name).
 
     Shown are recast layers, attention pools and the attention of transformers (timm's, torchvision's); a model with
     none of these has a page too: its predictions, and that there are no maps. Models are run in eval mode, without
@@ -55,7 +56,7 @@ def explain(
     it, or nowhere to write.
     """
     check_target(Path(out))
-    own = input_defaults(model) or ASSUMED
+    own, classes = input_defaults(model) or ASSUMED, classes or class_names(model)
     shape = (size, size) if isinstance(size, int) else size or own.size
     if not isinstance(image, Tensor):
         source = image if isinstance(image, Image.Image) else Path(image)

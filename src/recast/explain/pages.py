@@ -28,7 +28,7 @@ from recast.explain.scene import Scene
 from recast.explain.write import check_target, safe_stem, write_pages
 from recast.io import load
 from recast.models.adapt import classifiers
-from recast.models.build import input_defaults
+from recast.models.build import class_names, input_defaults
 from recast.run.config import ModelConfig, Recipe
 from recast.run.config.explain import ExplainOptions
 from recast.run.recipe import why_untaught
@@ -37,7 +37,7 @@ from recast.run.tables import read_records
 
 SEED = 0
 """Of random weights: the same command draws the same picture."""
-OF_MODELS = ("checkpoint", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
+OF_MODELS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 MAX_STATES = 12
 """Epochs on the slider; of more that were kept, as many at equal distances."""
 
@@ -118,16 +118,19 @@ def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     `crop_fraction`, and a note says what was assumed; names of classes ImageNet's for 1,000. Random weights are drawn
     with one seed.
     """
-    config = ModelConfig(asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes)
+    config = ModelConfig(
+        asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes, checkpoint_key=asked.checkpoint_key
+    )
     names = None if asked.classes is None else read_class_names(Path(asked.classes))
     device = choose_device(asked.device)
     with seeded(SEED):
         model = open_model(config).to(device)
+    names = names or list(class_names(model) or ()) or None
     labels, outputs = {name: name for name in names or ()}, num_outputs(model)
     if names is not None and outputs not in (None, len(names)):
         raise RecastError(
-            f"{asked.classes} has {len(names)} names of classes for a network with {outputs} outputs: one a line is "
-            "expected, in their order"
+            f"{asked.classes or config.name} has {len(names)} names of classes for a network with {outputs} outputs: "
+            "--classes FILE must have one a line, in their order"
         )
     if names is None and outputs == 1000:
         names, labels = imagenet_names()

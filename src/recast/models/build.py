@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,16 @@ from recast.models.neck import with_body
 from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.sources import create
-from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights
+from recast.models.weights import (
+    check_values,
+    first_nonfinite,
+    load_weights_,
+    read_header,
+    read_weights,
+    select_weights,
+)
 from recast.run.config import ModelConfig
-from recast.run.fields import Classes, Pixels, check_value, read_fields
+from recast.run.fields import Checked, Classes, Finite, Pixels, Positive, check_value, read_fields
 from recast.run.names import split_name
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
@@ -45,6 +53,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     """
     if config.checkpoint is not None and config.pretrained:
         raise RecastError("pass either checkpoint or pretrained, not both: a checkpoint replaces every weight")
+    if config.checkpoint_key is not None and config.checkpoint is None:
+        raise RecastError("checkpoint_key (--checkpoint-key) requires checkpoint, the file that it is a key of")
     source, name = split_name(config.name)
     kwargs = _kwargs(config, num_classes)
     origin, weights, header = f"the pretrained weights of {config.name}", None, None
@@ -56,11 +66,13 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
         weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
     model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
+    check_values(model)
     if weights is not None:
         if config.checkpoint is not None:
             with suppress(RecastError):  # foreign: its weights were read before
                 header = read_header(config.checkpoint)
             model = model if header is None else replayed(model, header, config.checkpoint)
+            weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
         if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
             weights = checkpoint_filter_fn(weights, model)
         inner = next((part for part in model.modules() if isinstance(part, PatchConvNet) and part is not model), None)
@@ -82,8 +94,6 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         if config.input_size is not None:
             weights = resampled(model, weights)
         load_weights_(model, weights, source=origin)
-    elif any(weight.is_meta for weight in model.parameters()):
-        raise RecastError(f"{config.name} is on the device meta, where weights have no values: build it on the CPU")
     elif bad := first_nonfinite(model, model.state_dict()):
         raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
     return model
@@ -135,6 +145,53 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
             raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {shown(kwargs)}")
         check_value(Classes if key == "num_classes" else Pixels, value, f"{key} of the constructor of {name}")
     return (*split_name(name), dict(kwargs))
+
+
+@dataclass(frozen=True)
+class Images(Checked):
+    """Images and classes of a saved network."""
+
+    classes: tuple[str, ...] | None = None
+    """Names of the outputs, in their order."""
+    img_size: tuple[Pixels, Pixels] | None = None
+    """(height, width) in pixels."""
+    mean: tuple[Finite, ...] | None = None
+    """Per channel, as `std`, in [0, 1] pixels."""
+    std: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        together = (self.img_size, self.mean, self.std)
+        if None in together and together != (None,) * 3:
+            raise RecastError("img_size, mean and std belong together, and the network states none: give all three")
+        if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
+            raise RecastError(f"mean and std need a number per channel each, got {self.mean} and {self.std}")
+
+    @classmethod
+    def of(cls, model: nn.Module, **given: Any) -> Images:
+        """Those of `given` that are not None, else what the network states (timm's `pretrained_cfg`)."""
+        stated = (
+            {} if (own := input_defaults(model)) is None else {"img_size": own.size, "mean": own.mean, "std": own.std}
+        )
+        return cls(**{"classes": class_names(model), **stated, **{k: v for k, v in given.items() if v is not None}})
+
+    def note_(self, model: nn.Module) -> nn.Module:
+        """State them in the network's `pretrained_cfg`, under timm's keys."""
+        cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", None) or {})
+        if self.classes is not None:
+            cfg["label_names"] = self.classes
+        if self.img_size is not None and self.mean is not None:
+            cfg |= {"input_size": (len(self.mean), *self.img_size), "mean": self.mean, "std": self.std}
+        if cfg:
+            model.pretrained_cfg = cfg  # type: ignore[assignment]
+        return model
+
+
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """Names of the outputs, where the network's `pretrained_cfg` states them."""
+    cfg = getattr(model, "pretrained_cfg", None)
+    names = cfg.get("label_names") if isinstance(cfg, Mapping) else None
+    return tuple(names) if isinstance(names, list | tuple) else None
 
 
 class InputDefaults(NamedTuple):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.models.weights import unwrapped
 
 # (published, ours); * stands for the same in both. The first line that fits decides.
 NAMES = (
@@ -50,7 +49,7 @@ def from_official(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Raises RecastError if a class's head is absent.
     """
-    weights: Mapping[str, Tensor] = unwrapped(checkpoint)
+    weights: Mapping[str, Tensor] = checkpoint.get("model", checkpoint)
     if not any(name.startswith("patch_embed.proj.") for name in weights):
         return dict(weights)
     heads = {name: value for name, value in weights.items() if CLASS_HEAD.fullmatch(name)}

@@ -1,4 +1,4 @@
-"""Weights from files that may be foreign: read as tensors only, checked in full, then loaded.
+"""Weights from files that may be foreign: read as tensors only, matched to the network, checked in full, then loaded.
 
 A pickle may run any code when it is read, so `.pth` files are read with torch's `weights_only` reader, which knows
 tensors and plain containers and refuses everything else.
@@ -6,49 +6,123 @@ tensors and plain containers and refuses everything else.
 
 from __future__ import annotations
 
+import argparse
+import os
+import pathlib
 import pickle
+import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError, listed, shown
 from recast.run.files import require
 from recast.run.reading import parse_json
+from recast.surgery.folding.forms import plain_name
 from recast.surgery.proof import checksum
 
-PICKLED = (".pth", ".pt", ".bin", ".tar")
-WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # where training scripts keep the weights
-PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+PICKLED = (".pth", ".pt", ".bin", ".tar", ".ckpt")
+DEEPEST = 8
+"""Levels of mappings and lists in which weights are looked for."""
+AVERAGED = re.compile(r"(^|[._])ema([._]|$)")
+"""In the name of a moving average, which timm prefers to the weights themselves."""
+PLAIN: list[Any] = [
+    argparse.Namespace, np.dtype, np.ndarray,
+    *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
+    *((value.__reduce__()[0], f"numpy.{core}.multiarray.{name}")
+      for value, name in ((np.int64(), "scalar"), (np.empty(0), "_reconstruct")) for core in ("core", "_core")),
+    *((getattr(pathlib, f"Pure{name}"), f"{module}.{pure}{name}") for name in ("PosixPath", "WindowsPath")
+      for pure in ("", "Pure") for module in ("pathlib", "pathlib._local")),
+]  # fmt: skip
+"""Data that training scripts save beside the weights, and that runs no code: arguments, NumPy's numbers, paths."""
 HEADER, CHECKSUM = "recast", "recast_checksum"
 """In the metadata of a file of `recast.save`: how to build the model, and the `checksum` of that and of the tensors."""
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Name → tensor of a `.safetensors` or `.pth/.pt/.bin` file, on the CPU; wrappers and prefixes taken off.
+    """Every tensor of a `.safetensors` file or a file of `torch.save`, on the CPU, under its dotted name in the file.
 
-    Raises RecastError for a file that is absent, truncated, of another kind, or that holds code.
+    Raises RecastError for a file that is missing, truncated or of another kind, or that holds code.
     """
     path = Path(path)
-    if not path.is_file():
-        raise RecastError(
-            f"checkpoint {path} does not exist" if not path.exists() else f"checkpoint {path} is not a file"
+    if not os.path.isfile(path):
+        raise RecastError(f"checkpoint {path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
+    content = read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_pickled(path)
+    if not isinstance(content, Mapping | list | tuple):
+        raise RecastError(f"checkpoint {path} must hold a mapping of names to tensors, got {type(content).__name__}")
+    if not (tensors := dict(_tensors(content))):
+        raise RecastError(f"checkpoint {path} holds no weights")
+    return tensors
+
+
+def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in mappings and lists, each with its dotted name, without what torch.compile and FSDP add to it."""
+    if isinstance(content, Tensor):
+        yield plain_name(name), content
+    elif isinstance(content, Mapping | list | tuple) and depth < DEEPEST:
+        items = content.items() if isinstance(content, Mapping) else enumerate(content)
+        for key, value in items:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def select_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, key: str | None = None
+) -> dict[str, Tensor]:
+    """The weights of `model` among the `tensors` of a checkpoint, under the model's names.
+
+    They are those below the prefix (`state_dict.`, `model.module.`) that fits most names of the model. Of several sets
+    that fit as well, a moving average is taken, then `state_dict` and `model`, as timm does; `key` takes another. A
+    warning names the set that was taken and what was left out.
+    Raises RecastError if nothing lies below `key`, and for several sets with no rule to choose.
+    """
+    if key is not None:
+        inside = {name: value for name, value in tensors.items() if name.startswith(f"{key}.")}
+        if not inside:
+            keys = listed(list(dict.fromkeys(name.partition(".")[0] for name in tensors)), 5)
+            raise RecastError(f"{source} has no weights under {key!r}, only {keys}: choose with --checkpoint-key")
+        tensors = inside
+    names = {name for name in model.state_dict() if not name.endswith(".num_batches_tracked")}
+    fits = Counter(start for name in tensors for start in _prefixes(name) if name.removeprefix(start) in names)
+    sets = sorted((prefix for prefix, count in fits.items() if count == max(fits.values())), key=_rank)
+    if len(sets) > 1 and _rank(sets[0]) == _rank(sets[1]):
+        raise RecastError(f"{source} holds several sets of weights, {_listed(sets)}: choose with --checkpoint-key NAME")
+    shared = [start for start in _prefixes(next(iter(tensors))) if all(name.startswith(start) for name in tensors)]
+    prefix = sets[0] if sets else shared[-1]  # foreign names, which a converter may know
+    if sets[1:]:
+        warnings.warn(
+            f"{source} holds several sets of weights: {_listed(sets[:1])} is loaded, --checkpoint-key takes another "
+            f"({_listed(sets[1:])})",
+            stacklevel=3,
         )
-    if path.suffix == ".safetensors":
-        content: Any = read_safetensors(path)
-    elif path.suffix in PICKLED:
-        content = _read_pickled(path)
-    else:
-        raise RecastError(
-            f"checkpoint {path} must end in .safetensors, {', '.join(PICKLED)}, got {path.suffix or 'no suffix'}"
-        )
-    return _checked(unwrapped(content), path)
+    elif others := [name for name in tensors if not name.startswith(prefix)]:
+        warnings.warn(f"{source}: left out {listed(others, 3)}, beside {_listed([prefix])}", stacklevel=3)
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _prefixes(name: str) -> list[str]:
+    """`a.b.weight` → "", `a.`, `a.b.`."""
+    return [name[: dot.end()] for dot in re.finditer(r"^|\.", name)]
+
+
+def _rank(prefix: str) -> int:
+    """The place of a set of weights in timm's order of preference."""
+    if AVERAGED.search(prefix):
+        return 0
+    return next((place for place, key in enumerate(("state_dict.", "model."), 1) if prefix.startswith(key)), 3)
+
+
+def _listed(prefixes: list[str]) -> str:
+    return listed([prefix.rstrip(".") or "the top level" for prefix in prefixes], 5)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -66,12 +140,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …, "proof": …}` of a saved file.
+    """`{"constructor": …, "plan": …, "proof": …, "images": …}` of a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise RecastError(f"no such file: {path}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -87,59 +161,40 @@ def read_header(path: str | Path) -> dict[str, Any]:
     constructor, plan = header.get("constructor"), header.get("plan")
     if not isinstance(plan, str | None):
         raise RecastError(f"{path} carries a damaged header (its plan must be text, got {shown(plan)})")
-    return {"constructor": constructor, "plan": plan, "proof": header.get("proof") or {}}
+    return {
+        "constructor": constructor,
+        "plan": plan,
+        "proof": header.get("proof") or {},
+        "images": header.get("images"),
+    }
 
 
 def _read_pickled(path: Path) -> Any:
     if not path.stat().st_size:  # what /proc holds too, some of which waits
         raise RecastError(f"checkpoint {path} is truncated or not a file of torch.save (it is empty)")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals(PLAIN):
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
         members, named = [], []
-        with suppress(Exception):  # what calls itself an archive need not be one
+        with (
+            suppress(Exception),
+            torch.serialization.safe_globals(PLAIN),
+        ):  # what calls itself an archive need not be one
             members = zipfile.ZipFile(path).namelist()
             named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if any(name.endswith("/constants.pkl") for name in members):
             reason = "is a TorchScript program, not weights: save its state_dict alone"
         elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):
+            code = next((name for name in named if not name.startswith("builtins.")), "code")
             reason = (
-                f"needs {[*named, 'code'][0]} to be run while it is read, which is refused: "
-                "save its state_dict alone (torch.save(model.state_dict(), ...) or safetensors)"
+                f"needs {code} to be run while it is read, which is refused: "
+                "save the weights alone, torch.save(model.state_dict(), FILE)"
             )
         else:
             reason = f"is truncated or not a file of torch.save ({type(error).__name__})"
         raise RecastError(f"checkpoint {path} {reason}") from None
-
-
-def unwrapped(content: Any) -> Any:
-    """What lies below the wrappers of training scripts, without the prefixes of DataParallel and torch.compile."""
-    while isinstance(content, Mapping) and content:
-        below = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        prefix = next((p for p in PREFIXES if all(str(name).startswith(p) for name in content)), None)
-        if below is not None:
-            content = below
-        elif prefix is not None:
-            content = {name.removeprefix(prefix): value for name, value in content.items()}
-        else:
-            break
-    return content
-
-
-def _checked(content: Any, path: Path) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping):
-        raise RecastError(f"checkpoint {path} must hold a mapping of names to tensors, got {type(content).__name__}")
-    if not content:
-        raise RecastError(f"checkpoint {path} holds no weights")
-    for name, value in content.items():
-        if not (isinstance(name, str) and isinstance(value, Tensor)):
-            raise RecastError(
-                f"checkpoint {path} must hold a mapping of names to tensors (or one below {', '.join(WRAPPERS)}), "
-                f"but {name!r} is {type(value).__name__}"
-            )
-    return dict(content)
 
 
 def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
@@ -148,11 +203,21 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
     `source` names the weights in messages. Dtypes follow the model (fp16 files load into an fp32 model).
     A BatchNorm's missing `num_batches_tracked` (files from before torch 0.4.1) is no error.
     """
+    check_values(model)
     if message := mismatch(model, weights):
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
     model.load_state_dict(dict(weights), strict=True)
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise RecastError for a lazy layer that never ran, and for a model on the device meta."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise RecastError(f"{name} is of a lazy layer that never ran: run the model on a batch of images first")
+        if value.is_meta:
+            raise RecastError(f"{name} is on the meta device, without values: build the model on the CPU")
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
@@ -177,8 +242,10 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
         )
         if names
     ]
+    if missing or unexpected:
+        parts.append("build the network that these weights were saved from")
     if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
-        parts.append(f"the file has {classes} classes: pass num_classes={classes}")
+        parts.append(f"these weights have {classes} classes: set num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
         parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)

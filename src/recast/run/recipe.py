@@ -71,7 +71,9 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     if not isinstance(found, Mapping):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(found).__name__}")
     recipe = recipe_from_dict(found, str(path))
-    if complete and (missing := [key for key in flat(recipe) if key not in _flat(found)]):
+    given = _flat(found)
+    # null is the default: what is missing may be younger than the file
+    if complete and (missing := [key for key, value in flat(recipe).items() if value is not None and key not in given]):
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
             "version of recast"

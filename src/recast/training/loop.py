@@ -21,10 +21,10 @@ from recast.data.datasets import LabelledImages
 from recast.data.loading import worker_errors
 from recast.data.seeding import seeded
 from recast.errors import RecastError
-from recast.io import save
+from recast.io import write_model
 from recast.layers.cmhsa import recast_layers
-from recast.models.build import constructor
-from recast.models.weights import load_weights_, read_header, read_weights
+from recast.models.build import Images, constructor
+from recast.models.weights import load_weights_, read_header, read_safetensors
 from recast.run.config import Recipe
 from recast.run.files import row_digest, write_json
 from recast.run.records import Epoch, Measured
@@ -85,7 +85,7 @@ def fit(
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 ended = Plan.from_json(saved, f"{weights}'s plan")  # its pool is in the model that was given
                 recast_(model, ended, steps=[step.name for step in ended.steps])
-            load_weights_(model, read_weights(weights), weights)
+            load_weights_(model, read_safetensors(weights), weights)
             refresh_gates_(model.eval())
             return rows
         loop = _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step)
@@ -323,7 +323,9 @@ class _Loop:
     def _write_weights(self, model: nn.Module, name: str) -> None:
         if is_first():
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
-            save(model, self.out / name, None if self.recipe.embedding.is_on else made_by)
+            data = self.data
+            images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
+            write_model(model, self.out / name, None if self.recipe.embedding.is_on else made_by, images, tried=False)
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config, images, views = self.recipe, self.recipe.data, self.data.train, 1

@@ -270,7 +270,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             recipe = replace(recipe, where=[step.name for step in planned.steps], budget="tokens=none")
     config = replace(config, num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
-        config = replace(config, checkpoint=f"{(out / PARENT_WEIGHTS).resolve()}", pretrained=False, new_head=False)
+        kept_weights = f"{(out / PARENT_WEIGHTS).resolve()}"
+        config = replace(config, checkpoint=kept_weights, checkpoint_key=None, pretrained=False, new_head=False)
     norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
     pixels = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(size, size_from, *norm, norm_from)
     kept, coarse = replace(recipe.data, mean=data.mean, std=data.std), None

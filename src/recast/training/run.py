@@ -22,9 +22,9 @@ from recast.data.fingerprint import FINGERPRINT, check_classes, check_same, fing
 from recast.data.seeding import mix_seed, seeded
 from recast.device import surroundings
 from recast.errors import RecastError
-from recast.io import save
+from recast.io import write_model
 from recast.layers.cmhsa import recast_layers
-from recast.models.build import constructor
+from recast.models.build import Images, constructor
 from recast.models.embedding import without_embedding
 from recast.run.config import Recipe, ScheduleConfig
 from recast.run.files import number, read_json, read_text, write_json, write_text
@@ -186,7 +186,9 @@ class _Run:
             write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
-            save(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by)
+            data = self.data
+            images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
+            write_model(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by, images, tried=False)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
         environment = {
             **surroundings(self.device),

@@ -32,6 +32,8 @@ class ExplainOptions:
     """at most this many images"""
     checkpoint: str | None = None
     """of a model: weights, .safetensors or .pth"""
+    checkpoint_key: str | None = None
+    """of a model: which weights of a checkpoint with several, e.g. state_dict; default as timm, EMA first"""
     pretrained: bool = False
     """of a model: fetch the registry's own weights"""
     num_classes: Classes | None = None

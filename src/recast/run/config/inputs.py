@@ -44,6 +44,8 @@ class ModelConfig(Checked, prefix="model."):
     """Load the checkpoint without its classifier and draw a new one: for data with other classes."""
     input_size: Pixels | None = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
+    checkpoint_key: str | None = None
+    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, a moving average (EMA) first."""
 
 
 @dataclass
