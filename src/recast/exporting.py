@@ -25,8 +25,8 @@ from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import note_, proof_of
+from recast.tracing.examples import run_example
 from recast.tracing.hooks import in_eval
-from recast.tracing.observe import run_example
 from recast.tracing.timing import time_models
 
 Target = Literal["onnx", "torch"]

@@ -19,8 +19,8 @@ from recast.surgery.records import Step
 from recast.surgery.rules import convert
 from recast.surgery.table import quantity
 from recast.tracing.cost import Cost
+from recast.tracing.examples import Example
 from recast.tracing.hooks import in_eval
-from recast.tracing.observe import Example
 from recast.tracing.timing import time_models
 
 _COSTS = {"params": "parameters", "macs": "macs", "memory": "memory"}

@@ -26,8 +26,9 @@ from recast.surgery.select import Where, is_auto, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
+from recast.tracing.examples import Example
 from recast.tracing.hooks import undisturbed
-from recast.tracing.observe import Call, Example, Observation, observe, on_meta
+from recast.tracing.observe import Call, Observation, observe, on_meta
 
 
 @typed("model", "config", "budget", "pool", "ranking")

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
 from recast.run.fields import typed
+from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import Example, batch_of, run_example
 
 LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
 """Parameters that are a LayerScale, or modules whose only parameter is one, in timm and torchvision."""

@@ -29,8 +29,8 @@ from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, typed
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import run_example
 
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""

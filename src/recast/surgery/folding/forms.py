@@ -20,8 +20,8 @@ from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
+from recast.tracing.examples import Example, run_example
 from recast.tracing.hooks import hooked, replaced_output
-from recast.tracing.observe import Example, run_example
 
 
 @torch.no_grad()

@@ -27,8 +27,8 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
+from recast.tracing.examples import batch_of, run_example
 from recast.tracing.hooks import captured_inputs, in_eval
-from recast.tracing.observe import batch_of, run_example
 
 KERNELS = (3, 5, 7, 9, 11)
 Batches = list[tuple[Tensor, Tensor | None]]

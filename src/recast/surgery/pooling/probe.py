@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked, named, replaced_output
-from recast.tracing.observe import run_example
 
 TOLERANCE = 1e-4
 """Relative difference below which two outputs in single precision are the same."""
