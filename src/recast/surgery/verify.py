@@ -91,7 +91,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].dim() != 4:
             raise RecastError(
-                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected a batch (B, C, H, W); of one image pass "
+                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected a batch (B, C, H, W), for one image "
                 "image[None]"
             )
         sizes, share = _signal(module, inputs[0], output)
@@ -222,7 +222,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     result = Exactness(
         images=images,
         max_relative_error=error,
-        bitwise=all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
+        bitwise=not error and all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
         argmax_agreement=float(equal.double().mean()),
         backend=", ".join(backends) or ("convolution" if plan.pool is None else "attention pooling"),
         layers=layers,

@@ -29,7 +29,7 @@ from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, typed
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.examples import run_example
+from recast.tracing.examples import Example, read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval
 
 VARIANCE = 0.99
@@ -91,14 +91,16 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
+    model: nn.Module, batches: Example | Iterable[Example], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
 
-    The same images and seed give the same start. Nothing else changes: a layer whose gates are 0 stays exactly its
-    convolution. C-MHSA does not: content shares the softmax with position there, and what leaks from a head's pixel
-    grows with e to the difference of two logits, a hundredfold and more.
+    `batches` is one example as `plan` takes it, or a list or loader of examples, with labels or without: a pair is
+    (images, labels) unless the network takes two arguments and the second is no tensor of whole numbers.
+    The same images and seed give the same start; several threads must not wake one network. Nothing else changes: a
+    layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with position
+    there, and what leaks from a head's pixel grows with e to the difference of two logits, a hundredfold and more.
 
     layers: names of the layers that are woken; None: all. Returns what became of their content maps, in the order of
     the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
@@ -118,7 +120,7 @@ def wake_(
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
     seen = {name: _Moments() for name in found}
     with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
-        for batch in [batches] if isinstance(batches, Tensor) else batches:
+        for batch, _ in read_batches(model, batches):
             run_example(model, batch)
     for name, moments in seen.items():
         if not moments.count:
