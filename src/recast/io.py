@@ -27,6 +27,7 @@ from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import check_weights
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"
 """What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
@@ -62,8 +63,7 @@ def save(model: nn.Module, path: str | Path, constructor: str | dict[str, Any] |
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
-    if missing := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
-        raise RecastError(f"{missing} is on the meta device, without values: load the model's weights first")
+    check_weights(model)
     plan = plan_of(model)
     layers = modules_by_name(model)
     inner = [name for name, module in layers.items() if plan is None and plan_of(module) is not None]

@@ -15,6 +15,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import GPSA
 from recast.run.fields import NotNegative, Positive, typed
 from recast.surgery.plan import Plan
+from recast.tracing.examples import check_not_lazy
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
@@ -52,6 +53,7 @@ def param_groups(
     Raises RecastError where layer decay is asked of a network without `group_matcher`, and for a rate or a decay that
     is negative or no finite number.
     """
+    check_not_lazy(model)
     kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}

@@ -48,7 +48,8 @@ def run_example(model: nn.Module, example: Example) -> Any:
         except Exception as error:  # whatever a model does with what it does not know
             shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), kwargs or example)
             kind = type(model).__name__
-            raise RecastError(f"{kind} cannot run on the example {shown(shapes)}: {first_line(error)}") from error
+            hint = " (for one image pass image[None])" if isinstance(example, Tensor) and example.dim() == 3 else ""
+            raise RecastError(f"{kind} cannot run on the example {shown(shapes)}{hint}: {first_line(error)}") from error
 
 
 def batch_of(example: Example) -> int:
@@ -131,6 +132,9 @@ def read_batches(model: nn.Module, data: Any) -> Iterator[tuple[Example, Any]]:
     if is_split and all((isinstance(t, Tensor) and t.dim() == 4) or _has_labels(t, fewest, most) for t in data):
         data = list(data)
     is_example = isinstance(data, Tensor | tuple | Mapping) or is_image_list(data)
+    if isinstance(data, list) and _has_labels(data, fewest, most) and isinstance(data[0], Tensor):
+        labels = data[1]  # one batch as a loader of torch yields it, else two batches of images
+        is_example = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() < data[0].dim()
     for batch in [data] if is_example else data:
         yield (batch[0], batch[1]) if _has_labels(batch, fewest, most) else (batch, None)
 
