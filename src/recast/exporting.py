@@ -85,7 +85,7 @@ class Exported:
         return "\n".join([*lines, f"  a pass on the example: {times}"])
 
 
-@typed("model", "example", "path", "to", "parent", "tol")
+@typed("model", "path", "to", "parent", "tol")
 def export(
     model: nn.Module, example: Example, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
     tol: float | None = None,

@@ -36,7 +36,7 @@ class _Reached(BaseException):
 @typed("child", "parent", "batches", "ridge", "shrink_to_kernel")
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module, parent: nn.Module, batches: Example | Iterable[Example], ridge: Positive = 1e-4, *,
+    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4, *,
     shrink_to_kernel: bool = True,
 ) -> nn.Module:  # fmt: skip
     """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.

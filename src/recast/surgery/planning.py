@@ -88,7 +88,7 @@ def _plan(
     planar = [n for n in seen.calls if isinstance(convolutions[n], nn.Conv2d | nn.ConvTranspose2d)]
     if planar and all(len(seen.calls[name][0].input) != 4 for name in planar):
         raise RecastError(
-            f"the first convolution got {seen.calls[planar[0]][0].input}: expected a batch (B, C, H, W), for one image "
+            f"the first convolution got {seen.calls[planar[0]][0].input}: expected (batch, C, H, W), for one image "
             "image[None]"
         )
     layers, explicit, reasons = select(where, model, convolutions, seen, config)

@@ -117,7 +117,7 @@ class Ranking:
         return f"{title}\n{render(table, WIDTH)}\n{note}\n"
 
 
-@typed("model", "plan", "images", "labels", "timed")
+@typed("model", "plan", "labels", "timed")
 def rank(
     model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss: Loss | None = None,
     timed: bool = True,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recast.errors import RecastError
@@ -66,7 +66,7 @@ def randomize_scales_(model: nn.Module, example: Example | None = None) -> nn.Mo
 
 @typed("model", "batches")
 @torch.no_grad()
-def recalibrate_batch_norm_(model: nn.Module, batches: Example | Iterable[Example]) -> nn.Module:
+def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -> nn.Module:
     """Measure BatchNorm's statistics again: mean and variance become their average over `batches`, by images.
 
     `batches` is one example on the model's device, or several, with labels or without (`read_batches`). Only

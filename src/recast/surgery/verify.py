@@ -91,7 +91,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].dim() != 4:
             raise RecastError(
-                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected a batch (B, C, H, W), for one image "
+                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected (batch, C, H, W), for one image "
                 "image[None]"
             )
         sizes, share = _signal(module, inputs[0], output)

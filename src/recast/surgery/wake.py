@@ -19,6 +19,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, typed
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.examples import Example, read_batches, run_example
+from recast.tracing.examples import read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval
 
 VARIANCE = 0.99
@@ -91,7 +92,7 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Example | Iterable[Example], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
+    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = RecastConfig.logit_std, seed: int = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.

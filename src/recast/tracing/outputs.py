@@ -70,6 +70,6 @@ def logits_of(output: Any, model: nn.Module, wanted: str) -> Tensor:
         return answer
     got = tuple(answer.shape) if isinstance(answer, Tensor) else type(output).__name__
     raise RecastError(
-        f"{wanted} takes networks that give (batch, classes), an output with .logits or a tuple that begins with them; "
-        f"{type(model).__name__} gives {got}: wrap it in a module that returns its logits"
+        f"{wanted} is for networks that give (batch, classes), got {got}: wrap {type(model).__name__} in a module that "
+        "returns its logits, by themselves, as .logits or first in a tuple"
     )

@@ -44,7 +44,7 @@ def fold_(
     *,
     kernel: int | None = None,
     batch_norm: bool = False,
-    data: Example | Iterable[Any] | None = None,
+    data: Tensor | Iterable[Any] | None = None,
 ) -> list[Folded]:
     """Give every GPSA layer its smallest form, in place; returns what was done to each, in order.
 
@@ -140,7 +140,7 @@ def _outputs(model: nn.Module, batches: Batches) -> list[Any]:
         if labels is not None and (found := tuple(getattr(labels, "shape", ()))) != (count,):
             raise RecastError(f"data gives labels of shape {found} for {count} images: expected one an image")
         if labels is not None:
-            logits_of(output, model, "the accuracy of fold_(data=(images, labels))")
+            logits_of(output, model, "accuracy")
         outputs.append(output)
     return outputs
 

@@ -28,7 +28,7 @@ SIDES = (128, 224, 64, 32, 256, 384)
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
-@typed("model", "per_class", "config", "example")
+@typed("model", "per_class", "config")
 def attention_pool_(
     model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Example | None = None
 ) -> nn.Module:
