@@ -48,7 +48,7 @@ from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads, trace, verify
-from recast.tracing.observe import Example, run_example
+from recast.tracing.examples import Example, run_example
 
 RESULT = Path(__file__).parents[1] / "results" / "dense_prediction.csv"
 HEADER = (

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map, tree_map_only
 
 from recast.errors import RecastError, first_line
 from recast.run.fields import typed
@@ -26,8 +27,17 @@ from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import note_, proof_of
+from recast.tracing.examples import (
+    Example,
+    arguments_of,
+    batch_of,
+    check_values,
+    images_of,
+    part_of,
+    run_example,
+)
 from recast.tracing.hooks import in_eval
-from recast.tracing.observe import run_example
+from recast.tracing.outputs import tensors_of
 from recast.tracing.timing import time_models
 
 Target = Literal["onnx", "torch"]
@@ -40,7 +50,7 @@ BATCHES = (1, 3)
 SECONDS = 0.5
 """For timing each arm."""
 
-Program = Callable[[Tensor], list[Tensor]]
+Program = Callable[[Example], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -78,16 +88,17 @@ class Exported:
         return "\n".join([*lines, f"  a pass on the example: {times}"])
 
 
-@typed("model", "example", "path", "to", "parent", "tol")
+@typed("model", "path", "to", "parent", "tol")
 def export(
-    model: nn.Module, example: Tensor, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
+    model: nn.Module, example: Example, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
     tol: float | None = None,
 ) -> Exported:  # fmt: skip
     """Write `model` in eval mode to `path`, run the file and compare it with the module; returns what was found.
 
     `to`: "onnx" (.onnx, run by ONNX Runtime) or "torch" (.pt2, a `torch.export` program); by default what the suffix
-    says. `example` is a batch of images. The file takes any batch, and any height and width if the model itself runs on
-    images of another size. It is compared on 1 and 3 images at the example's size and, where it is free, another one.
+    says. `example` is a batch of images, or other arguments as `plan` takes them, but no list: tensors with a row for
+    each image follow the batch. The file takes any batch, and any height and width if the model itself runs on images
+    of another size. It is compared on 1 and 3 images at the example's size and, where it is free, another one.
     `parent` is timed beside them. What was found is noted on the model, for `save`.
     Fold the model first (`fold_`): closed heads are a plain convolution then.
 
@@ -103,13 +114,13 @@ def export(
         raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
     if to == "onnx" and (missing := missing_packages()):
         raise RecastError(f"ONNX needs {', '.join(missing)}: pip install 'recast-vision[export]', or to='torch'")
-    if example.dim() != 4 or not len(example):
-        raise RecastError(
-            f"the example is a batch of images (batch, channels, height, width), got {tuple(example.shape)}"
-        )
+    check_values(example, model)
+    if images_of(example).dim() != 4 or isinstance(example, list):
+        got = "a list" if isinstance(example, list) else tuple(images_of(example).shape)
+        raise RecastError(f"the example is a batch of images (batch, channels, height, width), got {got}")
     check_place(path, "path", f"model{path.suffix}")
     refresh_gates_(model)
-    sizes = [tuple(example.shape[-2:])]
+    sizes = [tuple(images_of(example).shape[-2:])]
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         found = run_example(model, example)
         if isinstance(found, list) and any(isinstance(one, Mapping) for one in found):
@@ -132,10 +143,12 @@ def export(
             except RecastError:
                 if not any_size:
                     raise  # else torch's program holds for some sizes only: of one size it may be right
-        arms: dict[str, Callable[[Tensor], object]] = {"file": program, "module": model}
-        arms |= {} if parent is None else {"parent": parent}
+        arms: dict[str, Callable[[Tensor], object]] = {"file": lambda _: program(example)}
+        for name, network in {"module": model, "parent": parent}.items():
+            if network is not None:
+                arms[name] = partial(_call, network, example)
         with nullcontext() if parent is None else in_eval(parent):
-            times = time_models(arms, example, SECONDS)
+            times = time_models(arms, images_of(example), SECONDS)
         ms = {name: round(1e3 * statistics.median(found), 3) for name, found in times.items()}
         exported = Exported(path, to, any_size, checks, ms)
         digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
@@ -151,26 +164,53 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if find_spec(name) is None]
 
 
-def _images(example: Tensor, batch: int, size: tuple[int, ...]) -> Tensor:
+def _call(network: nn.Module, example: Example, _images: Tensor) -> Any:
+    args, kwargs = arguments_of(example)
+    return network(*args, **kwargs)
+
+
+def _images(example: Example, batch: int, size: tuple[int, ...]) -> Example:
     """`batch` images of the example, again and again, at another size."""
-    some = example[torch.arange(batch) % len(example)]
-    if size == example.shape[-2:]:
+    before = images_of(example).shape[-2:]
+    some = part_of(example, torch.arange(batch) % batch_of(example))
+    if size == before:
         return some
-    return F.interpolate(some, size=size, mode="bilinear", align_corners=False)
+
+    def resized(x: Tensor) -> Tensor:
+        is_image = x.dim() == 4 and x.shape[-2:] == before
+        return F.interpolate(x, size=size, mode="bilinear", align_corners=False) if is_image else x
+
+    found: Example = tree_map_only(Tensor, resized, some)
+    return found
 
 
-def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: bool) -> bool:
+def _free(example: Example, any_size: bool) -> Any:
+    """Which axes of the arguments are free, as `torch.export` takes it: by name, or in their order."""
+    count, size = batch_of(example), images_of(example).shape[-2:]
+
+    def axes(x: Any) -> dict[int, Any] | None:
+        if not isinstance(x, Tensor):
+            return None
+        follows = [0] * (x.dim() > 0 and len(x) == count)
+        follows += [2, 3] * (any_size and x.dim() == 4 and x.shape[-2:] == size)
+        return dict.fromkeys(follows, torch.export.Dim.DYNAMIC)
+
+    args, kwargs = arguments_of(example)
+    return tree_map(axes, kwargs or args)
+
+
+def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: bool) -> bool:
     """Write the program; returns whether height and width are free. Torch may know why they cannot be."""
-    free = torch.export.Dim.DYNAMIC
+    args, kwargs = arguments_of(images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for axes in ([0, 2, 3], [0]) if any_size else ([0],):
+        for is_free in (True, False) if any_size else (False,):
             try:
                 with redirect_stderr(StringIO()):  # of a failure torch writes the whole graph
-                    program = torch.export.export(model, (images,), dynamic_shapes=({axis: free for axis in axes},))
+                    program = torch.export.export(model, args, kwargs, dynamic_shapes=_free(images, is_free))
                 break
             except Exception as error:  # whatever a model's code does with symbols
-                if axes == [0]:
+                if not is_free:
                     raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
         content = BytesIO()  # not the file itself: torch aborts the process where the disk is full
         if to == "torch":
@@ -184,7 +224,7 @@ def _write(model: nn.Module, images: Tensor, path: Path, to: Target, any_size: b
         path.write_bytes(content.getbuffer())
     except OSError as error:
         raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} are free") from None
-    return len(axes) > 1
+    return is_free
 
 
 def is_export(path: Path) -> bool:
@@ -196,11 +236,11 @@ def is_export(path: Path) -> bool:
 
 
 def open_program(path: Path, to: Target) -> Program:
-    """The file as a function of images."""
+    """The file as a function of an example."""
     if to == "torch":
         with path.open("rb") as file:
             module = torch.export.load(file).module()
-        return lambda x: [t for t in tree_leaves(module(x)) if isinstance(t, Tensor)]
+        return lambda example: tensors_of(_call(module, example, images_of(example)))
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -209,17 +249,24 @@ def open_program(path: Path, to: Target) -> Program:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its own kinds: a dtype of which it has no convolution
         raise RecastError(f"ONNX Runtime does not run it (export in float32?): {first_line(error)}") from error
-    name = session.get_inputs()[0].name
-    return lambda x: [torch.from_numpy(found) for found in session.run(None, {name: x.cpu().numpy()})]
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(example: Example) -> list[Tensor]:
+        args, kwargs = arguments_of(example)
+        given = kwargs if set(names) <= kwargs.keys() else dict(zip(names, tensors_of([args, kwargs]), strict=False))
+        return [torch.from_numpy(y) for y in session.run(None, {name: given[name].cpu().numpy() for name in names})]
+
+    return run
 
 
-def compare(model: nn.Module, program: Program, images: Tensor, tol: float | None = None) -> ExportCheck:
+def compare(model: nn.Module, program: Program, example: Example, tol: float | None = None) -> ExportCheck:
     """Compare on one batch. Raises `RecastError` where the file is further than `tol` from the module."""
+    images = images_of(example)
     batch, _, height, width = images.shape
     at = f"on {batch} images of {height}×{width}"
-    expected = [t.cpu() for t in tree_leaves(model(images)) if isinstance(t, Tensor)]
+    expected = [t.cpu() for t in tensors_of(run_example(model, example))]
     try:
-        found = program(images)
+        found = program(example)
     except Exception as error:  # of another runtime
         raise RecastError(f"the exported file does not run {at}: {first_line(error)}") from error
     if len(found) != len(expected):

@@ -23,7 +23,7 @@ from recast.errors import RecastError, shown
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.sources import check_registered, reaching
-from recast.models.weights import CHECKSUM, HEADER, check_values, load_weights_, mismatch, read_header, read_safetensors
+from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.run.fields import read_fields, typed
 from recast.run.files import check_place, free_space, replaced
 from recast.run.trust import may_run
@@ -32,6 +32,7 @@ from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import check_weights
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"
 """What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
@@ -88,7 +89,7 @@ def write_model(
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
-    check_values(model)
+    check_weights(model)
     plan = plan_of(model)
     layers = modules_by_name(model)
     inner = [name for name, module in layers.items() if plan is None and plan_of(module) is not None]
@@ -168,7 +169,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
             raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
         model = build_from(header["constructor"], trust=trust)
     else:
-        check_values(parent)
+        check_weights(parent)
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})

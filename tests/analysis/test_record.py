@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -170,6 +175,41 @@ def test_the_model_is_left_as_it_was() -> None:
     outside = model.eval()(x)
     with record(model):
         assert torch.allclose(model(x), outside, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["recast", "fused"])
+def test_threads_record_their_own_passes(kind: str, network: nn.Module) -> None:
+    model = network.eval() if kind == "recast" else timm.create_model(DEIT, depth=2, dynamic_img_size=True, **TINY)
+    sides = (8, 10, 12, 14) if kind == "recast" else (24, 32, 40, 48)
+    images = [torch.randn(1, 3, side, side) for side in sides]
+
+    def mixes(x: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad(), record(model) as maps:
+            together.wait()
+            model(x)
+            together.wait()
+        return {name: of.mix for name, of in maps.items()}
+
+    together = Barrier(1)
+    alone = [mixes(x) for x in images]
+    together = Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        for expected, found in zip(alone * 3, pool.map(mixes, images * 3), strict=True):
+            assert expected.keys() == found.keys()
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert_no_hooks(model)
+    assert all(getattr(module, "fused_attn", True) for module in model.modules())
+
+
+def test_copies_made_inside_record_nothing(network: nn.Module) -> None:
+    x, file = torch.randn(1, 3, 8, 10), io.BytesIO()
+    with record(network) as maps:
+        copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]
+        torch.save(network, file)
+        assert all(torch.equal(made(x), copies[0](x)) for made in copies)
+        assert not maps
+        network(x)
+    assert pickle.loads(pickle.dumps(maps)).keys() == maps.keys() == {"0", "2"}
 
 
 def test_a_compiled_network_that_ran_before_is_recorded() -> None:

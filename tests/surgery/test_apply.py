@@ -224,7 +224,6 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),
-    "no pairs": ("or batches of", opened, lambda m: fold_(m, data=[X])),
     "labels": ("one an image", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
     "data": ("cannot run on the example", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
     "NaN data": ("NaN or infinity for the data", opened, lambda m: fold_(m, data=BATCH[0] * NAN)),

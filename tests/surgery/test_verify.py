@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.models.small import CifarResNet
 from recast.run.config import PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
-from recast.surgery.exactness import TOLERANCE, relative_error
+from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
 from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 from recast.surgery.verify import trace, verify
@@ -372,6 +373,133 @@ def test_nan_is_not_equal() -> None:
     assert not exactness.ok()
 
 
+class Held:
+    """An object of a user's, which no pytree knows."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Slots:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+HOLDERS: dict[str, Callable[[Tensor], Any]] = {
+    "object": Held, "slots": Slots, "objects in a list": lambda t: [Held(Held(t))],
+    "NumPy": lambda t: t.detach().numpy(),
+    "a mapping": lambda t: UserDict(held=t), "a number": lambda t: float(t.detach().sum()),
+}  # fmt: skip
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, hold: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.logits, self.boxes, self.hold = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), nn.Linear(8, 4), hold
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.body(x).mean((2, 3))
+        return {"logits": self.logits(y), "boxes": self.hold(self.boxes(y))}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_outputs_in_objects_are_compared(holder: str) -> None:
+    parent = TwoHeads(HOLDERS[holder]).eval()
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    assert verify(parent, child, x).ok()
+    nn.init.normal_(child.boxes.weight)
+    exactness = verify(parent, child, x)
+    assert not exactness.ok()
+    assert exactness.worst.startswith("output['boxes']")
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    parent = TwoHeads(iter).eval()
+    with pytest.raises(RecastError, match="iterator"):
+        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("large", ["bias", "weight"])
+def test_a_large_class_hides_no_other(classes: int, large: str) -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
+    with torch.no_grad():
+        getattr(parent[3], large)[0] = 1e8
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    assert verify(parent, child, x, backend="dense").ok()
+    with torch.no_grad():
+        child[3].weight[classes - 1] += 1
+    exactness = verify(parent, child, x)
+    assert not exactness.ok()
+    assert exactness.worst == f"output, channel {classes - 1}"
+    assert f"channel {classes - 1}" in str(exactness)
+
+
+def test_a_large_channel_hides_no_other_in_a_layer_or_a_map() -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    nn.init.zeros_(parent[1].weight)
+    with torch.no_grad():
+        parent[0].weight[2] *= 1e8
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    assert verify(parent, child, x, backend="dense").ok()
+    with torch.no_grad():
+        child[0].weight[5] *= 2
+    exactness = verify(parent, child, x)
+    assert exactness.max_relative_error == 0
+    assert exactness.layers["0"] > 0.01
+    assert not exactness.ok()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9])
+def test_a_dead_class_does_not_fail_by_rounding(size: float) -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    with torch.no_grad():
+        parent[3].weight[1], parent[3].bias[1] = size * torch.randn(8), 0
+    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    exactness = verify(parent, child, torch.randn(X.shape), backend="dense")
+    assert not exactness.bitwise
+    assert exactness.ok()
+
+
+def test_a_recast_parent_is_refused() -> None:
+    parent, child = pair()
+    open_and_triple_(child)
+    x = torch.randn(X.shape)
+    for model in (copy.deepcopy(child), Wrapped(copy.deepcopy(child))):
+        with pytest.raises(RecastError, match=r"recast network itself, .*layer3\.0\.conv1"):
+            verify(model, child, x)
+        with pytest.raises(RecastError, match="recast network itself"):
+            trace(model, plan(parent, X), x)
+    pooled = recast_(copy.deepcopy(parent), plan(parent, X, where="none", pool=PoolConfig("single")))
+    with pytest.raises(RecastError, match="recast network itself"):
+        verify(copy.deepcopy(pooled), pooled, x)
+
+
+@pytest.mark.parametrize("scale", [1e7, 1e20, 1e30])
+def test_images_without_a_scale_prove_nothing(scale: float) -> None:
+    parent, child = pair()
+    assert not verify(parent, child, scale * torch.randn(X.shape)).ok()
+    assert verify(parent, child, 1e3 * torch.randn(X.shape)).ok()
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_what_is_not_finite_on_both_sides_is_no_proof(value: str) -> None:
+    parent = small()
+    with torch.no_grad():
+        parent.fc.bias[0] = float(value)
+    exactness = verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
+    assert not exactness.bitwise
+    assert not exactness.ok()
+
+
+def test_nan_in_a_layer_is_never_ok() -> None:
+    broken, whole = (Exactness(1, 0.0, False, 1.0, "split", {"a": e}, 1, {"a": 1.0}) for e in (float("nan"), 0.0))
+    assert whole.ok()
+    assert not any(exactness.ok() for exactness in (broken, broken + whole, whole + broken))
+
+
 INF, NAN = float("inf"), float("nan")
 
 
@@ -383,6 +511,11 @@ INF, NAN = float("inf"), float("nan")
         ([1.0, -4.0], [1.0], INF, INF),
         ([1.0, NAN], [1.0, -4.0], INF, INF),
         ([INF, 1.0], [1.0, -4.0], INF, INF),
+        ([INF, 1.0], [INF, 1.0], INF, INF),
+        ([[1e8, 1.0, 3.0]], [[1e8, 1.0, 2.0]], 0.05, 0.5),
+        ([[1e8, 1.0, 2.0]], [[1e8 + 800, 1.0, 2.0]], 7e-6, 9e-6),
+        ([[1.0, 0.1]], [[1.0, 0.0]], 0.1, 0.11),
+        ([[[1e8, 1.0, 3.0]] * 2], [[[1e8, 1.0, 2.0]] * 2], 0.05, 0.5),
         ([1.0, -4.0], [0.0, 0.0], 1e30, INF),
         ([], [], 0, 0),
         ([1, 5], [1, 4], 0.25, 0.25),

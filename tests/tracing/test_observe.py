@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,6 +120,31 @@ def test_eval_mode_is_given_back_module_by_module() -> None:
     with pytest.raises(KeyError), in_eval(model):
         raise KeyError
     assert [module.training for module in model.modules()] == flags
+
+
+def test_threads_that_share_a_network_give_its_mode_back_once() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Dropout()).train()
+    model[1].eval()
+    first, second, third = in_eval(model), in_eval(model[0]), in_eval(model)
+    first.__enter__()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(second.__enter__).result()
+        other.submit(third.__enter__).result()
+        first.__exit__(None, None, None)
+        assert not model[0].training  # another thread still computes
+        other.submit(third.__exit__, None, None, None).result()
+        assert not model[0].training
+        other.submit(second.__exit__, None, None, None).result()
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_hooks_see_their_own_thread() -> None:
+    model, calls = nn.Identity(), []
+    with hooked([("", model)], before=lambda *_: calls.append(1)), ThreadPoolExecutor(1) as other:
+        other.submit(model, 1).result()
+        assert not calls
+        model(1)
+    assert calls == [1]
 
 
 def test_hooks_are_removed_after_an_error() -> None:

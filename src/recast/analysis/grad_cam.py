@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.pooling.probe import is_one
 from recast.tracing.hooks import hooked, in_eval, replaced_output
+from recast.tracing.outputs import logits_of
 
 
 def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | None = None) -> Tensor | None:
@@ -17,7 +18,8 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | Non
 
     images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what `layer` gives, or the
     last module that gives a map of more than one position: None where there is none, or tokens come after it. The
-    model gives logits (B, classes); it runs in eval mode and is left as it was.
+    model gives logits (B, classes), also as `output.logits` or the first of a tuple; it runs in eval mode and is left
+    as it was. Raises `RecastError` for other outputs.
     """
     leaves: list[Tensor] = []
 
@@ -30,7 +32,7 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | Non
         if layer is None and (layer := _last_map(model, images)) is None:
             return None
         with replaced_output(model.get_submodule(layer), cut):
-            logits = model(images)
+            logits = logits_of(model(images), model, "grad_cam")
         maps = []
         for classes in targets.unbind(1):
             chosen = logits.gather(1, classes[:, None]).sum()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any
 
 from torch import Tensor, nn
@@ -138,6 +139,29 @@ def watched_tokens(
         yield
 
 
+_LOCK = RLock()
+_UNFUSED: dict[nn.Module, tuple[int, Any]] = {}
+"""Attention that is watched now: by how many blocks, in any thread, and its own `fused_attn`."""
+
+
+@contextmanager
+def _unfused(module: nn.Module) -> Iterator[None]:
+    """Fused attention off; the last block that is open over the module gives the flag back."""
+    with _LOCK:
+        blocks, flag = _UNFUSED.get(module, (0, module.fused_attn))
+        _UNFUSED[module] = blocks + 1, flag
+        module.fused_attn = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _LOCK:
+            blocks, flag = _UNFUSED.pop(module)
+            if blocks > 1:
+                _UNFUSED[module] = blocks - 1, flag
+            else:
+                module.fused_attn = flag
+
+
 @contextmanager
 def _watched_timm(module: nn.Module, see: Callable[[Tensor | None], None]) -> Iterator[None]:
     """Weights as they come into the dropout: before it, in training mode too."""
@@ -148,9 +172,8 @@ def _watched_timm(module: nn.Module, see: Callable[[Tensor | None], None]) -> It
         passed.clear()  # not to hold it any longer
 
     with ExitStack() as stack:
-        if vars(module).get("fused_attn"):
-            stack.callback(setattr, module, "fused_attn", module.fused_attn)
-            module.fused_attn = False  # type: ignore[assignment]
+        if "fused_attn" in vars(module):
+            stack.enter_context(_unfused(module))
         stack.enter_context(hooked([("", module)], before=lambda *_: passed.clear(), after=end))
         stack.enter_context(
             hooked([("", module.get_submodule("attn_drop"))], before=lambda _n, _m, inputs: passed.extend(inputs[:1]))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recast.data import Data
     from recast.surgery.plan import Edited, Plan
     from recast.surgery.ranking import Ranking
-    from recast.tracing.observe import Example
+    from recast.tracing.examples import Example
 
 EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'

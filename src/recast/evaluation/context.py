@@ -20,6 +20,7 @@ from recast.models.detect import check_detections
 from recast.models.segment import class_maps
 from recast.run.config.evaluation import Options
 from recast.run.suites import SUITES
+from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)
 
@@ -27,17 +28,18 @@ Images = TypeVar("Images", bound=LabelledImages)
 class PixelModel(nn.Module):
     """x ↦ model((x - mean) / std) for pixels x (B, C, H, W) in [0, 1]: attacks and corruptions work on pixels.
 
-    The normalisation is computed in the dtype of the pixels and handed on in that of the model's parameters.
+    The normalisation is computed in the dtype of the pixels and handed on in that of the model's parameters. Of an
+    output that holds logits (`answer_of`) it returns these.
     """
 
     def __init__(self, model: nn.Module, mean: Iterable[float], std: Iterable[float]) -> None:
         super().__init__()
         self.model, self.mean, self.std = model, tuple(mean), tuple(std)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor) -> Any:
         normalised = normalize(pixels, self.mean, self.std)
         parameter = next(self.model.parameters(), normalised)
-        return self.model(normalised.to(parameter.dtype))
+        return answer_of(self.model(normalised.to(parameter.dtype)))
 
 
 class NotMeasured(RecastError):

@@ -29,6 +29,7 @@ from recast.run.fields import typed
 from recast.run.records import Difference, Row
 from recast.run.tables import Table
 from recast.threads import stepped
+from recast.tracing.examples import check_weights
 from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
@@ -51,8 +52,9 @@ def evaluate(
 ) -> list[Row]:
     """Measure a model, or several by name, with every suite; all models see the same pixels.
 
-    models: take normalised images (B, 3, H, W) and give logits (B, classes); `data` says how images are normalised (a
-    `PixelModel` brings its own normalisation). Their training flags and devices are restored.
+    models: take normalised images (B, 3, H, W) and give logits (B, classes), also as `output.logits` or the first of a
+    tuple; `data` says how images are normalised (a `PixelModel` brings its own normalisation). Their training flags and
+    devices are restored; threads that evaluate one network at once use one device.
     cache: a folder that keeps per-image scores, by weights, images and options. What is there is not measured again.
     Raises RecastError before anything is measured for an unknown suite, no images, a bad option or an absent device;
     `NotMeasured` where a suite's data set is missing, after the others are measured (with a cache nothing is lost).
@@ -87,6 +89,8 @@ def open_context(
         name: model if isinstance(model, PixelModel) else PixelModel(model, data.mean, data.std)
         for name, model in models.items()
     }
+    for model in models.values():
+        check_weights(model)
     if options.num_images is not None:
         kept = choose_balanced(data.val.labels, options.num_images, "num_images")
         data = replace(data, val=data.val.subset(kept))

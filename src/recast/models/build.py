@@ -22,7 +22,6 @@ from recast.models.patchconvnet import PatchConvNet
 from recast.models.patchconvnet_weights import checkpoint_filter_fn
 from recast.models.sources import create
 from recast.models.weights import (
-    check_values,
     first_nonfinite,
     load_weights_,
     read_header,
@@ -35,6 +34,7 @@ from recast.run.names import split_name
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import Proof, note_
+from recast.tracing.examples import check_weights
 
 KWARGS = ("num_classes", "img_size")
 """What a constructor may set."""
@@ -66,7 +66,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
         weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
     model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
-    check_values(model)
+    check_weights(model)
     if weights is not None:
         if config.checkpoint is not None:
             with suppress(RecastError):  # foreign: its weights were read before

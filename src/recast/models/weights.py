@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from recast.errors import RecastError, listed, shown
 from recast.run.files import require
 from recast.run.reading import parse_json
 from recast.surgery.folding.forms import plain_name
 from recast.surgery.proof import checksum
+from recast.tracing.examples import check_weights
 
 PICKLED = (".pth", ".pt", ".bin", ".tar", ".ckpt")
 DEEPEST = 8
@@ -203,21 +203,12 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
     `source` names the weights in messages. Dtypes follow the model (fp16 files load into an fp32 model).
     A BatchNorm's missing `num_batches_tracked` (files from before torch 0.4.1) is no error.
     """
-    check_values(model)
+    check_weights(model)
     if message := mismatch(model, weights):
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
     model.load_state_dict(dict(weights), strict=True)
-
-
-def check_values(model: nn.Module) -> None:
-    """Raise RecastError for a lazy layer that never ran, and for a model on the device meta."""
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(value):
-            raise RecastError(f"{name} is of a lazy layer that never ran: run the model on a batch of images first")
-        if value.is_meta:
-            raise RecastError(f"{name} is on the meta device, without values: build the model on the CPU")
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 from recast.surgery.wrappers import changeable
+from recast.tracing.examples import check_not_lazy
 
 
 @typed("model", "plan", "steps")
@@ -43,6 +44,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         recast_(network, plan, steps=steps)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
+    check_not_lazy(model)
     done, proof = plan_of(model), proof_of(model)
     modules, layers = check_recast(model, plan, chosen)
     edits = () if done is not None and done.steps else _edits(plan, chosen.steps)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, shown
 from recast.layers.gpsa import GPSA
@@ -19,8 +20,8 @@ from recast.surgery.records import Step
 from recast.surgery.rules import convert
 from recast.surgery.table import quantity
 from recast.tracing.cost import Cost
+from recast.tracing.examples import Example, arguments_of, batch_of, images_of, part_of
 from recast.tracing.hooks import in_eval
-from recast.tracing.observe import Example
 from recast.tracing.timing import time_models
 
 _COSTS = {"params": "parameters", "macs": "macs", "memory": "memory"}
@@ -95,14 +96,17 @@ def _exceeds(step: Step, total: Cost, ms: float, limits: Budget, parent: Cost, p
 def measure_times(model: nn.Module, example: Example, steps: Sequence[Step], config: RecastConfig) -> Times:
     """Time the network, and every layer beside its convolution on maps of its size; the two take turns.
 
-    Raises `RecastError` for an example that is no batch of images, and where strides go: maps change their size there.
+    Raises `RecastError` for an example without images (B, C, H, W), and where strides go: maps change their size there.
     """
-    if not isinstance(example, Tensor) or example.dim() != 4:
+    if images_of(example).dim() != 4:
         raise RecastError(f"milliseconds are measured on a batch of images (B, C, H, W), got {shown(example)}")
     if config.stride != "keep":
         raise RecastError("milliseconds are measured layer by layer, and stride changes all: use stride='keep'")
-    like = next((p for p in model.parameters() if p.is_floating_point()), example)
+    like = next((p for p in model.parameters() if p.is_floating_point()), images_of(example))
     generator = torch.Generator().manual_seed(0)
+
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=generator).to(like.device, like.dtype) if x.dim() == 4 else x
 
     def seconds(modules: dict[str, nn.Module], shape: Sequence[int]) -> dict[str, float]:
         images = torch.randn(BATCH, *shape, generator=generator).to(like.device, like.dtype)
@@ -123,8 +127,13 @@ def measure_times(model: nn.Module, example: Example, steps: Sequence[Step], con
             layer.set_size_(*step.input[1:])
         found = seconds({"convolution": convolution, "layer": layer.to(like.device)}, step.input)
         alike[kind] = 1000 / BATCH * (found["layer"] - found["convolution"])
-    whole = 1000 / BATCH * seconds({"model": model}, example.shape[1:])["model"]
-    return Times(whole, {step.name: step.calls * alike[_kind(step)] for step in steps})
+    batch = tree_map_only(Tensor, noise, part_of(example, torch.arange(BATCH) % batch_of(example)))
+    args, kwargs = arguments_of(batch)
+    with in_eval(model):
+        whole = time_models({"model": lambda _: model(*args, **kwargs)}, images_of(batch), SECONDS)["model"]
+    return Times(
+        1000 / BATCH * statistics.median(whole), {step.name: step.calls * alike[_kind(step)] for step in steps}
+    )
 
 
 def _kind(step: Step) -> object:

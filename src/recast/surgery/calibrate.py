@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from recast.errors import RecastError, blamed
+from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
@@ -25,8 +24,9 @@ from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import Example, check_values, read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import Example, check_values, run_example
+from recast.tracing.outputs import tensors_of
 
 
 class _Reached(BaseException):
@@ -36,13 +36,13 @@ class _Reached(BaseException):
 @typed("child", "parent", "batches", "ridge", "shrink_to_kernel")
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module, parent: nn.Module, batches: Iterable[Example], ridge: Positive = 1e-4, *,
+    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4, *,
     shrink_to_kernel: bool = True,
 ) -> nn.Module:  # fmt: skip
     """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.
 
     Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
-    `batches` (inputs as the models take them; kept and run twice per layer). `ridge` is relative to the mean square of
+    `batches`, read as `wake_` reads them (kept and run twice per layer). `ridge` is relative to the mean square of
     the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
     layer without bias gets one. Returns `child`. Raises `RecastError`, and leaves `child` as it was, for no batches,
     ones without images or with NaN, a parent that lacks a layer, C-MHSA layers, and those that hold a BatchNorm.
@@ -55,13 +55,12 @@ def calibrate_(
             f"calibrate_ solves GPSA layers (gate='sigmoid', 'linear'); {others[0]} is C-MHSA, which starts within "
             "(L−1)·e^−M of its convolution: raise bias_init M instead"
         )
-    with blamed("reading the batches"):
-        held = list(batches)
+    held = [batch for batch, _ in read_batches(child, batches)]
     if not held:
         raise RecastError("calibrate_ needs at least one batch of images")
     for batch in held:
-        check_values(batch)
-        if not all(bool(t.isfinite().all()) for t in tree_leaves(batch) if isinstance(t, Tensor)):
+        check_values(batch, child, parent)
+        if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
             raise RecastError("calibrate_ got a batch with NaN or infinite values: look at the images")
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in parents]:

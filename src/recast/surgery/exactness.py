@@ -14,14 +14,16 @@ from recast.errors import listed
 TOLERANCE = 1e-5
 SIGNAL = 100 * TOLERANCE
 """A layer whose output varies by less than this share of itself proves nothing: an error would be as small."""
+OUTLIER = 10
+"""A channel that is this many times larger than the median one is no measure for the others."""
 TIES = 10_000
 """One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """How far a child is from its parent. Relative error is max|child − parent| / max|parent| over a tensor; of a
-    layer's output, max|parent| is without the bias, so that no bias can hide an error."""
+    """How far a child is from its parent. Relative error is `relative_error`; of a layer's output, max|parent| is
+    without the bias, so that no bias can hide an error."""
 
     images: int
     max_relative_error: float
@@ -40,13 +42,15 @@ class Exactness:
     """For every layer of the plan the share of its output that what varies in its input makes, in the parent: 0 for
     images all of one colour, and for a layer that did not run. For attention pooling, how far moved queries move the
     outputs."""
+    worst: str = ""
+    """Which output, and which channel (class) of it, has the largest error; empty where all are equal."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
         """Whether this proves that the child is the same function: relative error of outputs and layers within `tol`,
         the same argmax everywhere but for one in 10,000 (ties, among pixels), and a signal in every layer."""
         agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
-        worst = max(self.max_relative_error, *self.layers.values(), 0.0)
-        return agree and worst <= tol and bool(self.signal) and not self.blind
+        exact = all(error <= tol for error in (self.max_relative_error, *self.layers.values()))  # NaN is not
+        return agree and exact and bool(self.signal) and not self.blind
 
     @property
     def blind(self) -> list[str]:
@@ -69,17 +73,20 @@ class Exactness:
         agreement = 1 - (self.differing + other.differing) / predictions if predictions else float("nan")
         return Exactness(
             images,
-            max(self.max_relative_error, other.max_relative_error),
+            _larger(self.max_relative_error, other.max_relative_error),
             self.bitwise and other.bitwise,
             agreement,
             self.backend,
-            _largest(self.layers, other.layers),
+            {n: _larger(self.layers.get(n, 0.0), other.layers.get(n, 0.0)) for n in self.layers | other.layers},
             predictions,
-            _largest(self.signal, other.signal),
+            {n: max(found.get(n, 0.0) for found in (self.signal, other.signal)) for n in self.signal | other.signal},
+            other.worst if self.max_relative_error < other.max_relative_error else self.worst,
         )
 
     def __str__(self) -> str:
         how = "bitwise equal" if self.bitwise else f"max relative error {self.max_relative_error:.2e}"
+        if self.worst and not self.max_relative_error <= TOLERANCE:
+            how += f" ({self.worst})"
         worst = max(self.layers, key=lambda name: self.layers[name], default="")
         if self.max_relative_error <= TOLERANCE and self.layers.get(worst, 0.0) > TOLERANCE:
             how += f", but {self.layers[worst]:.2e} in {worst or 'the layer'}"
@@ -93,18 +100,39 @@ class Exactness:
         return f"{how}; same prediction on {same} of {self.predictions} {of} ({self.backend})"
 
 
-def _largest(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {name: max(found.get(name, 0.0) for found in (one, other)) for name in one | other}
+def _larger(a: float, b: float) -> float:
+    return a if a >= b or a != a else b  # NaN is larger than any number
 
 
-def relative_error(a: Tensor, b: Tensor, scale: float | None = None) -> float:
-    """max|a − b| / max|b|, or over `scale`; infinite where a value is not finite or the shapes differ."""
-    if a.shape != b.shape:
-        return float("inf")
+def relative_error(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> float:
+    """Return max|a − b| of the worst channel over its scale (`worst_channel`)."""
+    return worst_channel(a, b, ranges)[0]
+
+
+def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[float, int | None]:
+    """Return the largest relative error of a channel, and the channel; infinite for values that are not finite.
+
+        error_c = max|a_c − b_c| / max(r_c, min(max r, 10 · median r))        r_c = max|b_c|, or `ranges` (channels,)
+
+    Channels are dimension 1 (classes, maps), and the last one beside it (tokens, NHWC). A channel is measured by its
+    own range, so that one of 1e7 hides no other. Rounding follows what was summed up, and not what is left of it: a
+    dead class whose terms cancel to 0 is measured by the largest channel, as long as that is not an outlier.
+    Tensors without channels are one.
+    """
+    if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
+        return math.inf, None
     if a.numel() == 0 or torch.equal(a, b):
-        return 0.0
+        return 0.0, None
     if not all(t.is_floating_point() or t.is_complex() for t in (a, b)):
         a, b = a.cpu().double(), b.cpu().double()
-    tiny = torch.finfo(b.dtype).tiny
-    error = float((a - b).abs().max() / (b.abs().max().clamp_min(tiny) if scale is None else max(scale, tiny)))
-    return error if error == error else float("inf")
+    tiny, found = torch.finfo(b.dtype).tiny, []
+    for axis in sorted({1, b.dim() - 1}) if b.dim() > 1 else (None,):
+        errors, sizes = (t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1)
+                         for t in (a - b, b))  # fmt: skip
+        if ranges is not None and axis == 1:
+            sizes = ranges.to(sizes)
+        alive = sizes[sizes > 0]
+        floor = torch.minimum(sizes.max(), OUTLIER * alive.median()) if len(alive) else sizes.max()
+        worst, channel = (errors / sizes.clamp_min(floor).clamp_min(tiny)).max(0)
+        found.append((float(worst), int(channel) if axis == 1 else None))
+    return max(found, key=lambda pair: pair[0])

@@ -16,6 +16,7 @@ from recast.layers.gpsa import GPSA
 from recast.run.fields import NotNegative, Positive, typed
 from recast.surgery.plan import Plan
 from recast.surgery.wake import warn_if_frozen
+from recast.tracing.examples import check_not_lazy
 
 LINEAR_GATE_LR_RATIO = 10.0
 SIGMOID_GATE_LR = 0.1
@@ -54,6 +55,7 @@ def param_groups(
     is negative or no finite number.
     """
     warn_if_frozen(recast_layers(model).values())
+    check_not_lazy(model)
     kinds = parameter_kinds(model, qk_lr is not None)
     if pool_lr is not None:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}

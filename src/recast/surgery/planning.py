@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, shown
 from recast.layers.cmhsa import CMHSA, RecastLayer
@@ -26,8 +27,9 @@ from recast.surgery.select import Where, is_auto, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
+from recast.tracing.examples import Example
 from recast.tracing.hooks import undisturbed
-from recast.tracing.observe import Call, Example, Observation, observe, on_meta
+from recast.tracing.observe import Call, Observation, observe, on_meta
 
 
 @typed("model", "config", "budget", "pool", "ranking")
@@ -43,7 +45,8 @@ def plan(
 ) -> Plan:
     """Say which convolutions of `model` become GPSA, at what cost, and why the others stay. Reads only.
 
-    `example` is a batch (B, C, H, W), a tuple of arguments or a mapping of keyword arguments; its shapes alone matter.
+    `example` is a batch (B, C, H, W), a tuple of arguments, a mapping of keyword arguments or a list of images, as
+    detectors take them (`recast.tracing.examples`); its shapes alone matter.
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
     has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
     predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
@@ -84,7 +87,10 @@ def _plan(
     parent = seen = observe(model, example, watched)
     planar = [n for n in seen.calls if isinstance(convolutions[n], nn.Conv2d | nn.ConvTranspose2d)]
     if planar and all(len(seen.calls[name][0].input) != 4 for name in planar):
-        raise RecastError(f"the first convolution got {seen.calls[planar[0]][0].input}: expected (batch, C, H, W)")
+        raise RecastError(
+            f"the first convolution got {seen.calls[planar[0]][0].input}: expected (batch, C, H, W), for one image "
+            "image[None]"
+        )
     layers, explicit, reasons = select(where, model, convolutions, seen, config)
 
     edits: list[Edit] = []
@@ -228,6 +234,21 @@ def _step(
     return step, after - replaced
 
 
+def _noise_like(model: nn.Module, example: Example) -> Example:
+    """The example with noise for its images, as its values do not matter; two images where it has nothing else."""
+    if isinstance(example, tuple) and len(example) == 1:
+        example = example[0]
+    if isinstance(example, Tensor):
+        return noise(model, tuple(example.shape[1:]) if example.dim() == 4 else None)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(x: Tensor) -> Tensor:
+        is_image = x.dim() == 4 and x.is_floating_point()
+        return torch.randn(x.shape, generator=generator).to(x) if is_image and not x.is_meta else x
+
+    return tree_map_only(Tensor, drawn, example)
+
+
 def _pool(
     model: nn.Module, example: Example, pool: PoolConfig, seen: Observation, names: Collection[str], edits: list[Edit]
 ) -> tuple[Place, Cost]:
@@ -235,9 +256,7 @@ def _pool(
 
     `seen` is the pass of the network without it, after `edits`; `names` are the layers that become attention too.
     """
-    image = example[0] if isinstance(example, tuple) and len(example) == 1 else example
-    shape = tuple(image.shape[1:]) if isinstance(image, Tensor) and image.dim() == 4 else None
-    place = find_place(model, noise(model, shape))
+    place = find_place(model, _noise_like(model, example))
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(

@@ -16,11 +16,12 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, blamed
 from recast.layers.gpsa import gpsa_layers
@@ -32,11 +33,12 @@ from recast.surgery.plan import Plan, plan_of, set_plan_
 from recast.surgery.table import WIDTH, quantity, render
 from recast.surgery.wake import wake_
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import Example, batch_of, part_of, run_example
 from recast.tracing.hooks import in_eval, undisturbed
-from recast.tracing.observe import run_example
+from recast.tracing.outputs import answer_of
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Batch = tuple[Tensor, Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
+Batch = tuple[Example, Tensor]
 
 LEAST = 32
 """Images: 16 that the gradient is taken over, one by one."""
@@ -115,35 +117,38 @@ class Ranking:
         return f"{title}\n{render(table, WIDTH)}\n{note}\n"
 
 
-@typed("model", "plan", "images", "labels", "timed")
+@typed("model", "plan", "labels", "timed")
 def rank(
-    model: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, loss: Loss | None = None,
+    model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss: Loss | None = None,
     timed: bool = True,
 ) -> Ranking:  # fmt: skip
     """Rank the layers of a `plan` by what attention promises there, per millisecond that it adds; `model` is only read.
 
-    images (N, C, H, W): normalised, training images, in any order: every other one gives queries and keys their start.
-    labels (N,): what `loss(outputs, labels)` takes, by default cross entropy. timed: measure milliseconds too, a second
+    images (N, C, H, W): normalised, training images, in any order: every other one gives queries and keys their start;
+    other arguments as for `plan`, with a row for each image. labels (N,): what `loss(outputs, labels)` takes, by
+    default cross entropy of the logits. timed: measure milliseconds too, a second
     for each layer; without, the same images give the same ranking. Raises `RecastError` for too few images, labels that
     do not fit them, a plan without layers or whose strides go, and a loss that is not finite.
     """
-    if len(images) != len(labels) or len(images) < LEAST:
-        raise RecastError(f"a ranking takes {LEAST} images or more and their labels, got {len(images)}, {len(labels)}")
+    if (count := batch_of(images)) != len(labels) or count < LEAST:
+        raise RecastError(f"a ranking takes {LEAST} images or more and their labels, got {count}, {len(labels)}")
     names = [step.name for step in plan.steps]
     if not names:
         raise RecastError("the plan recasts no layer: there is nothing to rank")
     device = next(model.parameters()).device
-    images, labels = images.to(device), labels.to(device)
-    size = min(PART, len(images) // 2 // PARTS)
-    pixels, answers = images[1::2], labels[1::2]
-    batches, loss = list(zip(pixels.split(size), answers.split(size), strict=True)), loss or _cross_entropy
+    images, labels = tree_map_only(Tensor, lambda x: x.to(device), (images, labels))
+    size = min(PART, count // 2 // PARTS)
+    pixels, answers = part_of(images, slice(1, None, 2)), labels[1::2]
+    batches = [(part_of(pixels, slice(i, i + size)), answers[i : i + size]) for i in range(0, len(answers), size)]
+    other = part_of(images, slice(0, None, 2))
+    seen = [part_of(other, slice(i, i + PART)) for i in range(0, batch_of(other), PART)]
     awake = replace(plan, config=replace(plan.config, query_key="images"))
     with torch.inference_mode(False), undisturbed(model):
-        slopes = gate_slopes(model, awake, names, batches, loss, list(images[::2].split(PART)))
-        times = measure_times(model, images[:1], plan.steps, plan.config) if timed else None
+        slopes = gate_slopes(model, awake, names, batches, loss or _cross_entropy, seen)
+        times = measure_times(model, part_of(images, slice(0, 1)), plan.steps, plan.config) if timed else None
     layers = []
     for step in plan.steps:
-        every = slopes[step.name][: len(pixels) // size].double()
+        every = slopes[step.name][: len(answers) // size].double()
         every = every[:, : every.shape[1] // 2].cpu()  # γ; the rest is s
         mean, error = every.mean(0), every.std(0) / len(every) ** 0.5
         promised = float((mean.abs() - 2 * error).clamp_min(0).sum())
@@ -152,23 +157,24 @@ def rank(
             Ranked(step.name, promised, tuple(mean.tolist()), tuple(error.tolist()), added.macs, added.memory, ms)
         )
     by: Literal["ms", "macs"] = "ms" if timed else "macs"
-    return Ranking(plan.model, len(pixels), tuple(sorted(layers, key=lambda layer: -layer.per(by))), times)
+    return Ranking(plan.model, len(answers), tuple(sorted(layers, key=lambda layer: -layer.per(by))), times)
 
 
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy; on a GPU a class that is not there would end the process."""
-    classes = outputs.shape[1]
+def _cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
+    """Cross entropy of the logits; on a GPU a class that is not there would end the process."""
+    logits = answer_of(outputs)
+    classes = logits.shape[1]
     if labels.dim() == 1 and (labels.is_floating_point() or labels.min() < -100 or labels.max() >= classes):
         raise RecastError(
             f"labels must be whole numbers from 0 to {classes - 1}, the network's classes: got {labels.dtype} from "
             f"{labels.min().item()} to {labels.max().item()}"
         )
-    return nn.functional.cross_entropy(outputs, labels)
+    return nn.functional.cross_entropy(logits, labels)
 
 
 def gate_slopes(
     network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
-    seen: Sequence[Tensor],
+    seen: Sequence[Example],
 ) -> dict[str, Tensor]:  # fmt: skip
     """∂L/∂(γ, s) of `layers` for every batch, (batches, 2·heads) each, where the network computes what it does.
 

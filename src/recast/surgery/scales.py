@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
 from recast.run.fields import typed
+from recast.tracing.examples import Example, batch_of, read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import Example, batch_of, run_example
 
 LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
 """Parameters that are a LayerScale, or modules whose only parameter is one, in timm and torchvision."""
@@ -66,10 +66,10 @@ def randomize_scales_(model: nn.Module, example: Example | None = None) -> nn.Mo
 
 @typed("model", "batches")
 @torch.no_grad()
-def recalibrate_batch_norm_(model: nn.Module, batches: Iterable[Example]) -> nn.Module:
+def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -> nn.Module:
     """Measure BatchNorm's statistics again: mean and variance become their average over `batches`, by images.
 
-    `batches` holds normalised images (B, C, H, W) on the model's device, or whatever else the model takes. Only
+    `batches` is one example on the model's device, or several, with labels or without (`read_batches`). Only
     BatchNorm is in training mode meanwhile: torch.optim.swa_utils.update_bn, which has the whole model in it, would
     drop paths, draw random numbers and let spectral norms take a step. Momentum, counters and training flags are as
     before. A network without BatchNorm is left alone.
@@ -86,7 +86,7 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Iterable[Example]) -> nn.
         with in_eval(model), hooked([("", norm) for norm in norms], before=_check_has_variance):
             for norm in norms:
                 norm.training = True  # not train(): timm's BatchNormAct2d holds an activation and a dropout
-            for batch in batches:
+            for batch, _ in read_batches(model, batches):
                 seen += batch_of(batch)
                 for norm in norms:  # the k-th batch has a share of B_k / (B_1 + … + B_k) in the average
                     norm.momentum = batch_of(batch) / seen

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
@@ -18,15 +18,19 @@ from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import gpsa_layers
 from recast.run.config import Backend
 from recast.run.fields import typed
-from recast.surgery.exactness import Exactness, relative_error
+from recast.surgery.exactness import Exactness, relative_error, worst_channel
 from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
+from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
 from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
-from recast.tracing.observe import Example, batch_of, check_values, on_meta, run_example
+from recast.tracing.observe import on_meta
+from recast.tracing.outputs import PLAIN, answer_of, leaves_of, tensors_of
 
+LARGEST = 1e6
+"""Values of images beyond which a comparison proves nothing: biases are lost in rounding."""
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
 _ALONE = RLock()
@@ -39,8 +43,8 @@ class Trace:
 
     output: Any
     layers: dict[str, list[Tensor]]
-    scales: dict[str, list[float]]
-    """max|output − bias| of each call."""
+    ranges: dict[str, list[Tensor]]
+    """max|output − bias| of every channel (C,), of each call."""
     signal: dict[str, float]
     """Share of that which is made of what varies in the input (`Exactness.signal`)."""
 
@@ -79,19 +83,30 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
 
     Raises `RecastError` for a model without the plan's layers, and a batch without images.
     """
-    check_values(batch)
-    scales: dict[str, list[float]] = {}
+    check_values(batch, model)
+    ranges: dict[str, list[Tensor]] = {}
     signal: dict[str, float] = {}
-    varied = _varies(batch)
+    shows = _can_show(batch)
 
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        scale, share = _signal(module, inputs[0], output)
-        scales.setdefault(name, []).append(scale)
-        signal[name] = max(signal.get(name, 0.0), share if varied else 0.0)
+        if inputs[0].dim() != 4:
+            raise RecastError(
+                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected (batch, C, H, W), for one image "
+                "image[None]"
+            )
+        sizes, share = _signal(module, inputs[0], output)
+        ranges.setdefault(name, []).append(sizes)
+        signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
     layers = _layers_of(model, plan)
+    pools = [] if plan.pool is None else list(attention_pools(model))
+    if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
+        raise RecastError(
+            f"the parent is a recast network itself, {recast[0] or 'the model'} is attention: pass the network from "
+            "before recast_"
+        )
     with _ALONE, hooked(layers.items(), after=measure):
-        return Trace(*_run(model, layers, batch), scales, signal)
+        return Trace(*_run(model, layers, batch), ranges, signal)
 
 
 @torch.no_grad()
@@ -102,21 +117,25 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tupl
     return tree_map_only(Tensor, torch.clone, output), outputs
 
 
-def _varies(batch: Example) -> bool:
-    """Whether an image has two different pixels; images are what has three axes or more."""
-    images = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > 2 and t.numel()]
+def _can_show(batch: Example) -> bool:
+    """True where an image has two different pixels, and none has values above `LARGEST`; images are what has three axes
+    or more."""
+    images = [t for t in tensors_of(arguments_of(batch)) if t.dim() > 2 and t.numel()]
+    if any(t.is_floating_point() and float(t.abs().max()) > LARGEST for t in images):
+        return False
     return not images or any(bool((t != t[..., :1, :1]).any()) for t in images)
 
 
-def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[float, float]:
-    """max|output − bias| of a layer that is linear in its input, and the share in it of what varies in the input: what
-    is gone when every pixel of all images is their mean."""
+def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
+    """max|output − bias| of every channel of a layer that is linear in its input, and the share in the largest of what
+    varies in the input: what is gone when every pixel of all images is their mean."""
     if not output.numel():  # no boxes were found: nothing to differ
-        return 0.0, 0.0
+        return output.new_zeros(output.shape[1]), 0.0
     image = x[:1]
     mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
-    scale, varied = (float((output - module.forward(flat)).abs().max()) for flat in (torch.zeros_like(image), mean))
-    return scale, varied / scale if scale > 0 else 0.0
+    sizes, varied = ((output - module.forward(flat)).abs().amax((0, 2, 3)) for flat in (torch.zeros_like(image), mean))
+    scale = float(sizes.max())
+    return sizes, float(varied.max()) / scale if scale > 0 else 0.0
 
 
 def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
@@ -159,10 +178,11 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
 
     Sets eval mode and TF32 off, and restores both, buffers and torch's random state. `backend` makes every layer
     compute with that code. With `stride="dilate"` layers are compared at the parent's positions, the even ones of the
-    child. Outputs may be any nest of tensors. The result says which layers were compared and on what signal: it proves
+    child. `batch` is an example as `plan` takes it. Outputs may be any nest of tensors: mappings, lists, objects with
+    tensors in their attributes. The result says which layers were compared and on what signal: it proves
     something (`ok`) only where there was one in each. What holds is noted on the child, for `save`.
-    Raises `RecastError` if the outputs cannot be compared, if parent and child are the same object, and for a parent
-    that is another network.
+    Raises `RecastError` if the outputs cannot be compared, if parent and child are the same object, for a parent that
+    is another network, and for one that is recast itself.
     """
     with _ALONE:
         return _verify(parent, child, batch, backend)
@@ -173,6 +193,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     attention = {child, *recast_layers(child).values(), *attention_pools(child).values()}
     if not isinstance(parent, Trace) and (parent in child.modules() or not attention.isdisjoint(parent.modules())):
         raise RecastError("parent and child are the same network: recast a copy, recast_(copy.deepcopy(parent), plan)")
+    check_values(batch, child)
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
         output, found = _run(child, _layers_of(child, plan), batch)
@@ -181,49 +202,61 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     if silent := [name for name in before.layers if name not in found]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
     tensors = _comparable(output, before.output)
-    images, (first, reference) = batch_of(batch), tensors[0]
+    images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
+    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
+        first, reference = next(iter(tensors.values()))
     # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
     boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
     comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
     equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
-    layers = {name: _layer_error(found[name], ys, before.scales[name]) for name, ys in before.layers.items()}
+    layers = {name: _layer_error(found[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
         with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
             moved = _comparable(run_example(child, batch), output)
-        share = max(relative_error(a, b) for a, b in moved) if _varies(batch) else 0.0
+        share = max(relative_error(a, b) for a, b in moved.values()) if _can_show(batch) else 0.0
         signal[next(iter(attention_pools(child)))] = share
+    errors = {path: worst_channel(a, b) for path, (a, b) in tensors.items()}
+    path, (error, channel) = max(errors.items(), key=lambda item: item[1][0])
+    worst = f"output{path}" + ("" if channel is None else f", channel {channel}")
     result = Exactness(
         images=images,
-        max_relative_error=max(relative_error(a, b) for a, b in tensors),
-        bitwise=all(torch.equal(a, b) for a, b in tensors) and not any(layers.values()),
+        max_relative_error=error,
+        bitwise=not error and all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
         argmax_agreement=float(equal.double().mean()),
         backend=", ".join(backends) or ("convolution" if plan.pool is None else "attention pooling"),
         layers=layers,
         predictions=equal.numel(),
         signal=signal,
+        worst=worst if error > 0 else "",
     )
     if result.ok():
         note_(child, replace(proof_of(child), verified=result))
     return result
 
 
-def _comparable(output: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of two outputs in pairs. Raises `RecastError` unless both are nests of one kind, with as many tensors
-    of the same types (of maps the size may differ, of logits not) and the same other values in the same places."""
-    (found, nest), (wanted, other) = tree_flatten(output), tree_flatten(expected)
-    every = list(zip(found, wanted, strict=False))
-    pairs = [(a, b) for a, b in every if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    plain = (bool, int, float, str, type(None))
+def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """The tensors of two outputs in pairs, by their path. Raises `RecastError` unless both are nests of one kind, with
+    tensors of the same types (of maps the size may differ, of logits not) and equal other values in the same places."""
+    found, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
-        return type(a) is type(b) and (not isinstance(a, plain) or bool(a == b))
+        return type(a) is type(b) and bool(a == b)
 
-    if not pairs or nest != other or not all(alike(a, b) for a, b in every):
-        told = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
-        raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*told))
+    if found.keys() == wanted.keys():
+        for path, value in wanted.items():
+            if not isinstance(value, (Tensor, *PLAIN)) and not alike(found[path], value):
+                raise RecastError(
+                    f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
+                    "with tensors in their attributes"
+                )
+    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := found.get(path), Tensor)
+             and isinstance(b, Tensor)}  # fmt: skip
+    if not pairs or found.keys() != wanted.keys() or not all(alike(found[path], b) for path, b in wanted.items()):
+        kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
+        raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))
     return pairs
 
 
@@ -232,16 +265,16 @@ def _kind(x: Tensor) -> str:
     return f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.")
 
 
-def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], scales: Sequence[float]) -> float:
+def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequence[Tensor]) -> float:
     """Over all calls of a layer. Of a map that is s times denser than the parent's, every s-th pixel is compared."""
     if len(child) != len(parent):
         return float("inf")
     errors = []
-    for a, b, scale in zip(child, parent, scales, strict=True):
+    for a, b, sizes in zip(child, parent, ranges, strict=True):
         if a.dim() == 4 and a.shape != b.shape:
             s0, s1 = (-(-c // p) for c, p in zip(a.shape[2:], b.shape[2:], strict=True))
             a = a[:, :, ::s0, ::s1]
-        errors.append(relative_error(a, b, scale))
+        errors.append(relative_error(a, b, sizes))
     return max(errors)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, blamed, suggest
+from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.run.config import RecastConfig
 from recast.run.fields import Positive, Seed, typed
 from recast.surgery.wrappers import unwrapped
+from recast.tracing.examples import read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval
-from recast.tracing.observe import run_example
 
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""
@@ -93,14 +93,16 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Tensor], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
+    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
 
-    The same images and seed give the same start. Nothing else changes: a layer whose gates are 0 stays exactly its
-    convolution. C-MHSA does not: content shares the softmax with position there, and what leaks from a head's pixel
-    grows with e to the difference of two logits, a hundredfold and more.
+    `batches` is one example as `plan` takes it, or a list or loader of examples, with labels or without: a pair is
+    (images, labels) unless the network takes two arguments and the second is no tensor of whole numbers.
+    The same images and seed give the same start; several threads must not wake one network. Nothing else changes: a
+    layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with position
+    there, and what leaks from a head's pixel grows with e to the difference of two logits, a hundredfold and more.
 
     layers: names of the layers that are woken; None: all. Returns what became of their content maps, in the order of
     the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
@@ -121,7 +123,7 @@ def wake_(
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
     seen = {name: _Moments() for name in found}
     with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
-        for batch in each_of(batches):
+        for batch, _ in read_batches(model, batches):
             run_example(model, batch)
     for name, moments in seen.items():
         if not moments.count:
@@ -137,12 +139,6 @@ def wake_(
         _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
     return woken
-
-
-def each_of(batches: Tensor | Iterable[Any]) -> Iterator[Any]:
-    """The batches, or the only one; what their generator raises is a `RecastError`."""
-    with blamed("reading the batches"):
-        yield from [batches] if isinstance(batches, Tensor) else batches
 
 
 def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:

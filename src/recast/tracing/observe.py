@@ -7,8 +7,7 @@ layer and never changes a running statistic.
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,15 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError, first_line, shown
+from recast.errors import first_line
 from recast.tracing.cost import saved_sizes
+from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
 from recast.tracing.hooks import hooked, in_eval, named
-
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,51 +44,6 @@ class Observation:
     activation_bytes: int
     failure: str = ""
     """Why fake tensors failed, where one real pass in eval mode was made instead."""
-
-
-def run_example(model: nn.Module, example: Example) -> Any:
-    """`model` on an example: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
-
-    Raises `RecastError`, naming the shapes, where the model does not take it.
-    """
-    # hooks inside a compiled part would not be called, and fake tensors cannot compile
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        # torch warns of the module hooks that a plan counts operations with
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-        try:
-            if isinstance(example, Mapping):
-                return model(**example)
-            return model(*example) if isinstance(example, tuple) else model(example)
-        except RecastError:
-            raise
-        except Exception as error:  # whatever a model does with what it does not know
-            shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), example)
-            kind = type(model).__name__
-            raise RecastError(f"{kind} cannot run on the example {shown(shapes)}: {first_line(error)}") from error
-
-
-def batch_of(example: Example) -> int:
-    """Images in an example: the first dimension of its first tensor, or the length of a list of images.
-
-    Raises `RecastError` where there is none.
-    """
-    arguments = list(example.values()) if isinstance(example, Mapping) else example
-    first = arguments[0] if isinstance(arguments, list | tuple) and arguments else arguments
-    if isinstance(first, list | tuple) and first and all(isinstance(image, Tensor) for image in first):
-        return len(first)  # as torchvision's detection models take them
-    for value in tree_leaves(arguments):
-        if isinstance(value, Tensor) and value.dim() > 0:
-            if not value.numel():
-                raise RecastError(f"the example holds no image: expected one or more, got {tuple(value.shape)}")
-            return value.shape[0]
-    raise RecastError(f"the example holds no tensor: expected a batch of images, got {shown(example)}")
-
-
-def check_values(example: Example) -> None:
-    """Raise `RecastError` for an example without images, or whose images hold no values (a plan takes those)."""
-    batch_of(example)
-    if any(isinstance(value, Tensor) and value.is_meta for value in tree_leaves(example)):
-        raise RecastError("the images are on the meta device, where they hold no values: give real ones")
 
 
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -123,8 +75,7 @@ def observe(
     model.
     """
     batch, mode = batch_of(example), FakeTensorMode(allow_non_fake_inputs=True)
-    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        raise RecastError(f"{type(model).__name__} has lazy layers, whose weights have no shape yet: run it once first")
+    check_not_lazy(model)
     try:
         with torch.inference_mode(False):
             # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is

@@ -43,6 +43,7 @@ from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
 from recast.surgery.ranking import PART, Batch, Loss, gate_slopes
 from recast.surgery.wake import wake_
+from recast.tracing.examples import Example
 from recast.training.prepare import WAKING_IMAGES, some_images
 
 
@@ -137,7 +138,7 @@ class Switches:
 
 
 def _mean_slopes(
-    network: nn.Module, plan: Plan, layers: Sequence[str], half: Sequence[Batch], loss: Loss, seen: Sequence[Tensor]
+    network: nn.Module, plan: Plan, layers: Sequence[str], half: Sequence[Batch], loss: Loss, seen: Sequence[Example]
 ) -> dict[str, Tensor]:
     """`gate_slopes` in the mean over the images of a half."""
     slopes = gate_slopes(network, plan, layers, half, loss, seen)

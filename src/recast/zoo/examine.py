@@ -22,8 +22,8 @@ from recast.surgery.planning import plan
 from recast.surgery.select import is_spatial
 from recast.surgery.verify import Trace, full_precision, swapped_heads, trace, use_backend, verify
 from recast.tracing.cost import count_parameters
+from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.hooks import captured_inputs
-from recast.tracing.observe import Example, batch_of, run_example
 from recast.zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
 from recast.zoo.rows import ZooRow
 

@@ -12,7 +12,6 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
@@ -21,8 +20,9 @@ from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
+from recast.tracing.examples import Example, run_example
 from recast.tracing.hooks import computes_as, hooked, replaced_output
-from recast.tracing.observe import Example, run_example
+from recast.tracing.outputs import tensors_of
 
 
 @torch.no_grad()
@@ -204,7 +204,7 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
     layers = {name: layer for name, layer in layers.items() if computes_as(layer, GPSA)}
     norms = {name: module for name, module in model.named_modules() if is_batch_norm(module)}
     with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
-        outputs = tree_leaves(run_example(model, batch))
+        outputs = tensors_of(run_example(model, batch))
     once = [(name, seen[0]) for name, seen in takes.items() if len(seen) == 1]
     return {
         layer: norm
@@ -213,15 +213,15 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
     }
 
 
-def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Any]) -> bool:
+def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Tensor]) -> bool:
     """Whether nothing but `norm` reads what `layer` gives: with another output of the layer, and the norm's own as it
     was, the model's outputs have the same bits."""
     kept: list[Tensor] = []
     with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: kept.append(y.clone())):
         run_example(model, batch)
     with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: kept[0].clone()):
-        changed = tree_leaves(run_example(model, batch))
-    return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True) if isinstance(a, Tensor))
+        changed = tensors_of(run_example(model, batch))
+    return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True))
 
 
 @torch.no_grad()

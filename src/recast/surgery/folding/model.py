@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, blamed
+from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
@@ -27,11 +28,12 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
+from recast.tracing.examples import Example, batch_of, read_batches, run_example
 from recast.tracing.hooks import captured_inputs, in_eval
-from recast.tracing.observe import batch_of, run_example
+from recast.tracing.outputs import answer_of, logits_of, tensors_of
 
 KERNELS = (3, 5, 7, 9, 11)
-Batches = list[tuple[Tensor, Tensor | None]]
+Batches = list[tuple[Example, Any]]
 
 
 @typed("model", "tol", "data", "kernel", "batch_norm")
@@ -42,7 +44,7 @@ def fold_(
     *,
     kernel: int | None = None,
     batch_norm: bool = False,
-    data: Tensor | Iterable[tuple[Tensor, Tensor]] | None = None,
+    data: Tensor | Iterable[Any] | None = None,
 ) -> list[Folded]:
     """Give every GPSA layer its smallest form, in place; returns what was done to each, in order.
 
@@ -54,8 +56,9 @@ def fold_(
     approximate their Gaussians. `batch_norm` multiplies the BatchNorm after a layer into it; that needs `data`.
     The layers' parameters are new ones then: make the optimiser after it.
 
-    `data` is a batch of images, or batches of (images, labels): the report then says how far each layer's output and
-    the model's moved, and with labels the accuracy after each. `timm.utils.reparameterize_model` does the same through
+    `data` is one example as `plan` takes it, or a list or loader of examples or of (images, labels), read as `wake_`
+    reads them: the report then says how far each layer's output and the model's moved, and with labels the accuracy
+    after each. `timm.utils.reparameterize_model` does the same through
     `GPSA.fuse`, at tol = 0 and without the plan; blocks that merge their branches stay where attention is left in them.
     A model that is itself a layer is not replaced: use its `fold()`. Raises `RecastError`, before any change, for an
     even or small `kernel`, a negative or NaN `tol` (infinity closes every gate: what the network is without attention),
@@ -67,13 +70,10 @@ def fold_(
         raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
     if batch_norm and data is None:
         raise RecastError("batch_norm=True needs data: a forward pass shows which BatchNorm follows which layer")
-    with blamed("reading data"):
-        batches: Batches = [] if data is None else [(data, None)] if isinstance(data, Tensor) else list(data)
+    model = changeable(model)
+    batches: Batches = [] if data is None else list(read_batches(model, data))
     if data is not None and not batches:
         raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
-    if not all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in batches):
-        raise RecastError("data is a batch of images, or batches of (images, labels)")
-    model = changeable(model)
     layers = gpsa_layers(model)
     for layer in layers.values():
         layer.check_closes(tol)
@@ -81,7 +81,7 @@ def fold_(
     in_training = [name for name, layer in layers.items() if layer.training]
     with in_eval(model):
         before = _outputs(model, batches)
-        if not all(bool(output.isfinite().all()) for output in before):
+        if not all(bool(tensor.isfinite().all()) for output in before for tensor in tensors_of(output)):
             raise RecastError(f"{type(model).__name__} gives NaN or infinity for the data: look at the images")
         norms_of = norms_after(model, layers, batches[0][0]) if batch_norm else {}
         for name, layer in layers.items():
@@ -129,28 +129,31 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
     )  # fmt: skip
 
 
-def _outputs(model: nn.Module, batches: Batches) -> list[Tensor]:
+def _outputs(model: nn.Module, batches: Batches) -> list[Any]:
     """What the model gives for every batch. Raises `RecastError` for data that it cannot be measured on."""
     outputs = []
     for images, labels in batches:
         count = batch_of(images)
         output = run_example(model, images)
-        if not isinstance(output, Tensor):
-            raise RecastError(f"fold_ measures what gives a tensor, got {type(output).__name__}: leave data out")
-        if labels is not None and (found := tuple(getattr(labels, "shape", ()))) != output.shape[:1]:
+        if not tensors_of(output):
+            raise RecastError(f"fold_ measures outputs with tensors, got {type(output).__name__}: drop data")
+        if labels is not None and (found := tuple(getattr(labels, "shape", ()))) != (count,):
             raise RecastError(f"data gives labels of shape {found} for {count} images: expected one an image")
+        if labels is not None:
+            logits_of(output, model, "accuracy")
         outputs.append(output)
     return outputs
 
 
-def _change_of_outputs(now: list[Tensor], before: list[Tensor], batches: Batches) -> tuple[float, float | None]:
+def _change_of_outputs(now: list[Any], before: list[Any], batches: Batches) -> tuple[float, float | None]:
     """How far the outputs are from those before, and the accuracy where there are labels."""
     right = count = 0
     for outputs, (_, labels) in zip(now, batches, strict=True):
         if labels is not None:
-            right += int((outputs.argmax(-1) == labels).sum())
+            right += int((answer_of(outputs).argmax(-1) == labels).sum())
             count += len(labels)
-    error = max(relative_error(a, b) for a, b in zip(now, before, strict=True))
+    pairs = [pair for outputs in zip(now, before, strict=True) for pair in zip(*map(tensors_of, outputs), strict=True)]
+    error = max(relative_error(a, b) for a, b in pairs)
     return error, 100 * right / count if count else None
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError, blamed
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
+from recast.tracing.examples import Example, arguments_of
 from recast.tracing.hooks import computes_as, in_eval, undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
@@ -37,8 +38,8 @@ MAX_PREFIX = 16
 
 
 @torch.no_grad()
-def find_place(model: nn.Module, example: Tensor) -> Place:
-    """Where `model` pools the positions of its last map (or its tokens), seen on `example` (B, C, H, W) in eval mode.
+def find_place(model: nn.Module, example: Example) -> Place:
+    """Where `model` pools the positions of its last map (or its tokens), seen on an example in eval mode.
 
     Raises RecastError for a network that does not take the example, gives anything but logits (B, K), pools by
     attention already, or pools where nothing can be put in its place.
@@ -121,10 +122,11 @@ def _head(net: Probe) -> Place | None:
     None if it has no such head, or one that cannot take a single position.
     """
     model: Any = net.model
-    if not callable(getattr(model, "forward_head", None)):
+    args, kwargs = arguments_of(net.example)
+    if not callable(getattr(model, "forward_head", None)) or len(args) + len(kwargs) != 1:
         return None
     try:
-        x = model.forward_features(net.example)
+        x = model.forward_features(*args, *kwargs.values())
         is_answer = same(model.forward_head(x), net.logits)
     except (AttributeError, TypeError, NotImplementedError):
         return None

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from recast.errors import RecastError
+from recast.tracing.examples import Example, run_example
 from recast.tracing.hooks import hooked, named, replaced_output
-from recast.tracing.observe import run_example
+from recast.tracing.outputs import answer_of, logits_of
 
 TOLERANCE = 1e-4
 """Relative difference below which two outputs in single precision are the same."""
@@ -33,7 +34,7 @@ class Probe:
     """A network, what it gives for images, and the names of its modules in the order in which they finish, with the
     shapes of their first outputs."""
 
-    def __init__(self, model: nn.Module, example: Tensor) -> None:
+    def __init__(self, model: nn.Module, example: Example) -> None:
         self.model, self.example, self.kind = model, example, type(model).__name__
         self.modules = dict(model.named_modules())
         self.linear = [
@@ -49,19 +50,19 @@ class Probe:
                 self.order.append((name, first.shape))
 
         with hooked(self.modules.items(), after=note):
-            logits = run_example(model, example)
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise RecastError(f"attention pooling is for networks that give (batch, classes), got {got}")
-        self.logits = logits
+            self.logits = logits_of(run_example(model, example), model, "attention pooling")
+
+    def run(self, example: Example) -> Any:
+        """What the network answers."""
+        return answer_of(run_example(self.model, example))
 
     def watch(self, names: Iterable[str]) -> list[Done]:
         """What the named modules take and give, in the order in which they finish."""
         with _watched(named(self.model, names)) as seen:
-            self.model(self.example)
+            self.run(self.example)
         return seen
 
-    def probe(self, run: Callable[[Tensor], Any], x: Tensor) -> tuple[Tensor, list[Done]] | None:
+    def probe(self, run: Callable[[Any], Any], x: Any) -> tuple[Tensor, list[Done]] | None:
         """(what the last linear layer took, all of them) as `run` is given x; None if it cannot take it.
 
         What that layer takes tells answers apart also where its own weights are zero, as those of some networks are.
@@ -78,17 +79,18 @@ class Probe:
     @cached_property
     def answer(self) -> tuple[Tensor, list[Done]] | None:
         """`probe` of the network itself on its example."""
-        return self.probe(self.model, self.example)
+        return self.probe(self.run, self.example)
 
-    def answer_if(self, module: nn.Module, given: Tensor, x: Tensor) -> tuple[Tensor, list[Done]] | None:
+    def answer_if(self, module: nn.Module, given: Tensor, x: Example) -> tuple[Tensor, list[Done]] | None:
         """`probe` of the network itself on x, with `given` for whatever a module gives."""
         with replaced_output(module, lambda _: given.clone()):
-            return self.probe(self.model, x)
+            return self.probe(self.run, x)
 
     def all_comes_through(self, done: Done) -> bool:
         """Whether other images give the same answer while a module gives what it gave for these: then nothing goes
         round it."""
-        other = self.answer_if(done.module, done.output, 1 - self.example.flip(-1))
+        images = tree_map_only(Tensor, lambda x: 1 - x.flip(-1) if x.dim() == 4 else x, self.example)
+        other = self.answer_if(done.module, done.output, images)
         return self.answer is not None and other is not None and same(other[0], self.answer[0])
 
     def classifier(self, tail: list[Done]) -> str | None:

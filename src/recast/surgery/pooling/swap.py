@@ -23,17 +23,17 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
+from recast.tracing.examples import Example, check_not_lazy, run_example
 from recast.tracing.hooks import computes_as, in_eval, undisturbed
-from recast.tracing.observe import run_example
 
 SIDES = (128, 224, 64, 32, 256, 384)
 """Sides in pixels that a network is tried with which does not say what it takes."""
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
-@typed("model", "per_class", "config", "example", "allow_change")
+@typed("model", "per_class", "config", "allow_change")
 def attention_pool_(
-    model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Tensor | None = None,
+    model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Example | None = None,
     allow_change: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Replace the global pooling of `model` by attention (`AttentionPool`), in place; returns the model.
@@ -46,7 +46,7 @@ def attention_pool_(
 
     per_class: a token, and a map, for each class. The classifier's row j then reads class j's vector (`ClassHead`), and
     `forward_head(x, pre_logits=True)` of timm's networks gives these vectors as rows (B·K, C). config: all settings
-    (`PoolConfig`), instead of `per_class`. example: a batch of images that the model takes, by default noise of the
+    (`PoolConfig`), instead of `per_class`. example: what the model takes, as for `plan`; by default noise of the
     size that the network tells (timm's do), or of one that it takes.
 
     Raises RecastError, and leaves the model as it was, for kind="none", a network that pools by attention already, one
@@ -61,6 +61,7 @@ def attention_pool_(
     if not config.is_on:
         raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")
     _check_own_pool(model)
+    check_not_lazy(model)
     place = find_place(model, noise(model) if example is None else example)
     check_change(model, config, place)
     proof = proof_of(model)

@@ -1,0 +1,297 @@
+"""One form of example and of output for every verb: what `plan` and `verify` take, the others take too."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import recast
+from recast.analysis.grad_cam import grad_cam
+from recast.data import load_data
+from recast.errors import RecastError
+from recast.run.config import DataConfig
+from recast.surgery.calibrate import calibrate_
+from recast.surgery.scales import recalibrate_batch_norm_
+from recast.tracing.examples import batch_of, part_of, read_batches
+from recast.tracing.outputs import answer_of, leaves_of
+
+IMAGES, META, LABELS = torch.randn(32, 3, 16, 16), torch.randn(32, 2), torch.arange(32) % 4
+ONE = torch.zeros(3, 8, 8)
+
+
+class Two(nn.Module):
+    """Images and what is known of them, in this order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3))
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 4)
+
+    def forward(self, image: Tensor, meta: Tensor) -> Any:
+        return self.head(torch.cat([self.pool(self.body(image)).flatten(1), meta], 1))
+
+
+class MetaFirst(Two):
+    def forward(self, meta: Tensor, image: Tensor) -> Any:
+        return {"loss": image.new_zeros(()), "logits": super().forward(image, meta)}
+
+
+EXAMPLES: dict[str, tuple[type[Two], Any]] = {
+    "tuple": (Two, (IMAGES, META)),
+    "mapping": (Two, {"image": IMAGES, "meta": META}),
+    "mapping, metadata first": (Two, {"meta": META, "image": IMAGES}),
+    "user's mapping": (Two, UserDict(image=IMAGES, meta=META)),
+    "tuple, metadata first": (MetaFirst, (META, IMAGES)),
+}
+
+
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None:
+    build, example = EXAMPLES[case]
+    torch.manual_seed(0)
+    model = build().eval()
+    planned = recast.plan(model, example)
+    reference = recast.plan(Two().eval(), (IMAGES, META))
+    assert (planned.before, planned.after) == (reference.before, reference.after)
+    child = recast.recast_(copy.deepcopy(model), planned)
+    assert recast.verify(model, child, example).images == 32
+    assert recast.verify(model, child, example).ok()
+    (woken,) = recast.wake_(child, example)
+    assert recast.wake_(child, [(example, LABELS)])[0].entropy_after == woken.entropy_after < 0.99
+    (folded,) = recast.fold_(copy.deepcopy(child), data=[(example, LABELS)])
+    logits = answer_of(model(**example) if hasattr(example, "keys") else model(*example))
+    assert folded.accuracy == pytest.approx(100 * float((logits.argmax(1) == LABELS).double().mean()))
+    soft = recast.recast_(copy.deepcopy(model), recast.plan(model, example, recast.RecastConfig(gate="sigmoid")))
+    before = recast.verify(model, soft, example).layers["body.3"]
+    assert recast.verify(model, calibrate_(soft, model, example), example).layers["body.3"] < before
+    pooled = recast.plan(model, example, where="none", pool=recast.PoolConfig("single"))
+    assert pooled.place is not None
+    assert pooled.place.name == "pool"
+    assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
+    assert recast.rank(model, planned, example, LABELS, timed=False).images == 16
+    ranking = recast.rank(model, planned, example, LABELS)
+    assert ranking.times is not None
+    exported = recast.export(child, example, tmp_path / "two.pt2")
+    assert exported.any_size
+    assert max(check.error for check in exported.checks) < 1e-5
+    norm = copy.deepcopy(model.body)
+    recalibrate_batch_norm_(model, example)
+    recalibrate_batch_norm_(norm, IMAGES)
+    assert torch.equal(model.body[1].running_mean, norm[1].running_mean)
+
+
+@pytest.mark.parametrize(
+    ("example", "images"),
+    [
+        (torch.zeros(5, 3, 8, 8), 5),
+        ((torch.zeros(7, 2), torch.zeros(5, 3, 8, 8)), 5),
+        ((torch.zeros(4, 1, 8, 8), torch.zeros(4, 3, 8, 8)), 4),
+        ((torch.zeros(1, 1, 8, 8), torch.zeros(4, 3, 8, 8)), 4),
+        ({"sizes": torch.zeros(9), "images": torch.zeros(5, 3, 8, 8)}, 5),
+        ({"text": "a cat", "images": [ONE, ONE]}, 2),
+        ([ONE, ONE, ONE], 3),
+        (([ONE, ONE], [{"boxes": torch.zeros(7, 4)}] * 2), 2),
+        ([{"image": ONE, "height": 8, "file": "a.png"}] * 4, 4),
+        (([{"image": ONE}] * 4,), 4),
+        (torch.zeros(6, 8, 8), 6),
+        (torch.zeros(2, 9, 3, 8, 8), 2),
+    ],
+)
+def test_images_in_an_example(example: Any, images: int) -> None:
+    assert batch_of(example) == images
+
+
+def test_a_part_has_the_rows_of_its_images() -> None:
+    part: Any = part_of({"image": IMAGES, "meta": META, "scale": torch.ones(3), "name": "x"}, slice(1, 3))
+    assert torch.equal(part["image"], IMAGES[1:3])
+    assert torch.equal(part["meta"], META[1:3])
+    assert (len(part["scale"]), part["name"]) == (3, "x")
+
+
+class OneArgument(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Optional(nn.Module):
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        return x, mask
+
+
+MASKS, SPLIT = torch.zeros(32, 16, 16).long(), IMAGES.split(16)
+BATCHES: list[tuple[type[nn.Module], Any, list[bool]]] = [
+    (OneArgument, IMAGES, [False]),
+    (OneArgument, SPLIT, [False, False]),
+    (OneArgument, list(SPLIT), [False, False]),
+    (OneArgument, (IMAGES,), [False]),
+    (OneArgument, (IMAGES, LABELS), [True]),
+    (OneArgument, [IMAGES, LABELS], [True]),
+    (OneArgument, [IMAGES, MASKS], [True]),
+    (OneArgument, [(IMAGES, LABELS)] * 2, [True, True]),
+    (OneArgument, ((IMAGES, LABELS), (IMAGES, LABELS)), [True, True]),
+    (OneArgument, [(IMAGES, ["a"] * 32)], [True]),
+    (OneArgument, [ONE, ONE, ONE], [False]),
+    (OneArgument, [[ONE, ONE], [ONE, ONE]], [False, False]),
+    (OneArgument, [{"x": IMAGES}] * 2, [False, False]),
+    (OneArgument, DataLoader(TensorDataset(IMAGES, LABELS), 16), [True, True]),
+    (Optional, (IMAGES, META), [False]),
+    (Optional, [(IMAGES, META)], [False]),
+    (Optional, [(IMAGES, LABELS)], [True]),
+    (Optional, [[ONE, ONE], [ONE, ONE]], [False, False]),
+    (Two, (IMAGES, LABELS), [False]),
+    (Two, [(IMAGES, META)] * 2, [False, False]),
+    (Two, [((IMAGES, META), LABELS)], [True]),
+    (Two, [({"image": IMAGES, "meta": META}, LABELS)], [True]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BATCHES)))
+def test_batches_and_whether_they_have_labels(case: int) -> None:
+    network, data, labelled = BATCHES[case]
+    assert [labels is not None for _, labels in read_batches(network(), data)] == labelled
+
+
+def test_images_of_detectors_count_one_by_one() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, batch: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+            return [{"sums": self.conv(item["image"][None]).sum((2, 3))} for item in batch]
+
+    model, example = Detector().eval(), [{"image": torch.randn(3, 8, 8), "height": 8, "file": "a.png"}] * 3
+    planned = recast.plan(model, example)
+    assert planned.before.macs == 4 * 6 * 6 * 27
+    child = recast.recast_(copy.deepcopy(model), planned)
+    assert recast.verify(model, child, example).images == 3
+    assert len(recast.wake_(child, example)) == 1
+    assert recast.fold_(child, data=example)[0].output_error == 0
+
+
+@pytest.mark.parametrize("verb", ["plan", "verify", "wake_", "fold_", "export"])
+def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
+    child = recast.recast_(copy.deepcopy(model), recast.plan(model, IMAGES))
+    call: Callable[[], Any] = {
+        "plan": lambda: recast.plan(model, IMAGES[0]), "verify": lambda: recast.verify(model, child, IMAGES[0]),
+        "wake_": lambda: recast.wake_(child, IMAGES[0]), "fold_": lambda: recast.fold_(child, data=IMAGES[0]),
+        "export": lambda: recast.export(child, IMAGES[0], tmp_path / "x.pt2"),
+    }[verb]  # fmt: skip
+    with pytest.raises(RecastError, match=r"3, 16, 16"):
+        call()
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+class Answers(nn.Module):
+    """A network that wraps its logits in something."""
+
+    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.wrap = timm.create_model("resnet10t", num_classes=10, zero_init_last=False), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.net.forward_features(x)
+        return self.wrap(self.net.forward_head(features), features)
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    features: Tensor
+
+
+WRAPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "mapping": lambda y, f: {"features": f, "logits": y},
+    "tuple": lambda y, f: (y, f),
+    "dataclass": Result,
+    "user's mapping": lambda y, f: UserDict(logits=y, features=f),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
+    model, plain, x = Answers(WRAPS[wrap]).eval(), Answers(lambda y, _: y).eval(), torch.randn(2, 3, 64, 64)
+    child = recast.recast_(copy.deepcopy(model), recast.plan(model, x))
+    assert recast.verify(model, child, x).predictions == 2
+    child.net.layer4[0].conv2.gamma.data.fill_(0.1)
+    assert 0 < recast.fold_(child, tol=1.0, data=[(x, torch.tensor([0, 1]))])[-1].output_error < 1  # type: ignore[operator]
+    data = load_data(DataConfig(num_val=20))
+    wrapped, direct = (recast.evaluate(m, "fgsm", data, progress=False) for m in (model, plain))
+    assert [row.value for row in wrapped] == [row.value for row in direct]
+    targets = torch.zeros(2, 1, dtype=torch.long)
+    assert torch.equal(grad_cam(model, x, targets), grad_cam(plain, x, targets))  # type: ignore[arg-type]
+    pooled = recast.attention_pool_(model, example=x)
+    assert torch.allclose(answer_of(pooled(x)), plain(x), atol=1e-5)
+
+
+def test_maps_are_measured_and_are_no_logits() -> None:
+    x = torch.randn(2, 3, 64, 64)
+    maps = timm.create_model("resnet10t", features_only=True).eval()
+    child = recast.recast_(copy.deepcopy(maps), recast.plan(maps, x))
+    assert recast.fold_(child, data=x)[0].output_error == 0
+    for call in (
+        lambda: recast.fold_(child, data=[(x, torch.zeros(2))]),
+        lambda: grad_cam(maps, x, torch.zeros(2, 1, dtype=torch.long)),
+        lambda: recast.attention_pool_(maps, example=x),
+    ):
+        with pytest.raises(RecastError, match=r"\(batch, classes\)"):
+            call()
+
+
+def test_leaves_of_objects_and_circles() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.value, self.parent = torch.ones(2), self
+
+    found = dict(leaves_of({"a": [Node(), 0.5], "b": Result(ONE, ONE)}))
+    assert {path for path, leaf in found.items() if isinstance(leaf, Tensor)} == {
+        "['a'][0].value", "['a'][1]", "['b'].logits", "['b'].features",
+    }  # fmt: skip
+
+
+# --- weights without values ---
+
+
+def without_values(kind: str) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.add_module("head", nn.Linear(4, 10))
+    if kind == "meta":
+        return model.to("meta")
+    model[2] = nn.Conv2d(4, 4, 3, device="meta") if kind == "partly meta" else nn.LazyConv2d(4, 3)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["meta", "partly meta", "lazy"])
+def test_weights_without_values_are_one_clear_error(kind: str, tmp_path: Path) -> None:
+    parent = without_values("lazy").eval()
+    parent(IMAGES)
+    planned = recast.plan(parent, IMAGES, where="all")
+    child = recast.recast_(copy.deepcopy(parent), planned)
+    path = recast.save(child, tmp_path / "child.safetensors")
+    data = load_data(DataConfig(num_val=20))
+    for call in (
+        lambda model: recast.recast_(model, planned),
+        lambda model: recast.verify(model, child, IMAGES),
+        lambda model: calibrate_(child, model, IMAGES),
+        lambda model: recast.rank(model, planned, IMAGES, LABELS),
+        lambda model: recast.load(path, parent=model),
+        lambda model: recast.evaluate(model, "clean", data),
+        lambda model: recast.save(model, tmp_path / "other.safetensors"),
+    ):
+        with pytest.raises(RecastError, match=r"lazy layers|on the meta device"):
+            call(without_values(kind).eval())  # type: ignore[no-untyped-call]
+    assert not (tmp_path / "other.safetensors").exists()
