@@ -98,6 +98,24 @@ def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path
     assert "is not shown to be above a guess" in str(data_of(run / "explain" / "photos.html")["notes"])
 
 
+@pytest.mark.parametrize(("outputs", "unit"), [("sigmoid", "probability"), ("logits", "logit")])
+def test_outputs_that_are_not_exclusive(cli: Cli, kept_run: Path, photos: Path, outputs: str, unit: str) -> None:
+    words = ("explain", kept_run, photos / "3" / "b.png", "--out", photos / "page.html", "--json", "--outputs")
+    softmax, asked = (json.loads(cli(*words, name).out) for name in ("softmax", outputs))
+    assert (softmax["outputs"], asked["outputs"]) == ("softmax", outputs)
+    best, rest = (one["images"][0]["predictions"]["recast"] for one in (softmax, asked))
+    assert [one["class"] for one in rest] == [one["class"] for one in best]
+    ratios = [one[unit] / (1 - one[unit]) if unit == "probability" else np.exp(one[unit]) for one in rest]
+    assert np.divide(ratios, ratios[0]) == pytest.approx(
+        [one["probability"] / best[0]["probability"] for one in best], rel=1e-4
+    )
+    data = data_of(photos / "page.html")
+    cams = data["pictures"][0]["maps"][-1]["Grad-CAM"]["names"]
+    assert data["scale"] == outputs
+    assert len(cams) == 9
+    assert all(name.endswith(" %") == (outputs == "sigmoid") for name in cams)
+
+
 def test_another_size(page: Cli, shared: Path, photos: Path) -> None:
     data = page(shared / "run", photos / "3" / "b.png", "--img-size", "16x24")
     assert data["pictures"][0]["size"] == [16, 24]

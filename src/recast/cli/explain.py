@@ -111,17 +111,19 @@ def _summary(pages: list[Path], scene: Scene, layer: str | None) -> dict[str, An
     """The pages, and the predictions at the last epoch."""
     from recast.explain.pack import first_layer
 
+    unit = "logit" if scene.scale == "logits" else "probability"
     return {
         "pages": [str(path) for path in pages],
         "layers": list(scene.layer_order),
         "opens": first_layer(scene, layer),
+        "outputs": scene.scale,
         "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [
             {
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
-                    arm: [{"class": one.name, "probability": one.probability} for one in ranked]
+                    arm: [{"class": one.name, unit: one.probability} for one in ranked]
                     for arm, ranked in picture.predictions[-1].items()
                 },
             }

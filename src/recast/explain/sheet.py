@@ -16,7 +16,7 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.explain.pack import first_layer
-from recast.explain.scene import GRAD_CAM, Floats, Layer, Picture, Scene, percent
+from recast.explain.scene import GRAD_CAM, Floats, Layer, Picture, Scene
 from recast.run.files import check_ours, replaced
 
 SIDE = 224
@@ -35,6 +35,7 @@ NEARLY_EVEN = 0.05
 smallest to the largest, make small differences large."""
 EVEN = 1e-3
 """Weights that differ by less than this share of the largest are drawn as even: a byte tells no more."""
+SAYS = {"softmax": "predicted", "sigmoid": "sigmoid", "logits": "logit"}
 INK, MUTED = "#1d2126", "#4c535c"
 
 Pixels = NDArray[np.uint8]
@@ -101,8 +102,8 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     shown = np.asarray(Image.fromarray(picture.pixels).resize(size, how))
     label = () if picture.label is None else (f"label: {picture.label}",)
     best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
-    who = scene.arms if len(best) > 1 else dict.fromkeys(best, "predicted")
-    said = (f"{who[arm]}: {one.name} {percent(one.probability)}" for arm, one in best.items())
+    who = scene.arms if len(best) > 1 else dict.fromkeys(best, SAYS[scene.scale])
+    said = (f"{who[arm]}: {one.name} {one.value}" for arm, one in best.items())
     tiles = [Tile(shown, (picture.name, *label, *said))]
     maps = picture.maps[-1].get(layer.name)
     if maps is None:

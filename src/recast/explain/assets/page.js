@@ -4,7 +4,7 @@ const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
   const chosen = { picture: 0, state: scene.states.length - 1, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: false, at: [0.5, 0.5], head: -1 };
-  const { number, percent } = Words;
+  const { number } = Words;
   const cache = new Map();
   let shown = null; // maps of all heads, as last drawn
   let drawing = Promise.resolve();
@@ -180,13 +180,13 @@ const page = (() => {
     const found = at.predictions[chosen.state];
     const arms = Object.keys(scene.arms).filter((arm) => found[arm]);
     by("predictions").hidden = !arms.length;
-    by("predictions").replaceChildren(element("h2", { textContent: "Predictions" }), ...arms.map((arm) => {
+    by("predictions").replaceChildren(element("h2", {}, "Predictions", element("span", { textContent: Words.SCALES[scene.scale] })), ...arms.map((arm) => {
       const chip = element("span", { className: `chip ${arm}`, ariaHidden: "true" });
       const list = element("ol", { className: `top ${arm}` }, ...found[arm].map(([label, p]) => {
         const bar = element("i", { ariaHidden: "true" });
-        bar.style.width = `${100 * p}%`;
+        bar.style.width = scene.scale === "logits" ? "0" : `${100 * p}%`;
         const right = label === at.label ? element("em", { textContent: " ✓", title: "the image’s label" }) : "";
-        return element("li", {}, element("span", { className: "class", title: label }, label, right), element("span", { className: "rail" }, bar), element("span", { className: "p", textContent: percent(p) }));
+        return element("li", {}, element("span", { className: "class", title: label }, label, right), element("span", { className: "rail" }, bar), element("span", { className: "p", textContent: Words.value(scene, p) }));
       }));
       return element("div", { className: "arm" }, element("h3", {}, chip, scene.arms[arm]), list);
     }));
