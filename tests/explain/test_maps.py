@@ -20,7 +20,7 @@ from recast.explain import maps as module
 from recast.explain.inputs import ranked
 from recast.explain.maps import pool_layer, recast_layer, record_maps
 from recast.explain.pack import pack_maps
-from recast.explain.scene import Outputs, Layer, Maps, Prediction, percent
+from recast.explain.scene import Layer, Maps, Outputs, Prediction, percent
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.patchconvnet import PatchConvNet

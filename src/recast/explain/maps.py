@@ -39,9 +39,10 @@ def record_maps(
     notes on those without maps.
 
     Recast layers, transformers' attention over tokens, attention pools (with one token a class: the likeliest classes,
-    by the names in `classes`, as `outputs` reads them), in the order of their calls. Of a layer that is called twice it is the latest call. The
-    model is run in eval mode, without gradients, and left as it was. Maps of many tokens are never held in full, but
-    for transformers' own. Raises `RecastError` for gates, positions or attention that are not finite.
+    by the names in `classes`, as `outputs` reads them), in the order of their calls. Of a layer that is called twice it
+    is the latest call. The model is run in eval mode, without gradients, and left as it was. Maps of many tokens are
+    never held in full, but for transformers' own. Raises `RecastError` for gates, positions or attention that are not
+    finite.
     """
     found: dict[str, list[Described] | Attention] = {}
     pools = attention_pools(model)

@@ -195,7 +195,9 @@ def _run(asked: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Sub
 
     def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
         title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
-        return make_scene(title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about, asked.outputs)
+        return make_scene(
+            title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about, asked.outputs
+        )
 
     return Subject(read, show)
 
