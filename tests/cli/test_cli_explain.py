@@ -143,21 +143,24 @@ def test_the_facts_of_a_run_say_what_became_attention(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_served_to_a_browser_until_ctrl_c(shared: Path, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_served_to_a_browser_until_it_is_ended(shared: Path, photos: Path, tmp_path: Path, end: signal.Signals) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run")
     words = [sys.executable, "-m", "recast", "explain", str(run), "--serve", "--port", "0"]
     before = sorted(run.rglob("*"))
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        found = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/ \(Ctrl-C ends it\)\n", running.stdout.readline())
+        found = re.fullmatch(
+            r"page: http://(127\.0\.0\.1:\d+)/\?(token=\S+) \(Ctrl-C ends it\)\n", running.stdout.readline()
+        )
         assert found
         for _ in range(2):  # networks are loaded once
             connection = HTTPConnection(found[1], timeout=60)
             content = (photos / "3" / "b.png").read_bytes()
-            connection.request("POST", "/page?name=b.png", content, {"Origin": f"http://{found[1]}"})
+            connection.request("POST", f"/page?name=b.png&{found[2]}", content, {"Origin": f"http://{found[1]}"})
             (picture,) = data_in(connection.getresponse().read().decode())["pictures"]
             assert (picture["name"], list(picture["predictions"][0])) == ("b.png", ["parent", "finetuned", "recast"])
-        running.send_signal(signal.SIGINT)
+        running.send_signal(end)
         assert (*running.communicate(timeout=60), running.returncode) == ("ended\n", "", 0)
     assert sorted(run.rglob("*")) == before  # nothing is written
 

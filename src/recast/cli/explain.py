@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,9 +84,13 @@ def _serve(options: Options, size: tuple[int, int] | None) -> int:
 
     check_subject(options, size)
     port = PORT if options.port is None else options.port
+    for name in ("SIGTERM", "SIGHUP"):  # end as Ctrl-C does: uploads are temporary files
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     with trusting(options.subject, trust=options.trust), Server(port) as server:
         server.subject, server.layer = open_subject(options, size, kept=False), options.layer
-        print(f"page: http://{server.authority}/ (Ctrl-C ends it)", flush=True)
+        server.name = Path(options.subject).resolve().name if Path(options.subject).exists() else options.subject
+        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
         for note in server.subject.notes:
             print(f"note: {note}", file=sys.stderr)
         serve(server)
