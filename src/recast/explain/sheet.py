@@ -143,7 +143,8 @@ def _is_even(weights: Floats) -> bool:
 def lay_over(image: Pixels, weights: Floats, signed: bool) -> Pixels:
     """The colours of a map (Y, X) over the grey image, to which it is enlarged: (height, width, 3) both.
 
-    The opacity is that of the weight, so that the image is as bright as it is where little weight lies. min–max, (w − min w) / (max w − min w); signed: w / max|w|, with white at 0. An even map has the middle colour.
+    The opacity is that of the weight, so that the image is as bright as it is where little weight lies.
+    min–max, (w − min w) / (max w − min w); signed: w / max|w|, with white at 0. An even map has the middle colour.
     """
     if signed:
         share = (weights / (np.abs(weights).max() or 1.0) + 1) / 2
