@@ -107,6 +107,7 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
     write_text(
         target,
         f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        '<meta name="generator" content="recast">'
         f"<title>{title}</title><body style='font-family:system-ui,sans-serif;max-width:1280px;margin:24px auto;"
         f"padding:0 16px;color:#1d2126'><h1>{title}</h1>{said}{draw_neighbours(found)}</body></html>\n",
     )

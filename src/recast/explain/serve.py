@@ -125,17 +125,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def _asked(self) -> tuple[str, str] | None:
         """Path and name that are asked for; None where the request is refused, which is answered."""
+        why = ""
         try:
             url = urlsplit(self.path)
         except ValueError as error:  # a host such as [
-            return self._answer(HTTPStatus.BAD_REQUEST, f"malformed address: {error}")
+            self._answer(HTTPStatus.BAD_REQUEST, f"malformed address: {error}")
+            return None
         query = parse_qs(url.query)
         if self.headers.get("Host") not in self.server.hosts:
-            return self._answer(HTTPStatus.FORBIDDEN, f"this server is http://{self.server.authority}/ and no other")
-        if not secrets.compare_digest(query.get("token", [""])[0].encode(), self.server.token.encode()):
-            return self._answer(
-                HTTPStatus.FORBIDDEN, "open the address that recast explain --serve printed, token and all"
-            )
+            why = f"this server is http://{self.server.authority}/ and no other"
+        elif not secrets.compare_digest(query.get("token", [""])[0].encode(), self.server.token.encode()):
+            why = "open the address that --serve printed, with its token"
+        if why:
+            self._answer(HTTPStatus.FORBIDDEN, why)
+            return None
         return url.path, query.get("name", ["image"])[0]
 
     def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
