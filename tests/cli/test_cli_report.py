@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import timm
 import torch
 
@@ -17,14 +18,16 @@ DIGITS = ("--data", "digits", "--img-size", "16")
 
 
 def test_two_saved_networks_are_compared_on_the_same_images(
-    cli: Cli, refused: Callable[..., str], shared: Path, tmp_path: Path
+    cli: Cli, refused: Callable[..., str], shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 10}}
     for name, seed in (("a", 0), ("b", 1)):
         torch.manual_seed(seed)
         recast.save(timm.create_model("digits_resnet", num_classes=10), tmp_path / f"{name}.safetensors", how)
-    out = cli("report", "--compare", "a.safetensors", "a.safetensors", *DIGITS).out
-    assert out.startswith(
+    done = cli("report", "--compare", "a.safetensors", "a.safetensors", *DIGITS)
+    assert done.code == 0, done.err
+    assert done.out.startswith(
         "a.safetensors is not shown to differ from a.safetensors (95 % interval 0.0 to 0.0, 500 images)."
     )
     found = json.loads(cli("report", "--compare", "a.safetensors", "b.safetensors", *DIGITS, "--json").out)
