@@ -98,6 +98,24 @@ def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path
     assert "is not shown to be above a guess" in str(data_of(run / "explain" / "photos.html")["notes"])
 
 
+@pytest.mark.parametrize(("outputs", "unit"), [("sigmoid", "probability"), ("logits", "logit")])
+def test_outputs_that_are_not_exclusive(cli: Cli, kept_run: Path, photos: Path, outputs: str, unit: str) -> None:
+    words = ("explain", kept_run, photos / "3" / "b.png", "--out", photos / "page.html", "--json", "--outputs")
+    softmax, asked = (json.loads(cli(*words, name).out) for name in ("softmax", outputs))
+    assert (softmax["outputs"], asked["outputs"]) == ("softmax", outputs)
+    best, rest = (one["images"][0]["predictions"]["recast"] for one in (softmax, asked))
+    assert [one["class"] for one in rest] == [one["class"] for one in best]
+    ratios = [one[unit] / (1 - one[unit]) if unit == "probability" else np.exp(one[unit]) for one in rest]
+    assert np.divide(ratios, ratios[0]) == pytest.approx(
+        [one["probability"] / best[0]["probability"] for one in best], rel=1e-4
+    )
+    data = data_of(photos / "page.html")
+    cams = data["pictures"][0]["maps"][-1]["Grad-CAM"]["names"]
+    assert data["scale"] == outputs
+    assert len(cams) == 9
+    assert all(name.endswith(" %") == (outputs == "sigmoid") for name in cams)
+
+
 def test_another_size(page: Cli, shared: Path, photos: Path) -> None:
     data = page(shared / "run", photos / "3" / "b.png", "--img-size", "16x24")
     assert data["pictures"][0]["size"] == [16, 24]
@@ -125,21 +143,24 @@ def test_the_facts_of_a_run_say_what_became_attention(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_served_to_a_browser_until_ctrl_c(shared: Path, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_served_to_a_browser_until_it_is_ended(shared: Path, photos: Path, tmp_path: Path, end: signal.Signals) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run")
     words = [sys.executable, "-m", "recast", "explain", str(run), "--serve", "--port", "0"]
     before = sorted(run.rglob("*"))
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        found = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/ \(Ctrl-C ends it\)\n", running.stdout.readline())
+        found = re.fullmatch(
+            r"page: http://(127\.0\.0\.1:\d+)/\?(token=\S+) \(Ctrl-C ends it\)\n", running.stdout.readline()
+        )
         assert found
         for _ in range(2):  # networks are loaded once
             connection = HTTPConnection(found[1])
             content = (photos / "3" / "b.png").read_bytes()
-            connection.request("POST", "/page?name=b.png", content, {"Origin": f"http://{found[1]}"})
+            connection.request("POST", f"/page?name=b.png&{found[2]}", content, {"Origin": f"http://{found[1]}"})
             (picture,) = data_in(connection.getresponse().read().decode())["pictures"]
             assert (picture["name"], list(picture["predictions"][0])) == ("b.png", ["parent", "finetuned", "recast"])
-        running.send_signal(signal.SIGINT)
+        running.send_signal(end)
         assert (*running.communicate(), running.returncode) == ("ended\n", "", 0)
     assert sorted(run.rglob("*")) == before  # nothing is written
 

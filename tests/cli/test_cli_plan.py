@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -39,6 +40,19 @@ def test_plan_prints_a_table_and_writes_the_plan(cli: Cli, tmp_path: Path) -> No
     assert json.loads(shown.out) == json.loads(out.read_text(encoding="utf-8"))
     assert len(json.loads(shown.out)["steps"]) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "compute", "parameters"),
+    [
+        (["resnet50"], "+7 % compute", "+9 % parameters"),
+        (["digits_resnet", "--img-size", "32"], "2.1× the compute", "+26 %"),
+    ],
+)
+def test_a_plan_ends_with_its_cost_in_a_sentence(cli: Cli, words: list[str], compute: str, parameters: str) -> None:
+    last = cli("plan", *words).out.splitlines()[-1]
+    assert compute in last
+    assert parameters in last
 
 
 def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: Refused, shared: Path) -> None:

@@ -11,6 +11,7 @@ import csv
 import io
 import os
 import re
+from codeop import compile_command
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_the_pages_have_blocks() -> None:
     assert sum(map(len, PAGES.values())) >= 15
     assert len(PAGES["docs/start.md"]) >= 5
     assert set(PAGES) >= SLOW
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
+def test_every_block_can_be_pasted_into_a_prompt(page: str) -> None:
+    """Python 3.11's prompt ends a `with` or `for` at a blank line, and knows no other end."""
+    for source, _ in PAGES[page]:
+        lines: list[str] = []
+        for line in [*source.splitlines(), ""]:
+            lines.append(line)
+            if compile_command("\n".join(lines)) is not None:
+                lines = []
+        assert not lines, "incomplete"
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")

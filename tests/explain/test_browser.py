@@ -259,6 +259,13 @@ def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path)
     page.keyboard.press("ArrowDown")
     assert page.evaluate("JSON.stringify(page.chosen)") == before
     # min–max: the smallest weight is cividis' darkest, the largest its brightest, an even map is in the middle
+    for tile, values in zip(page.evaluate(PIXELS, ".head canvas")[:2], maps(), strict=False):  # over the photo
+        assert tile[values.argmin()][3] == 0
+        assert tile[values.argmax()][3] == 204
+    assert page.locator("#grid img").count() == 3
+    page.get_by_label("Alone").check()
+    page.evaluate("page.drawn()")
+    assert page.locator("#grid img").count() == 0
     for tile, values in zip(page.evaluate(PIXELS, ".head canvas")[:2], maps(), strict=False):
         assert tile[values.argmin()] == [0, 34, 77, 255]
         assert tile[values.argmax()] == [253, 231, 55, 255]
@@ -267,6 +274,10 @@ def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path)
     least, most = maps()[0].min(), maps()[0].max()
     ends = [float(text.replace("−", "-")) for text in page.inner_text("#legend").split("\n")]
     assert ends == pytest.approx([least, most], rel=0.06)
+    # most heads blank on the scale of one: each has its own
+    tiny, large = "[0.9, ...Array(8).fill(0.001)]", "[0.9, ...Array(8).fill(0.5)]"
+    assert page.evaluate(f"Colors.mostBlank([{large}, {tiny}, {tiny}], 0.5)")
+    assert not page.evaluate(f"Colors.mostBlank([{large}, {large}, {tiny}], 0.5)")
     # a tile is laid over the image, and says what it is, its true range and that it is min–max
     page.locator(".head").nth(1).press("Enter")
     assert page.evaluate(PIXELS, "#overlay")[0] == page.evaluate(PIXELS, ".head canvas")[1]

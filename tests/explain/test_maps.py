@@ -20,7 +20,7 @@ from recast.explain import maps as module
 from recast.explain.inputs import ranked
 from recast.explain.maps import pool_layer, recast_layer, record_maps
 from recast.explain.pack import pack_maps
-from recast.explain.scene import Layer, Maps, Prediction, percent
+from recast.explain.scene import Layer, Maps, Outputs, Prediction, percent
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 from recast.models.patchconvnet import PatchConvNet
@@ -181,6 +181,27 @@ def test_single_tokens_tell_what_they_keep() -> None:
     assert (alone.names, alone.description) == (("what is pooled",), "attention pooling, one token")
 
 
+@pytest.mark.parametrize(
+    ("logits", "outputs", "probabilities", "values"),
+    [
+        ([-8.0], None, [0.000335], ["0.0 %"]),
+        ([8.0], None, [0.999665], ["100 %"]),
+        ([5.0, 5.0, 5.0], "sigmoid", [0.993307] * 3, ["99 %"] * 3),
+        ([30.0, 40.0], "sigmoid", [1.0, 1.0], ["100 %"] * 2),
+        ([0.0, -3.25], "logits", [0.0, -3.25], ["0", "−3.25"]),
+        ([0.0, 0.0], None, [0.5, 0.5], ["50 %"] * 2),
+    ],
+)
+def test_one_output_is_a_sigmoid_and_more_are_what_is_asked(
+    logits: list[float], outputs: Outputs | None, probabilities: list[float], values: list[str]
+) -> None:
+    rows = ranked(torch.tensor([logits]), None, 5, outputs)
+    assert [row.probability for row in rows] == pytest.approx(probabilities, abs=1e-6)
+    assert [row.value for row in rows] == values
+    assert rows[0].number == logits.index(max(logits))  # also where both sigmoids are 1
+    assert ranked(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0 %"  # its dimension squeezed
+
+
 def pool(maps: Tensor, own: float | None = None) -> Attention:
     """A pool's attention of one image and head: maps (T, h, w)."""
     keys = maps.flatten(1) if own is None else torch.cat((torch.full((len(maps), 1), own), maps.flatten(1)), 1)
@@ -198,6 +219,10 @@ def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
     assert ranked(torch.zeros(1, 3, 2), None, 3) == ()
     with pytest.raises(RecastError, match="2 names of classes for a network with 3 outputs"):
         ranked(torch.zeros(1, 3), ["a", "b"], 3)
+    with pytest.raises(RecastError, match="softmax of one output"):
+        ranked(torch.zeros(1, 1), None, 3, "softmax")
+    with pytest.raises(RecastError, match="softmax, sigmoid, logits, got 'tanh'"):
+        ranked(torch.zeros(1, 3), None, 3, "tanh")  # type: ignore[arg-type]
     broken = PatchConvNet(16, 1, 7)
     torch.nn.init.constant_(broken.stem[0].weight, torch.nan)
     with pytest.raises(RecastError, match="pool has attention that is not finite"):

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from socket import create_connection
 from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -57,9 +59,10 @@ def server(open_gates: Callable[..., GPSA]) -> Iterator[Server]:
 def ask(server: Server) -> Ask:
     """`ask("POST", "/page", body)` → status and text; as our own page asks, but for other `headers`."""
 
-    def call(method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
+    def call(method: str, path: str, body: bytes | None = None, token: str = "", **headers: str) -> tuple[int, str]:
         connection = HTTPConnection(server.authority)
         own = {"Origin": f"http://{server.authority}"} if method == "POST" else {}
+        path += ("&" if "?" in path else "?") + f"token={token or server.token}"
         connection.request(method, path, body, {**own, **headers})
         answer = connection.getresponse()
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -101,6 +104,9 @@ def test_what_is_refused_and_that_it_lives_on(ask: Ask, server: Server) -> None:
         (400, "POST", "/page", {"Content-Length": "-1"}),
         (400, "POST", "/page", {"Content-Length": "²"}),
         (404, "GET", "/../../etc/hostname", {}),
+        (403, "GET", "/", {"token": "other"}),
+        (403, "GET", "/", {"token": "%C3%A9"}),
+        (403, "POST", "/page", {"token": "other"}),
     ):
         body = photo() if method == "POST" and "Content-Length" not in headers else None
         status, text = ask(method, path, body, **headers)
@@ -115,6 +121,37 @@ def test_what_is_refused_and_that_it_lives_on(ask: Ask, server: Server) -> None:
     server.subject = Subject(subject.read, show)
     home = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
     assert ask("POST", "/page", photo(), **home)[0] == 200
+
+
+def test_port_80_is_not_said_by_a_browser(ask: Ask, server: Server) -> None:
+    server.hosts |= {"127.0.0.1"}  # as at port 80, which a test may not have
+    headers = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}
+    assert ask("GET", "/", **headers)[0] == 200
+    assert ask("POST", "/page", photo(), **headers)[0] == 200
+
+
+def test_a_malformed_address_is_answered(server: Server) -> None:
+    with create_connection(server.server_address, timeout=30) as connection:
+        connection.sendall(f"GET http://[ HTTP/1.1\r\nHost: {server.authority}\r\n\r\n".encode())
+        assert b" 400 " in connection.recv(100)
+
+
+def test_unfinished_uploads_wait_unread(server: Server) -> None:
+    """Each may hold 32 MiB, and forty connections at once are none too many."""
+    head = f"POST /page?token={server.token} HTTP/1.1\r\nHost: {server.authority}\r\n"
+    head += f"Origin: http://{server.authority}\r\nContent-Length: {LARGEST}\r\n\r\n"
+    connections = [create_connection(server.server_address, timeout=30) for _ in range(40)]
+    for connection in connections:
+        connection.sendall(head.encode())
+    deadline = monotonic() + 20
+    while server.uploads.acquire(blocking=False):  # until all places are taken
+        server.uploads.release()
+        assert monotonic() < deadline
+        sleep(0.01)
+    for connection in connections:
+        connection.close()
+    with server.uploads:  # free again
+        pass
 
 
 def test_a_port_in_use(server: Server) -> None:
@@ -136,7 +173,7 @@ def test_a_browser_drops_an_image_and_clicks_a_pixel(server: Server, tmp_path: P
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda one: complaints.append(one.url))
         home = f"http://{server.authority}/"
-        page.goto(home)
+        page.goto(server.address)
         page.set_input_files("#file", tmp_path / "cat.png")
         inner = page.frame_locator("#page")
         inner.locator("#grid canvas").first.wait_for()

@@ -72,6 +72,8 @@ def test_relative_improvement(full: Run) -> None:
     paired = full.difference("finetuned", "imagenet-c", "top1/weather")
     assert paired is not None
     assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
+    keys = found["relative_imagenet-c_category"].keys  # the recast network's colour: its improvement is drawn
+    assert [(key.role, key.opacity) for key in keys] == [("recast", 1.0), ("recast", 0.4)]
     (mild,) = rows_where(found["relative_basic_severity"], severity="1", against="parent")
     kinds = ("blur", "contrast")
     recast, other = (sum(full.value(arm, "basic", f"top1/{kind}/1") for kind in kinds) for arm in ("recast", "parent"))

@@ -19,6 +19,8 @@ from in_browser import CHROMIUM, chromium, opened
 import recast.report
 from recast.errors import RecastError
 from recast.report import write_report
+from recast.report.load import read_run
+from recast.report.maps import first_map
 
 MakeRun = Callable[..., Path]
 
@@ -306,3 +308,20 @@ def a_tap_tells_a_value(page: Any) -> None:
     box = page.locator(".tip").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
+
+
+def test_the_first_screen_has_one_map_and_legends_are_of_what_is_drawn(make_run: MakeRun) -> None:
+    path = make_run()
+    page = write_report([path]).read_text(encoding="utf-8")
+    assert page.count('class="hero"') == 1
+    assert page.count('class="chip dashed"') == 1
+    assert "hero" not in write_report([path, make_run("b")], path / "both.html").read_text().partition("<main>")[2]
+    run = read_run(path)
+    assert run.attention is not None
+    hero = first_map(run.attention, "γ")
+    layer = max(run.attention.shown, key=lambda layer: layer.mix[0, 0].size)
+    assert hero["tap"] in layer.labels
+    # a parent that is nothing to compare with is not drawn, and neither legend nor text speaks of its line
+    alone = write_report([make_run("c", recipe={"model.checkpoint": "parent.safetensors"})]).read_text()
+    assert "chip dashed" not in alone
+    assert "the dashed line is" not in alone

@@ -19,6 +19,7 @@ from recast.report.labels import FROM_START, PARENT, glossary, words
 from recast.report.load import read_run
 from recast.report.summary import tiles, won_and_lost
 from recast.report.verdict import joint_verdict, verdict
+from recast.run.records import ARMS
 from recast.run.suites import METRICS
 
 MakeRun = Callable[..., Path]
@@ -52,6 +53,42 @@ def test_the_interval_is_named(make_run: MakeRun) -> None:
     set_values(path, "clean", "top1", {"parent": 58.0, "finetuned": 56.0, "recast": 57.0}, half=2)
     assert said(path).startswith("The recast network is not shown to differ from the parent fine-tuned the same way. ")
     assert "+1.0 points (95 % interval −0.2 to 2.2, over the images; one seed" in said(path)
+
+
+@pytest.mark.parametrize(
+    ("top1", "half", "headline", "card"),
+    [
+        ((92.0, 85.7, 86.2), 2, "92.0 % fell to 86.2 %, and to 85.7 % without", "5.8 points less than"),
+        ((92.0, 88.5, 86.2), 0.5, "worse than the parent as it was: 92.0 % fell to 86.2 %.", "5.8 points less than"),
+        ((92.0, 85.7, 86.2), 0, "92.0 % fell to 86.2 %, and to 85.7 % without", "5.8 points less than"),
+        ((92.0, 91.5, 90.6), 2, "worse than the parent as it was: 92.0 % fell to 90.6 %.", "1.4 points less"),
+        ((92.0, 85.7, 91.8), 2, "6.1 points above the parent fine-tuned the same way, which training", "6.1"),
+        ((92.0, 91.5, 91.6), 2, "not shown to differ from the parent fine-tuned the same way.", "0.1 points more"),
+        ((92.0, 92.5, 86.0), 2, "ends 6.5 points below the parent fine-tuned the same way.", "6.0 points less than"),
+    ],
+)  # fmt: skip
+def test_harm_is_the_headline(
+    make_run: MakeRun, top1: tuple[float, ...], half: float, headline: str, card: str
+) -> None:
+    path = make_run(top1=dict.fromkeys(ARMS, 0.0))
+    set_values(path, "clean", "top1", dict(zip(ARMS, top1, strict=True)), half=half)
+    run = read_run(path)
+    assert headline in verdict(run).headline.replace("\u00a0", " ")
+    cards = {tile["label"]: tile["detail"] for tile in tiles(run)}
+    assert card in cards["Top-1 at the end"]
+    worse = top1[2] < 91
+    assert ("−4.6). Try" in verdict(run).numbers) == (half == 2 and top1[:2] == (92.0, 85.7) and worse)
+    assert ("--lr (here 0.001)" in verdict(run).numbers) == (top1[1] < 91 or worse)
+    assert not (worse and any(label.startswith("Largest gain") for label in cards))
+
+
+def test_harm_over_several_runs(make_run: MakeRun) -> None:
+    tops = [{"parent": 92.0, "finetuned": 85.7 + gap, "recast": 86.2 - gap} for gap in (0.0, 0.5, 0.2)]
+    paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
+    assert said(*paths).startswith("Over 3 seeds training made the recast network worse than the parent as it was.")
+    assert "−6.0 (−6.7 to −5.4) against the parent as it was" in said(*paths)
+    other = make_run("other", top1=tops[0], recipe={"optim.lr": 0.5})
+    assert said(paths[0], other).startswith("In 2 of 2 runs training made the recast network worse than the parent")
 
 
 @pytest.mark.parametrize(

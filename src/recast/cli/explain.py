@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,9 +84,13 @@ def _serve(options: Options, size: tuple[int, int] | None) -> int:
 
     check_subject(options, size)
     port = PORT if options.port is None else options.port
+    for name in ("SIGTERM", "SIGHUP"):  # end as Ctrl-C does: uploads are temporary files
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     with trusting(options.subject, trust=options.trust), Server(port) as server:
         server.subject, server.layer = open_subject(options, size, kept=False), options.layer
-        print(f"page: http://{server.authority}/ (Ctrl-C ends it)", flush=True)
+        server.name = Path(options.subject).resolve().name if Path(options.subject).exists() else options.subject
+        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
         for note in server.subject.notes:
             print(f"note: {note}", file=sys.stderr)
         serve(server)
@@ -111,17 +116,19 @@ def _summary(pages: list[Path], scene: Scene, layer: str | None) -> dict[str, An
     """The pages, and the predictions at the last epoch."""
     from recast.explain.pack import first_layer
 
+    unit = "logit" if scene.scale == "logits" else "probability"
     return {
         "pages": [str(path) for path in pages],
         "layers": list(scene.layer_order),
         "opens": first_layer(scene, layer),
+        "outputs": scene.scale,
         "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [
             {
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
-                    arm: [{"class": one.name, "probability": one.probability} for one in ranked]
+                    arm: [{"class": one.name, unit: one.probability} for one in ranked]
                     for arm, ranked in picture.predictions[-1].items()
                 },
             }

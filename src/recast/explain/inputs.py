@@ -27,7 +27,7 @@ from recast.data.images import (
 )
 from recast.data.pairs import BICUBIC, PADDING
 from recast.errors import RecastError, listed
-from recast.explain.scene import Prediction
+from recast.explain.scene import Outputs, Prediction
 from recast.explain.write import safe_stem
 from recast.run.reading import decode, read_bytes
 
@@ -226,11 +226,30 @@ def read_class_names(path: Path) -> list[str]:
     return names
 
 
-def ranked(output: Any, classes: Sequence[str] | None, most: int) -> tuple[Prediction, ...]:
-    """The likeliest classes, at most `most`; none where the output is not one finite number per class.
+def read_outputs(logits: Tensor, outputs: Outputs | None = None) -> tuple[Tensor, Outputs]:
+    """Logits (B, K) as probabilities or as they are, and which. By default one output is a sigmoid, more a softmax.
 
-    Raises `RecastError` if there are names for another number of classes.
+    Raises `RecastError` for a softmax of one output, which is 1 whatever it says.
     """
+    alone, logits = logits.shape[1] == 1, logits.float()
+    read = {"softmax": logits.softmax(1), "sigmoid": logits.sigmoid(), "logits": logits}
+    scale = outputs or ("sigmoid" if alone else "softmax")
+    if scale not in read:
+        raise RecastError(f"outputs must be one of {', '.join(read)}, got {outputs!r}")
+    if alone and scale == "softmax":
+        raise RecastError("outputs: a softmax of one output is always 100 %; choose sigmoid or logits")
+    return read[scale], scale
+
+
+def ranked(
+    output: Any, classes: Sequence[str] | None, most: int, outputs: Outputs | None = None
+) -> tuple[Prediction, ...]:
+    """The largest outputs, at most `most`, as `read_outputs` reads them; none if there is not one finite number each.
+
+    Raises `RecastError` if there are names for another number of outputs.
+    """
+    if isinstance(output, Tensor) and output.shape == (1,):  # one logit, its dimension squeezed
+        output = output[:, None]
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or not output.isfinite().all():
         return ()
     if classes is not None and len(classes) != output.shape[1]:
@@ -238,8 +257,6 @@ def ranked(output: Any, classes: Sequence[str] | None, most: int) -> tuple[Predi
             f"{len(classes)} names of classes for a network with {output.shape[1]} outputs: one for each is expected, "
             "in their order"
         )
-    found = output.float().softmax(1)[0].topk(min(most, output.shape[1]))
-    return tuple(
-        Prediction(str(i) if classes is None else classes[i], p, i)
-        for i, p in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-    )
+    values, scale = read_outputs(output, outputs)
+    largest = output[0].topk(min(most, output.shape[1])).indices.tolist()  # of logits: sigmoids saturate
+    return tuple(Prediction(str(i) if classes is None else classes[i], values[0, i].item(), i, scale) for i in largest)

@@ -15,9 +15,9 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError, first_line
-from recast.explain.inputs import Input, ranked, read_image
+from recast.explain.inputs import Input, ranked, read_image, read_outputs
 from recast.explain.maps import TOP_CLASSES, Described, called, cam_layer, record_maps
-from recast.explain.scene import Layer, Picture, Prediction, Scene, State
+from recast.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
 from recast.explain.write import check_target, write_pages
 from recast.models.build import InputDefaults, class_names, input_defaults
 from recast.run.records import ARMS
@@ -39,6 +39,7 @@ def explain(
     size: int | tuple[int, int] | None = None,
     against: Mapping[str, nn.Module] | None = None,
     title: str | None = None,
+    outputs: Outputs | None = None,
 ) -> Path:
     """Write a self-contained HTML page of what `model` attends to in an image; returns its path.
 
@@ -48,7 +49,8 @@ def explain(
     classes: names of the outputs; without them those of a file of `save`, or their numbers. mean, std: the
     normalisation; without them the network's own (timm's, a file's), or ImageNet's. size: what the image is resized and
     cropped to, side or (height, width); without it the network's own, or 224. against: networks whose predictions stand
-    beside it ("parent", "finetuned", or any name).
+    beside it ("parent", "finetuned", or any name). outputs: "softmax" for exclusive classes, "sigmoid" for labels that
+    may occur together, or "logits"; by default one output is a sigmoid, more are a softmax.
 
     Shown are recast layers, attention pools and the attention of transformers (timm's, torchvision's); a model with
     none of these has a page too: its predictions, and that there are no maps. Models are run in eval mode, without
@@ -76,6 +78,7 @@ def explain(
         classes,
         (mean or own.mean, std or own.std),
         {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
+        outputs=outputs,
     )
     return write_pages(scene, Path(out))[0]
 
@@ -89,6 +92,7 @@ def make_scene(
     arms: Mapping[str, str],
     notes: Sequence[str] = (),
     about: Sequence[tuple[str, str]] = (),
+    outputs: Outputs | None = None,
 ) -> Scene:
     """Run every image through the networks of every state; of the arm "recast" the maps are kept, of all Grad-CAM.
 
@@ -108,7 +112,7 @@ def make_scene(
                 x = x.to(next(network.parameters(), x))  # its device and dtype
                 try:
                     if arm == "recast":
-                        output, described, said = record_maps(network, x, classes)
+                        output, described, said = record_maps(network, x, classes, outputs)
                         layers = tuple(layer for layer, _ in described)
                         picture.maps.append({layer.name: maps for layer, maps in described})
                         left_out |= dict.fromkeys(said)
@@ -124,9 +128,9 @@ def make_scene(
                         f"{which} cannot take an image of {height}×{width} pixels: {first_line(error)}"
                     ) from None
                 seen[arm] = x, output
-            best = {arm: ranked(output, classes, TOP) for arm, (_, output) in seen.items()}
+            best = {arm: ranked(output, classes, TOP, outputs) for arm, (_, output) in seen.items()}
             picture.predictions.append({arm: found for arm, found in best.items() if found})
-            if cams := _grad_cam(networks, seen, best, arms):
+            if cams := _grad_cam(networks, seen, best, arms, outputs):
                 layers = (*layers, cams[0])
                 picture.maps[-1][cams[0].name] = cams[1]
         done.append(State(epoch, layers))
@@ -136,18 +140,18 @@ def make_scene(
 
 def _grad_cam(
     networks: Mapping[str, nn.Module], seen: Mapping[str, tuple[Tensor, Any]],
-    best: Mapping[str, Sequence[Prediction]], arms: Mapping[str, str],
+    best: Mapping[str, Sequence[Prediction]], arms: Mapping[str, str], outputs: Outputs | None,
 ) -> Described | None:  # fmt: skip
     """Grad-CAM of the classes that are the likeliest of the network shown, in every arm that has as many outputs."""
     chosen = best["recast"][:TOP_CLASSES]
     numbers = [one.number for one in chosen]
     maps, names = {}, {}
     for arm, (x, output) in seen.items():
-        if not chosen or not best[arm] or output.shape != seen["recast"][1].shape:
+        if not chosen or not best[arm] or output.dim() != 2 or output.shape != seen["recast"][1].shape:
             continue
         found = grad_cam(networks[arm], x, torch.tensor([numbers], device=x.device))
         if found is not None:
-            maps[arm], shares = found, output.float().softmax(1)[0, numbers].tolist()
+            maps[arm], shares = found, read_outputs(output, outputs)[0][0, numbers].tolist()
             who = f"{arms[arm]}: " if len(arms) > 1 else ""
             names[arm] = [f"{who}{called(one._replace(probability=p))}" for one, p in zip(chosen, shares, strict=True)]
     return cam_layer(maps, names) if maps else None

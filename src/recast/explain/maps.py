@@ -13,7 +13,7 @@ from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
 from recast.explain.inputs import ranked
-from recast.explain.scene import GRAD_CAM, Floats, Layer, Maps, Prediction, percent
+from recast.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, percent
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -33,15 +33,16 @@ Described = tuple[Layer, Maps]
 
 
 def record_maps(
-    model: nn.Module, image: Tensor, classes: Sequence[str] | None = None
+    model: nn.Module, image: Tensor, classes: Sequence[str] | None = None, outputs: Outputs | None = None
 ) -> tuple[Any, list[Described], list[str]]:
     """What `model` gives for one image (1, C, height, width), its layers that attend, each with what it stores, and
     notes on those without maps.
 
     Recast layers, transformers' attention over tokens, attention pools (with one token a class: the likeliest classes,
-    by the names in `classes`), in the order of their calls. Of a layer that is called twice it is the latest call. The
-    model is run in eval mode, without gradients, and left as it was. Maps of many tokens are never held in full, but
-    for transformers' own. Raises `RecastError` for gates, positions or attention that are not finite.
+    by the names in `classes`, as `outputs` reads them), in the order of their calls. Of a layer that is called twice it
+    is the latest call. The model is run in eval mode, without gradients, and left as it was. Maps of many tokens are
+    never held in full, but for transformers' own. Raises `RecastError` for gates, positions or attention that are not
+    finite.
     """
     found: dict[str, list[Described] | Attention] = {}
     pools = attention_pools(model)
@@ -66,7 +67,7 @@ def record_maps(
 
     with watched(model, see_recast, keep, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
-    best = ranked(output, classes, TOP_CLASSES)
+    best = ranked(output, classes, TOP_CLASSES, outputs)
     described = []
     for name, seen in found.items():
         described += [pool_layer(name, seen, pools[name].num_classes, best)] if isinstance(seen, Attention) else seen
@@ -212,7 +213,7 @@ def called(one: Prediction) -> str:
     """ "tabby 61 %"; classes without a name are called by their number."""
     if not one.name:
         return f"class {one.number}"
-    return f"{'class ' if one.name == str(one.number) else ''}{one.name} {percent(one.probability)}"
+    return f"{'class ' if one.name == str(one.number) else ''}{one.name} {one.value}"
 
 
 def _heads(count: int) -> tuple[str, ...]:

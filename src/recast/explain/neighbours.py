@@ -83,8 +83,9 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
     target = Path(asked.out) if asked.out else folder / "explain" / f"neighbours-{page_stem(asked.images)}.html"
     if target.suffix.lower() not in PAGES:
         raise RecastError(f"--neighbours writes an HTML page, got --out {target}: name it .html")
-    if asked.layer is not None:
-        raise RecastError("--neighbours shows no layer: leave --layer away")
+    for name in ("layer", "outputs"):
+        if getattr(asked, name) is not None:
+            raise RecastError(f"--neighbours shows features alone: drop --{name}")
     if asked.out:
         check_target(target)
     check_ours(target)

@@ -70,6 +70,7 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     return {
         "title": scene.title,
         "arms": scene.arms,
+        "scale": scene.scale,
         "notes": [*scene.notes, *notes],
         "facts": scene.about,
         "order": scene.layer_order,

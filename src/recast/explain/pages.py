@@ -155,7 +155,7 @@ def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
         states, arms = [(None, {"recast": model})], {"recast": "Network"}
         title = _known(config.name) + in_title
-        return make_scene(title, inputs, states, names, normalisation, arms, [*said, *notes], about)
+        return make_scene(title, inputs, states, names, normalisation, arms, [*said, *notes], about, asked.outputs)
 
     return Subject(read, show, notes)
 
@@ -198,7 +198,9 @@ def _run(asked: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Sub
 
     def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
         title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
-        return make_scene(title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about)
+        return make_scene(
+            title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about, asked.outputs
+        )
 
     return Subject(read, show)
 

@@ -13,7 +13,7 @@ input (padding left out).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from recast.report.formats import tap
 
 Floats = NDArray[np.float32]
+Outputs = Literal["softmax", "sigmoid", "logits"]
+"""How outputs are read: as exclusive classes, each as a probability of its own, or as they are."""
 
 GRAD_CAM = "Grad-CAM"
 """Stands for a layer, after all others; it opens only where there is no other."""
@@ -184,11 +186,19 @@ class Maps:
 
 
 class Prediction(NamedTuple):
-    """A class by its name and its number among the outputs, and its probability."""
+    """An output by its name and number, and its probability, or its logit where that is `scale`."""
 
     name: str
     probability: float
     number: int
+    scale: Outputs = "softmax"
+
+    @property
+    def value(self) -> str:
+        """ "61 %", of a logit "−3.2"."""
+        if self.scale == "logits":
+            return f"{self.probability:.3g}".replace("-", "−")
+        return percent(self.probability)
 
 
 @dataclass(frozen=True)
@@ -228,3 +238,9 @@ class Scene:
     """How it was made."""
     layer_order: tuple[str, ...] = ()
     """Names of the layers of all states, from the image on."""
+
+    @property
+    def scale(self) -> Outputs:
+        """How the outputs of the network shown are read."""
+        of = (state["recast"][0].scale for one in self.pictures for state in one.predictions if "recast" in state)
+        return next(of, "softmax")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.explain.pack import first_layer
-from recast.explain.scene import GRAD_CAM, Floats, Layer, Picture, Scene, percent
+from recast.explain.scene import GRAD_CAM, Floats, Layer, Picture, Scene
 from recast.run.files import check_ours, replaced
 
 SIDE = 224
@@ -30,11 +30,14 @@ MOST_CLASSES, MOST_HEADS = 4, 9
 """Maps of an image: the likeliest classes, or a mean and three heads; with a query, the heads of a 3×3 kernel."""
 SIGNED, POSITIVE = "PuOr_r", "cividis"
 """Purple to orange through white at 0; dark blue to yellow: both safe for colour-blind readers."""
+OPACITY = 0.8
+"""Of the largest weight over the image."""
 NEARLY_EVEN = 0.05
 """Maps whose weights are no further than this from the middle of them are said to be nearly even: the colours, from the
 smallest to the largest, make small differences large."""
 EVEN = 1e-3
 """Weights that differ by less than this share of the largest are drawn as even: a byte tells no more."""
+SAYS = {"softmax": "predicted", "sigmoid": "sigmoid", "logits": "logit"}
 INK, MUTED = "#1d2126", "#4c535c"
 
 Pixels = NDArray[np.uint8]
@@ -52,7 +55,7 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> list[Path
 
     layer: its name; without it the last layer that has a map for each class or head of a class token, else the last
     one. Of a layer with queries it is the map of the query in the middle. A map without a query is drawn from its
-    smallest weight to its largest (min–max), interpolated, its colours multiplied with the grey image; signed ones from
+    smallest weight to its largest (min–max), interpolated, over the grey image; signed ones from
     −|largest| to |largest|. Sheets of more than `ROWS` images go on in PATH-2.png. Raises `RecastError` for a layer
     without maps, a scene that has none, and where nothing can be written.
     """
@@ -101,8 +104,8 @@ def _row(scene: Scene, picture: Picture, layer: Layer) -> list[Tile]:
     shown = np.asarray(Image.fromarray(picture.pixels).resize(size, how))
     label = () if picture.label is None else (f"label: {picture.label}",)
     best = {arm: picture.predictions[-1][arm][0] for arm in scene.arms if arm in picture.predictions[-1]}
-    who = scene.arms if len(best) > 1 else dict.fromkeys(best, "predicted")
-    said = (f"{who[arm]}: {one.name} {percent(one.probability)}" for arm, one in best.items())
+    who = scene.arms if len(best) > 1 else dict.fromkeys(best, SAYS[scene.scale])
+    said = (f"{who[arm]}: {one.name} {one.value}" for arm, one in best.items())
     tiles = [Tile(shown, (picture.name, *label, *said))]
     maps = picture.maps[-1].get(layer.name)
     if maps is None:
@@ -138,8 +141,9 @@ def _is_even(weights: Floats) -> bool:
 
 
 def lay_over(image: Pixels, weights: Floats, signed: bool) -> Pixels:
-    """The grey image times the colours of a map (Y, X), which is enlarged to it: (height, width, 3) both.
+    """The colours of a map (Y, X) over the grey image, to which it is enlarged: (height, width, 3) both.
 
+    The opacity is that of the weight, so that the image is as bright as it is where little weight lies.
     min–max, (w − min w) / (max w − min w); signed: w / max|w|, with white at 0. An even map has the middle colour.
     """
     if signed:
@@ -150,10 +154,11 @@ def lay_over(image: Pixels, weights: Floats, signed: bool) -> Pixels:
         share = (weights - weights.min()) / np.ptp(weights)
     height, width = image.shape[:2]
     large = Image.fromarray(share.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
-    # bicubic overshoots
-    colors = mpl.colormaps[SIGNED if signed else POSITIVE](np.clip(np.asarray(large), 0, 1))[..., :3]
-    grey = np.asarray(Image.fromarray(image).convert("L"), dtype=np.float32)[..., None] / 255
-    return np.asarray((colors * (0.3 + 0.7 * grey) * 255).round(), dtype=np.uint8)  # black would hide the map
+    share = np.clip(np.asarray(large), 0, 1)  # bicubic overshoots
+    colors = 255 * mpl.colormaps[SIGNED if signed else POSITIVE](share)[..., :3]
+    opacity = OPACITY * (np.abs(2 * share - 1) if signed else share)[..., None]
+    grey = np.asarray(Image.fromarray(image).convert("L"), dtype=np.float32)[..., None]
+    return np.asarray((opacity * colors + (1 - opacity) * grey).round(), dtype=np.uint8)
 
 
 def _outline(pixels: Pixels, layer: Layer, query: tuple[int, int]) -> None:

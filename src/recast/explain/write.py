@@ -18,7 +18,7 @@ from typing import Any
 
 from recast.errors import RecastError
 from recast.explain.pack import LIMIT, pack
-from recast.explain.scene import Picture, Scene, percent
+from recast.explain.scene import Picture, Scene
 from recast.report.neighbours import png
 from recast.run.files import check_ours, check_place, write_text
 
@@ -119,7 +119,7 @@ def _item(scene: Scene, picture: Picture, link: str) -> str:
     """A card of the page that leads to the images' own."""
     said = []
     for arm, (best, *_) in picture.predictions[-1].items():
-        label, share = html.escape(scene.arms.get(arm, arm)), percent(best.probability).replace(" ", "\u00a0")
+        label, share = html.escape(scene.arms.get(arm, arm)), best.value.replace(" ", "\u00a0")
         chip = f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>'
         said.append(f"{chip}{label}: <b>{html.escape(best.name)}</b> {share}")
     labelled = f"<br>labelled <b>{html.escape(picture.label)}</b>" if picture.label else ""

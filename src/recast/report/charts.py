@@ -73,6 +73,7 @@ class Key(NamedTuple):
 
     label: str
     role: Role
+    opacity: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -186,17 +186,17 @@ def relative(run: Run) -> list[Chart]:
         if any(run.row("recast", suite, metrics[0]) is None for metrics in means.values()):
             means = {severity: [f"top1/{kind}/{severity}" for kind in kinds] for severity in severities}
         for name, groups in ((what, parts), ("severity", means)):
-            series = [_gains(run, suite, arm, groups) for arm in reversed(words(run).others)]
-            series = [one for one in series if one.points]
-            if not series:
+            gains = {arm: _gains(run, suite, arm, groups) for arm in reversed(words(run).others)}
+            gains = {arm: one for arm, one in gains.items() if one.points}
+            if not gains:
                 continue
             long = max(map(len, groups)) > 9
             ticks = {place: group.replace("_", "\n") if long else group for place, group in enumerate(groups)}
-            rows = [(list(groups)[int(p.x)], str(one.role), p.y, p.low, p.high) for one in series for p in one.points]
+            rows = [(list(groups)[int(p.x)], arm, p.y, p.low, p.high) for arm, one in gains.items() for p in one.points]
             columns = (name, "against", "relative_improvement_percent", "low", "high")
             title = f"{suite_title(suite, short=True)}: relative improvement, %, by {name}"
             axis: dict[str, Any] = {"xlabel": "" if long else name, "unit": " %", "xticks": ticks}
-            charts.append(series_chart(f"relative_{suite}_{name}", title, series, (columns, rows), **axis))
+            charts.append(series_chart(f"relative_{suite}_{name}", title, [*gains.values()], (columns, rows), **axis))
     return charts
 
 
@@ -210,7 +210,8 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
             low, high = (100 * paired.low / other, 100 * paired.high / other) if paired else (None, None)
             points.append(Point(place, 100 * (recast - other) / other, low, high, group.replace("_", " ")))
     name = words(run).arms.get(against, against)
-    return Series(f"Recast against {name[0].lower()}{name[1:]}", points, against, "bars")
+    look = "bars" if against == "finetuned" else "pale bars"
+    return Series(f"Recast against {name[0].lower()}{name[1:]}", points, "recast", look)
 
 
 def planes(run: Run) -> list[Chart]:

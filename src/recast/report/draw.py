@@ -27,6 +27,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     "points": {"linestyle": "none", "markersize": 5.5, "zorder": 3},
     "rings": {"linestyle": "none", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.3, "zorder": 4},
 }
+BARS = {"bars": 1.0, "pale bars": 0.4}
+"""Looks of bars and their opacity."""
 SINGLE = ("points", "rings")
 """Looks without a line."""
 MOST_MARKED = 30
@@ -67,7 +69,7 @@ class Series:
     points: Sequence[Point]
     role: Role = "recast"
     look: str = "line"
-    """One of `LOOKS`, or "bars"."""
+    """One of `LOOKS` or `BARS`."""
     end: str = ""
     """A name at its end."""
 
@@ -88,7 +90,7 @@ def series_chart(
     else:
         columns, rows = table
     if keys is None:
-        keys = list(dict.fromkeys(Key(one.label, one.role) for one in series if one.label))
+        keys = list(dict.fromkeys(Key(one.label, one.role, BARS.get(one.look, 1.0)) for one in series if one.label))
     story = told(told_as or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
     panel = partial(draw_series, series=series, **settings)
     return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
@@ -102,7 +104,7 @@ def told(title: str, series: Sequence[Series], unit: str = "", note: str = "", x
         return f"{formats.significant(point.y, 4)}{unit} at {place}"
 
     named = [one for one in series if one.label and one.points]
-    shown = [one for one in named if one.look in ("line", "thick", "bars") or len(one.points) == 1]
+    shown = [one for one in named if one.look in ("line", "thick", *BARS) or len(one.points) == 1]
     each = []
     for one in shown or [*named[:1], *named[1:][-1:]]:
         if one.look in ("line", "bare") and len(one.points) > 1:
@@ -138,7 +140,7 @@ def draw_series(
         axes.axvline(edge, color=palette["muted"], linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
     if math.isfinite(level[0]):
         axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
-    bars = [one for one in series if one.look == "bars"]
+    bars = [one for one in series if one.look in BARS]
     hits = [hit for one in series if one not in bars for hit in _line(axes, one, palette, xlabel, unit)]
     hits += [hit for place in range(len(bars)) for hit in _bars(axes, bars, place, palette, unit)]
     axes.set_xlabel(xlabel)
@@ -183,7 +185,8 @@ def _bars(axes: Axes, bars: Sequence[Series], number: int, palette: Palette, uni
     one, width, hits = bars[number], 0.72 / len(bars), list[Hit]()
     for point in one.points:
         x = point.x + (number - (len(bars) - 1) / 2) * width
-        axes.bar(x, point.y, 0.9 * width, color=palette.color(one.role), linewidth=0)
+        alpha = BARS[one.look]
+        axes.bar(x, point.y, 0.9 * width, color=palette.color(one.role), alpha=alpha, linewidth=0)
         if point.interval is not None:
             axes.vlines(x, *point.interval, color=palette["ink"], linewidth=1.1)
         hits += _hit(axes, one, point, point.place, unit, x)

@@ -129,8 +129,8 @@ def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
     up, columns_wide = 1 + 6 / height, 0
     if chart.keys:
         handles = [
-            Line2D([], [], color=PAPER.color(key.role), linewidth=1.8, marker=MARKERS.get(str(key.role), "o"),
-                   markersize=4.5, label=key.label)
+            Line2D([], [], color=PAPER.color(key.role), alpha=key.opacity, linewidth=1.8,
+                   marker=MARKERS.get(str(key.role), "o"), markersize=4.5, label=key.label)
             for key in chart.keys
         ]  # fmt: skip
         longest = max(len(key.label) for key in chart.keys)

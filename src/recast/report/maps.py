@@ -197,6 +197,21 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
     return panels
 
 
+def first_map(attention: Attention, symbol: str) -> dict[str, Any]:
+    """The one map that the page begins with: of an image that is told rightly, in the layer with the most pixels, the
+    head that gives most weight to pixels beside its largest."""
+    right = [a == b for a, b in zip(attention.labels, attention.predictions, strict=True)]
+    index = right.index(True) if True in right else 0
+    layer = max(attention.shown, key=lambda layer: (layer.mix[0, 0].size, layer.differs))
+    weights = np.abs(np.nan_to_num(layer.mix[index])).reshape(len(layer.gate), -1)
+    head = int((weights.sum(1) - weights.max(1)).argmax())
+    panel = _panel(layer, index, symbol)
+    return panel | panel["heads"][head] | {
+        "image": png(attention.images[index], IMAGE_SIDE), "tap": layer.labels[head], "signed": layer.signed,
+        "label": attention.labels[index], "prediction": attention.predictions[index],
+    }  # fmt: skip
+
+
 def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
     height, width = layer.mix.shape[2:]
     heads = []

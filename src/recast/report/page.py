@@ -18,7 +18,7 @@ from recast.report.charts import Chart, joined
 from recast.report.costs import COSTS, cost_charts, cost_figures, frontier
 from recast.report.labels import glossary, words
 from recast.report.load import Run
-from recast.report.maps import GATES, image_maps, map_charts
+from recast.report.maps import GATES, first_map, image_maps, map_charts
 from recast.report.neighbours import draw_neighbours
 from recast.report.switches import switch_part
 from recast.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
@@ -43,6 +43,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "anchor": anchor,
         "run": run,
         "words": words(run),
+        "hero": first_map(run.attention, symbol) if run.attention and count == 1 else None,
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         **{which: arms_table(run, which) for which in LABELS},

@@ -10,7 +10,7 @@ from recast.report import formats
 from recast.report.formats import NBSP
 from recast.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words
 from recast.report.load import Run
-from recast.report.verdict import accuracy, agreement, test_images
+from recast.report.verdict import accuracy, agreement, harmed, test_images
 from recast.run.files import number
 from recast.run.recipe import functions_of
 from recast.run.records import ARMS, Wakefulness
@@ -73,7 +73,7 @@ def _extremes(run: Run) -> list[dict[str, str]]:
     every = [line for line in compared if is_accuracy(line.metric)]
     clear = [line for line in every if formats.leaves_out_zero(line.low, line.high)]
     found = []
-    for what, sign in (("gain", 1), ("loss", -1)):
+    for what, sign in (("loss", -1),) if harmed(run) else (("gain", 1), ("loss", -1)):
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
             label = f"Largest {what} against {words(run).control_short}"
@@ -87,7 +87,10 @@ def _extremes(run: Run) -> list[dict[str, str]]:
 
 def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
     names, detail = words(run), "nothing to compare with"
-    for arm, name in (("parent", names.parent_short), ("finetuned", names.control_short)):  # the last counts
+    others = [("parent", names.parent_short), ("finetuned", names.control_short)]  # the last counts
+    if "recast" in harmed(run):
+        others = [others[1], ("parent", names.reference)]
+    for arm, name in others:
         difference = values["recast"] - values[arm]
         if math.isfinite(difference) and arm in names.others:
             size = formats.points(abs(difference))

@@ -45,6 +45,29 @@ def test_images(run: Run) -> int:
     return row.n if row else 0
 
 
+def harmed(run: Run) -> list[str]:
+    """The trained arms that are shown to end below the parent as it was.
+
+    By the paired interval; where there is none by that of a difference as if the arms had seen different images,
+    1.96 √(Σ p (100 − p) / n), which is wider.
+    """
+    if "parent" not in words(run).others or run.epochs == 0:
+        return []
+    arms = []
+    for arm in ("finetuned", "recast"):
+        paired = run.difference("parent", *run.main) if arm == "recast" else None
+        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and not run.is_dense]
+        if paired is not None:
+            high = paired.high
+        elif len(rows) == 2:
+            error = 1.96 * math.sqrt(sum(max(row.value * (100 - row.value), 0) / row.n for row in rows))
+            high = rows[1].value - rows[0].value + error
+        else:
+            continue
+        arms += [arm] if round(high, 1) < 0 else []
+    return arms
+
+
 def agreement(run: Run) -> tuple[int, int]:
     """(predictions that agree with the parent's, images) of verify.json; of a detector, whose boxes have no likeliest
     class, all where the outputs are the same to the bit."""
@@ -142,7 +165,15 @@ def _end(run: Run) -> Verdict:
     if not math.isfinite(recast):
         return Verdict("The accuracy of the recast network was not measured.", f"It was trained for {count}.")
     reached = f"After {count} it {_reaches(run, recast)}"
-    names = words(run)
+    names, worse = words(run), harmed(run)
+    advice = ""
+    if worse:
+        paired = run.difference("parent", *run.main) if "recast" in worse else None
+        gap = f" ({formats.signed(paired.value)}, {formats.interval(paired.low, paired.high)})" if paired else ""
+        advice = f" The parent as it was has {formats.percent(parent)}{gap}. Try a lower --lr (here "
+        advice += f"{run.recipe.optim.lr:g}), the augmentation that the parent was trained with, or more --epochs."
+    if not math.isfinite(finetuned) and "recast" in worse:
+        return Verdict(_fallen(parent, recast), f"{reached}.{advice}")
     if not math.isfinite(finetuned):
         who = "the network was not trained as a convolution beside it"
         who = who if names is FROM_START else "no parent was fine-tuned the same way"
@@ -158,9 +189,21 @@ def _end(run: Run) -> Verdict:
         behind = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
         if not formats.leaves_out_zero(paired.low, paired.high):
             headline = f"The recast network is not shown to differ from {names.control}."
+    by_training = parent - finetuned > (parent - recast) / 2  # rather than by attention
+    if "recast" in worse and (by_training or _shown(run) >= 0):
+        headline = _fallen(parent, recast, finetuned if "finetuned" in worse else math.nan)
+    elif "finetuned" in worse and "recast" not in worse:
+        headline = f"{headline[:-1]}, which training made worse."
     difference = formats.signed(recast - finetuned, 2 if abs(recast - finetuned) < 0.095 else 1)
     reached += f", against {formats.percent(finetuned)}: {difference} points"
-    return Verdict(headline, f"{reached} ({behind}one seed: a first look, not evidence).")
+    return Verdict(headline, f"{reached} ({behind}one seed: a first look, not evidence).{advice}")
+
+
+def _fallen(parent: float, recast: float, finetuned: float = math.nan) -> str:
+    both = math.isfinite(finetuned)
+    fell = f"{formats.percent(parent)} fell to {formats.percent(recast)}"
+    fell += f", and to {formats.percent(finetuned)} without attention" if both else ""
+    return f"Training made the {'networks' if both else 'recast network'} worse than the parent as it was: {fell}."
 
 
 def _against(difference: float, other: str) -> str:
@@ -189,10 +232,21 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
         if not formats.leaves_out_zero(low, high):
             headline = f"Over {len(runs)} seeds the recast network is not shown to differ from {names.control}."
         spread = f"{formats.signed(mean)} points (95 % interval over the seeds {formats.interval(low, high)})"
+        fallen = [accuracy(run, "recast") - accuracy(run, "parent") for run in runs]
+        if "parent" in names.others and all(map(math.isfinite, fallen)):
+            gap, low, high = mean_interval(fallen)
+            if round(high, 1) < 0:
+                headline = f"Over {len(runs)} seeds training made the recast network worse than the parent as it was."
+                spread += (
+                    f" against {names.control}, {formats.signed(gap)} ({formats.interval(low, high)}) against the "
+                )
+                spread += "parent as it was"
         return Verdict(headline, f"In the mean {spread}. {start}")
     signs = [_shown(run) for run in runs if math.isfinite(accuracy(run, "recast") - accuracy(run, "finetuned"))]
     above, below, none = (signs.count(sign) for sign in (1, -1, 0))
     headline = f"The recast network is shown to end above {names.a_control} in {above or 'none'} of {len(known)} runs."
+    if worse := sum("recast" in harmed(run) for run in runs):
+        headline = f"In {worse} of {len(runs)} runs training made the recast network worse than the parent as it was."
     behind = f"It is shown to end below in {below}; in {none} no difference is shown."
     if unknown := sum(run.difference("finetuned", *run.main) is None for run in runs):
         behind += f" Intervals are missing of {unknown} (recast evaluate)."

@@ -153,7 +153,9 @@ def plan_table(plan: Plan, width: int) -> str:
     if plan.edits:
         text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
     notes = "".join(f"\nnote: {note}\n" for note in (plan.note, nothing_to_see(plan)) if note)
-    return text + (table.left(plan.left, width) if plan.left else "") + notes
+    text += table.left(plan.left, width) if plan.left else ""
+    cost = f"\n{table.cost(plan.before, plan.after, width)}" if plan.before.parameters else ""
+    return text + notes + cost
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

@@ -50,6 +50,17 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
     return render(table, width) + "\n" + textwrap.fill(note, width)
 
 
+def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
+    """What the whole plan costs, in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
+
+    def more(name: str, old: int, new: int) -> str:
+        ratio = new / old if old else 1.0
+        return f"{ratio:.1f}× the {name}" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} % {name}"
+
+    parts = more("compute", before.macs, after.macs), more("parameters", before.parameters, after.parameters)
+    return textwrap.fill("in all: {} (multiply-adds of one image), {}".format(*parts), width)
+
+
 def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> Table:
     """The table: with a line for a layer, or narrower, with what belongs together below one another."""
     between = " " if is_wide else "\n"

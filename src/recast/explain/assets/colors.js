@@ -7,7 +7,7 @@ const Colors = (() => {
   const LIGHT = ["#08306b", "#0a5a9e", "#3f8cc7", "#93c0e0", "#f7f5f0", "#f5c79b", "#e88a3c", "#c55a02", "#6e2d00"];
   const DARK = ["#b5dcff", "#62b2ec", "#2b78b0", "#214a68", "#23272d", "#5f3a1c", "#ad5f1b", "#ff8b38", "#ffd9b8"];
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  // over an image the colours are multiplied with it: there the quiet one must be light in dark mode too
+  // over an image the quiet colour must be light in dark mode too
   const stops = (signed, laid) => (signed ? (dark.matches && !laid ? DARK : LIGHT) : POSITIVE);
 
   const tables = new Map();
@@ -32,12 +32,13 @@ const Colors = (() => {
     draw(canvas, values, rows, columns, (value) => Math.max(-1, Math.min(1, value / limit)), signed, see, false);
   }
 
-  // Draws a map for lying over its image: from its smallest to its largest weight; signed: as far as the larger of both.
-  function lay(canvas, values, rows, columns, signed) {
+  // Draws a map from its smallest to its largest weight, signed ones as far as the larger of both; over the photo with
+  // an opacity of its own: where little weight lies, the photo is as bright as it is.
+  function lay(canvas, values, rows, columns, signed, photo) {
     const { least, most, even } = Maps.range(values);
     const size = Math.max(-least, most) || 1;
     const share = signed ? (value) => value / size : even ? () => 0.5 : (value) => (value - least) / (most - least);
-    draw(canvas, values, rows, columns, share, signed, null, true);
+    draw(canvas, values, rows, columns, share, signed, photo && ((size) => 0.8 * size), true);
   }
 
   function draw(canvas, values, rows, columns, shareOf, signed, see, laid) {
@@ -73,5 +74,11 @@ const Colors = (() => {
     return (limit > 1e-5 * largest ? limit : largest) || 1;
   }
 
-  return { paint, lay, gradient, limitOf, whenSchemeChanges: (then) => dark.addEventListener("change", then) };
+  // Whether most maps would be blank on a scale they share: nothing but their largest weight reaches a tenth of it.
+  function mostBlank(maps, limit) {
+    const isBlank = (values) => values.reduce((count, value) => count + (Math.abs(value) > 0.1 * limit), 0) < 2;
+    return maps.filter(isBlank).length > maps.length / 2;
+  }
+
+  return { paint, lay, mostBlank, gradient, limitOf, whenSchemeChanges: (then) => dark.addEventListener("change", then) };
 })();

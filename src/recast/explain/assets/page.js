@@ -3,8 +3,8 @@
 const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
-  const chosen = { picture: 0, state: scene.states.length - 1, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: false, at: [0.5, 0.5], head: -1 };
-  const { number, percent } = Words;
+  const chosen = { picture: 0, state: scene.states.length - 1, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: null, photo: true, at: [0.5, 0.5], head: -1 };
+  const { number } = Words;
   const cache = new Map();
   let shown = null; // maps of all heads, as last drawn
   let drawing = Promise.resolve();
@@ -65,12 +65,12 @@ const page = (() => {
     const columns = onGrid ? of.kernel[1] : laid ? Math.min(heads, heads === 4 ? 2 : 3) : heads <= 3 ? heads : Math.ceil(Math.sqrt(heads));
     by("grid").style.setProperty("--columns", columns);
     by("grid").classList.toggle("dense", columns > 5);
-    by("grid").classList.toggle("laid", laid);
+    by("grid").classList.toggle("laid", laid && chosen.photo);
     by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
       const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, names, head) }));
       if (of.gates.length) caption.append(element("span", { textContent: `${of.gates[0][0]} ${number(of.gates[0][1][head])}` }));
       const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "query" }));
-      if (laid) frame.prepend(element("img", { src: picture().src, alt: "" }));
+      if (laid && chosen.photo) frame.prepend(element("img", { src: picture().src, alt: "" }));
       frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
       const button = element("button", { type: "button", className: "head" }, frame, caption);
       button.addEventListener("click", () => choose({ head: chosen.head === head ? -1 : head }));
@@ -85,11 +85,12 @@ const page = (() => {
   function overlay(head) {
     const canvas = by("overlay");
     canvas.hidden = !shown || head < 0 || head >= shown.maps.length;
-    by("stage").classList.toggle("laid", !canvas.hidden && shown.of.kind === "classes");
+    const laid = !canvas.hidden && shown.of.kind === "classes";
+    by("stage").classList.toggle("laid", laid && chosen.photo);
     if (canvas.hidden) return;
     const [rows, columns] = [shown.of.keys[0][2], shown.of.keys[1][2]];
-    if (shown.of.kind === "classes") return void Colors.lay(canvas, shown.maps[head], rows, columns, shown.signed);
-    const limit = chosen.each ? shown.limits[head] : shown.limit;
+    if (laid) return void Colors.lay(canvas, shown.maps[head], rows, columns, shown.signed, chosen.photo);
+    const limit = shown.each ? shown.limits[head] : shown.limit;
     Colors.paint(canvas, shown.maps[head], rows, columns, limit, shown.signed, (share) => 0.12 + 0.78 * Math.sqrt(share));
   }
 
@@ -117,20 +118,23 @@ const page = (() => {
     const view = Maps.views(of).includes(chosen.view) ? chosen.view : "mix";
     const query = queryAt(of);
     const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => Maps.map(of, from, view, head, query));
-    const limits = chosen.each ? maps.map((values) => Colors.limitOf([values])) : null;
+    const common = Colors.limitOf(maps);
+    const each = chosen.each ?? Colors.mostBlank(maps, common);
+    const limits = each ? maps.map((values) => Colors.limitOf([values])) : null;
+    for (const input of by("scales").querySelectorAll("input")) input.checked = String(each) === input.value;
     const names = Maps.names(of, from);
     const laid = of.kind === "classes";
     const told = from.names.length > 0; // names of this image's own say too what fell on the token
-    shown = { of, maps, names, told, query, view, limits, limit: Colors.limitOf(maps), signed: Maps.isSigned(of, view, from) };
-    const gridKey = `${chosen.state}/${name()}${laid || from.names.length ? `/${chosen.picture}` : ""}`;
+    shown = { of, maps, names, told, query, view, each, limits, limit: common, signed: Maps.isSigned(of, view, from) };
+    const gridKey = `${chosen.state}/${name()}${laid || from.names.length ? `/${chosen.picture}/${chosen.photo}` : ""}`;
     if (grid.dataset.key !== gridKey) makeGrid(of, from);
     grid.dataset.key = gridKey;
     const box = boxOf(of, query);
     const [rows, columns] = [of.keys[0][2], of.keys[1][2]];
     [...grid.children].forEach((button, head) => {
       const canvas = button.querySelector("canvas");
-      if (laid) Colors.lay(canvas, maps[head], rows, columns, shown.signed);
-      else Colors.paint(canvas, maps[head], rows, columns, chosen.each ? limits[head] : shown.limit, shown.signed);
+      if (laid) Colors.lay(canvas, maps[head], rows, columns, shown.signed, chosen.photo);
+      else Colors.paint(canvas, maps[head], rows, columns, each ? limits[head] : shown.limit, shown.signed);
       put(box, button.querySelector(".query"));
       button.querySelector(".query").hidden = laid;
       button.setAttribute("aria-pressed", String(head === chosen.head));
@@ -170,9 +174,9 @@ const page = (() => {
       return;
     }
     bar.style.background = Colors.gradient(shown.signed);
-    const end = chosen.each ? "each head’s own" : number(shown.limit);
-    low.textContent = shown.signed ? (chosen.each ? "−" : `≤ −${end}`) : "0";
-    high.textContent = chosen.each ? end : `≥ ${end}`;
+    const end = shown.each ? "each head’s own" : number(shown.limit);
+    low.textContent = shown.signed ? (shown.each ? "−" : `≤ −${end}`) : "0";
+    high.textContent = shown.each ? end : `≥ ${end}`;
   }
 
   function drawPredictions() {
@@ -180,13 +184,13 @@ const page = (() => {
     const found = at.predictions[chosen.state];
     const arms = Object.keys(scene.arms).filter((arm) => found[arm]);
     by("predictions").hidden = !arms.length;
-    by("predictions").replaceChildren(element("h2", { textContent: "Predictions" }), ...arms.map((arm) => {
+    by("predictions").replaceChildren(element("h2", {}, "Predictions", element("span", { textContent: Words.SCALES[scene.scale] })), ...arms.map((arm) => {
       const chip = element("span", { className: `chip ${arm}`, ariaHidden: "true" });
       const list = element("ol", { className: `top ${arm}` }, ...found[arm].map(([label, p]) => {
         const bar = element("i", { ariaHidden: "true" });
-        bar.style.width = `${100 * p}%`;
+        bar.style.width = scene.scale === "logits" ? "0" : `${100 * p}%`;
         const right = label === at.label ? element("em", { textContent: " ✓", title: "the image’s label" }) : "";
-        return element("li", {}, element("span", { className: "class", title: label }, label, right), element("span", { className: "rail" }, bar), element("span", { className: "p", textContent: percent(p) }));
+        return element("li", {}, element("span", { className: "class", title: label }, label, right), element("span", { className: "rail" }, bar), element("span", { className: "p", textContent: Words.value(scene, p) }));
       }));
       return element("div", { className: "arm" }, element("h3", {}, chip, scene.arms[arm]), list);
     }));
@@ -210,6 +214,7 @@ const page = (() => {
     const views = of ? Maps.views(of) : [];
     by("views").hidden = views.length < 2;
     by("scales").hidden = !of || hasClasses();
+    by("photos").hidden = !hasClasses();
     by("epoch").value = chosen.state;
     const { epoch } = scene.states[chosen.state];
     by("epoch-name").textContent = epoch === 0 ? "0, before training" : `${epoch} of ${scene.states[scene.states.length - 1].epoch}`;
@@ -236,7 +241,7 @@ const page = (() => {
   function choices(id, field, options) {
     by(id).querySelector(".choices").replaceChildren(...options.map(([value, text, title]) => {
       const input = element("input", { type: "radio", name: field, value });
-      input.addEventListener("change", () => choose({ [field]: typeof chosen[field] === "number" ? Number(value) : typeof chosen[field] === "boolean" ? value === "true" : value }));
+      input.addEventListener("change", () => choose({ [field]: typeof chosen[field] === "number" ? Number(value) : /^(true|false)$/.test(value) ? value === "true" : value }));
       return element("label", { title: title || "" }, input, element("span", { textContent: text }));
     }));
   }
@@ -287,6 +292,7 @@ const page = (() => {
     choices("layers", "layer", scene.order.map((layer, i) => [String(i), layer]));
     choices("views", "view", Object.entries(VIEWS).map(([view, [text, title]]) => [view, text, title]));
     choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "every head has its own"]]);
+    choices("photos", "photo", [["true", "Over the photo", "the larger a weight, the less of the grey photo shows"], ["false", "Alone", "the map without the photo"]]);
     by("layers").hidden = scene.order.length < 1;
     const kinds = scene.states.flatMap((state) => Object.values(state.layers)).map((of) => of.kind);
     for (const part of document.querySelectorAll(".of-queries")) part.hidden = kinds.every((kind) => kind === "classes");

@@ -11,6 +11,9 @@ const Words = (() => {
     return (x < 0 && Number(text) ? "−" : "") + text.replace("e-", "e−").replace("e+", "e");
   };
 
+  const SCALES = { softmax: "softmax: one class is right", sigmoid: "sigmoid: each on its own", logits: "logits, as they are" };
+  const value = (scene, p) => (scene.scale === "logits" ? precise(p, 3) : percent(p));
+
   // two numbers, with as many digits as tell them apart
   const precise = (x, digits) => (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)))).replaceAll("-", "−");
   const pair = (least, most) => {
@@ -80,7 +83,9 @@ const Words = (() => {
   // who says what, in one sentence
   function verdict(scene, arms, found, at) {
     if (!arms.length) return `Where the network looks in ${at.name}`;
-    const best = arms.map((arm) => found[arm][0][0]);
+    const yes = (of) => of.filter(([, p]) => p >= 0.5).map(([label]) => label).join(", ") || (of.length === 1 ? `not ${of[0][0]}` : "none of its classes");
+    const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} ${value(scene, p)}` : label);
+    const best = arms.map((arm) => (scene.scale === "sigmoid" ? yes : top)(found[arm]));
     const own = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
     const label = at.label === null ? "" : ` The label is ${at.label}.`;
     const many = { 2: "Both networks say", 3: "All three networks say" }[arms.length];
@@ -105,5 +110,5 @@ const Words = (() => {
     return said.join(" ");
   }
 
-  return { number, pair, percent, tap, range, tapInWords, largest, head, absent, verdict, formula };
+  return { SCALES, number, value, pair, percent, tap, range, tapInWords, largest, head, absent, verdict, formula };
 })();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from recast.run.fields import Classes, Count, CropShare, PixelMean, Port, Positive
 
@@ -20,6 +21,9 @@ class ExplainOptions:
     """the file, .html or .png; default RUN/explain/IMAGE.html, or here"""
     layer: str | None = None
     """the layer to open first, or to draw in a PNG"""
+    outputs: Literal["softmax", "sigmoid", "logits"] | None = None
+    """how the outputs are read: exclusive classes, labels that may occur together, or as they are; default sigmoid for
+    one output, else softmax"""
     neighbours: bool = False
     """of a run: the ten training images nearest to each image instead of where the network looks"""
     serve: bool = False
