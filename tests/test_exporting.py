@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RecastError, match=r"got child\.pt2 and to='onnx'"):
         recast.export(child, x, tmp_path / "child.pt2", "onnx")
     for example in (x[0], x[:0]):
-        with pytest.raises(RecastError, match="a batch of images"):
+        with pytest.raises(RecastError, match="image"):
             recast.export(child, example, tmp_path / "child.pt2")
     with pytest.raises(RecastError, match="the folder of path does not exist"):
         recast.export(child, x, tmp_path / "no/child.pt2")

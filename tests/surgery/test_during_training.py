@@ -380,6 +380,7 @@ def test_factored_moments_of_another_layout_start_anew() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.filterwarnings("ignore:every recast layer is frozen")
 def test_gates_of_a_layer_decay_with_it(frozen: bool) -> None:
     model = timm.create_model("test_resnet")
     todo = plan(model, torch.zeros(1, 3, 64, 64))

@@ -282,11 +282,11 @@ def test_fit_works_in_a_thread(tmp_path: Path) -> None:
 
 
 def test_a_wish_after_the_last_validation_is_heard_when_the_weights_are_written(tmp_path: Path) -> None:
-    def told(*_: Any) -> Any:
+    def told(*_: Any, **__: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return mock.DEFAULT
 
-    save = mock.patch.object(loop, "save", wraps=loop.save, side_effect=told)
+    save = mock.patch.object(loop, "write_model", wraps=loop.write_model, side_effect=told)
     with save, pytest.raises(Interrupted, match="this training is finished"):
         small_fit(tmp_path)
     assert (tmp_path / "weights.safetensors").is_file()

@@ -205,8 +205,8 @@ def test_a_run_folder_from_the_command_s_function(tmp_path: Path) -> None:
     recipe = digits_recipe(where=["layer3.1.*"], schedule=ScheduleConfig("at_once", conv_epochs=1))
     told: list[str] = []
     out = train(recipe, tmp_path / "run", progress=False, say=told.append)
-    assert "layer3.1.conv2  attention from epoch 2" in told[0]
-    assert "bitwise equal" in told[0]
+    assert "layer3.1.conv2  attention from epoch 2" in told[1]
+    assert "bitwise equal" in told[1]
     assert schedule_of(out)["dates"] == {"layer3.1.conv1": 2, "layer3.1.conv2": 2}
     assert not (out / "finetuned" / "schedule.json").exists()
     run = open_run(out)

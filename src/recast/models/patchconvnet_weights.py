@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -49,7 +50,7 @@ def from_official(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Raises RecastError if a class's head is absent.
     """
-    weights: Mapping[str, Tensor] = checkpoint.get("model", checkpoint)
+    weights: Mapping[str, Tensor] = clean_state_dict(checkpoint.get("model", checkpoint))
     if not any(name.startswith("patch_embed.proj.") for name in weights):
         return dict(weights)
     heads = {name: value for name, value in weights.items() if CLASS_HEAD.fullmatch(name)}
