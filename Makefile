@@ -1,6 +1,8 @@
 # Every target works on a fresh clone; each is also a plain command: see CONTRIBUTING.md.
 PYTHON ?= python3
 BIN := .venv/bin
+# PyTorch's build: auto (for CPUs where there is no GPU), cpu, cu130, …; pypi: the one of PyPI, on Linux with CUDA, 4.5 GB.
+TORCH_BACKEND ?= auto
 
 .PHONY: install test sweeps quickstart gpu docs matrix lint check format clean
 
@@ -39,17 +41,30 @@ format: .venv/.dev
 clean:
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache dist
 
+define install
+@backend=$(TORCH_BACKEND); \
+	if [ $$backend = auto ] && ! $(BIN)/python -c "from urllib.request import urlopen; \
+		urlopen('https://download.pytorch.org/whl/', timeout=5)" 2>/dev/null; then \
+		backend=pypi; echo "PyTorch's index cannot be reached: torch comes from PyPI (TORCH_BACKEND=pypi)"; \
+	fi; \
+	if [ $$backend = pypi ]; then backend=; fi; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $${backend:+--torch-backend=$$backend} -e '.[$(EXTRAS)]'
+endef
+
 # One stamp per set of extras: the install runs again only when pyproject.toml is newer.
+.venv/.dev: EXTRAS = dev
 .venv/.dev: pyproject.toml .venv/.uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(install)
 	@touch .venv/.dev .venv/.quickstart
 
+.venv/.quickstart: EXTRAS = quickstart
 .venv/.quickstart: pyproject.toml .venv/.uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[quickstart]'
+	$(install)
 	@touch $@
 
+.venv/.docs: EXTRAS = docs,quickstart
 .venv/.docs: pyproject.toml .venv/.uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs,quickstart]'
+	$(install)
 	@touch $@
 
 .venv/.uv:

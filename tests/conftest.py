@@ -5,6 +5,7 @@ Given as fixtures that return functions, because test files are not importable f
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
+os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start, and so that commands keep it
 torch.set_num_threads(1)
 
 # a shell starts what it puts behind "&" with Ctrl-C ignored, and commands that the tests interrupt would inherit it

@@ -21,7 +21,7 @@ ROOMS = [
     {"tracing"},
     {"layers"},
     {"surgery"},
-    {"device"},
+    {"device", "threads"},
     {"data", "models"},
     {"io", "exporting"},
     {"checking", "hub"},
@@ -31,7 +31,7 @@ ROOMS = [
     {"cli"},
 ]
 """A room imports those of the lines above it and itself."""
-LIGHT = {"run", "report", "recipes"}
+LIGHT = {"run", "report", "recipes", "threads"}
 """Rooms that start without torch."""
 HEAVY = {"torch", "timm", "torchvision", "numpy", "matplotlib"}
 

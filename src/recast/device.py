@@ -54,16 +54,6 @@ def peak_bytes(device: torch.device | None = None) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def free_cores() -> int:
-    """Cores that this process may use and others leave alone, now and in the last minute; at least 1. On Linux."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-        running = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]) - 1
-    except (AttributeError, OSError, ValueError, IndexError):
-        return os.cpu_count() or 1
-    return max(1, cores - round(min(running, os.getloadavg()[0])))
-
-
 def surroundings(device: torch.device) -> dict[str, str | int | None]:
     """Versions and machine, as they stand beside results."""
     return {
@@ -74,4 +64,5 @@ def surroundings(device: torch.device) -> dict[str, str | int | None]:
         "platform": platform.platform(),
         "device": f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
         "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
     }

@@ -183,8 +183,10 @@ def open_program(path: Path, to: Target) -> Program:
         return lambda x: [t for t in tree_leaves(module(x)) if isinstance(t, Tensor)]
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its own kinds: a dtype of which it has no convolution
         raise RecastError(f"ONNX Runtime does not run it (export in float32?): {first_line(error)}") from error
     name = session.get_inputs()[0].name

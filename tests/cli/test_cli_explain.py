@@ -134,13 +134,13 @@ def test_served_to_a_browser_until_ctrl_c(shared: Path, photos: Path, tmp_path: 
         found = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/ \(Ctrl-C ends it\)\n", running.stdout.readline())
         assert found
         for _ in range(2):  # networks are loaded once
-            connection = HTTPConnection(found[1], timeout=60)
+            connection = HTTPConnection(found[1])
             content = (photos / "3" / "b.png").read_bytes()
             connection.request("POST", "/page?name=b.png", content, {"Origin": f"http://{found[1]}"})
             (picture,) = data_in(connection.getresponse().read().decode())["pictures"]
             assert (picture["name"], list(picture["predictions"][0])) == ("b.png", ["parent", "finetuned", "recast"])
         running.send_signal(signal.SIGINT)
-        assert (*running.communicate(timeout=60), running.returncode) == ("ended\n", "", 0)
+        assert (*running.communicate(), running.returncode) == ("ended\n", "", 0)
     assert sorted(run.rglob("*")) == before  # nothing is written
 
 

@@ -131,7 +131,7 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
 
 
 def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
-    few = ("--num-samples", "20", "--suite", "clean,fgsm", "--eps", "0")
+    few = ("--num-images", "20", "--suite", "clean,fgsm", "--eps", "0")
     done = cli("evaluate", shared / "run", *few, "--json")
     rows = {(row["model"], row["suite"], row["metric"]): row["value"] for row in json.loads(done.out)}
     assert done.code == 0

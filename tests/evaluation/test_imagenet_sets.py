@@ -108,7 +108,7 @@ def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, scor
 
 def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Score) -> None:
     data = replace(named(digits), val=digits.train)
-    found = score("imagenet-v2", Decode(), data, 64, sets=sets, num_samples=200)
+    found = score("imagenet-v2", Decode(), data, 64, sets=sets, num_images=200)
     assert found["top1"][:, 0].tolist() == [1.0] * 200
     data = named(digits, [str(index) for index in range(1000)])
     assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"][:, 0].tolist() == [1.0] * 2000
@@ -247,7 +247,7 @@ def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three:
     assert scores["top1/blur"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     expected = np.mean([(1 / 3) / error for error in ALEXNET_ERRORS.values()])
     assert scores["mce"].mean() == pytest.approx(expected)
-    part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_samples=3)
+    part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_images=3)
     assert part["top1/mean"][:, 0].tolist() == [1, 1, 0]
 
 

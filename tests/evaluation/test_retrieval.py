@@ -239,7 +239,7 @@ def test_separability(digits: Data, spy: Any) -> None:
 
 def test_tsne_puts_images_of_alike_features_side_by_side(digits: Data) -> None:
     pixels = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
-    context = open_context({"model": pixels}, digits, options=Options(num_samples=50))
+    context = open_context({"model": pixels}, digits, options=Options(num_images=50))
     table = retrieval.tabulate_tsne(context)
     assert table.columns == ("model", "image", "label", "x", "y")
     assert table == retrieval.tabulate_tsne(context)
@@ -248,4 +248,4 @@ def test_tsne_puts_images_of_alike_features_side_by_side(digits: Data) -> None:
     nearest_one = (torch.cdist(places, places) + 1e9 * torch.eye(len(places))).argmin(1)
     assert (labels[nearest_one] == labels).double().mean() > 0.7  # of ten classes
     with pytest.raises(RecastError, match="tsne lays out 10 images or more"):
-        retrieval.tabulate_tsne(open_context({"model": pixels}, digits, options=Options(num_samples=9)))
+        retrieval.tabulate_tsne(open_context({"model": pixels}, digits, options=Options(num_images=9)))

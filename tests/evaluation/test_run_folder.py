@@ -116,12 +116,12 @@ def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name:
 
 
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
-    options = Options(num_samples=20, eps=(2.0,))
+    options = Options(num_images=20, eps=(2.0,))
     measured(copied, ["fgsm", "agreement"], options=options, command="recast x")
     measured(copied, ["clean"])
     made = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
     assert {name: suite["images"] for name, suite in made.items()} == {"fgsm": 20, "agreement": 20, "clean": 30}
-    assert made["fgsm"]["options"] == {"eps": [2.0], "num_samples": 20, "seed": 0}
+    assert made["fgsm"]["options"] == {"eps": [2.0], "num_images": 20, "seed": 0}
     assert (made["fgsm"]["command"], made["fgsm"]["dataset"]) == ("recast x", "digits")
     assert made["fgsm"]["versions"]["torch"] == torch.__version__
     assert (copied / "analysis" / "agreement.csv").read_text(encoding="utf-8").count("\n") == 21
@@ -130,7 +130,7 @@ def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
 def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> None:
     measured(copied, ["clean", "agreement"], command="all")
     before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
-    few = Options(num_samples=10)
+    few = Options(num_images=10)
     with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):
         found = measured(copied, ["clean", "agreement"], options=few)
     assert {row.n for row in found.rows} == {10}
@@ -151,7 +151,7 @@ def test_a_renamed_run_has_every_line_once(copied: Path) -> None:
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
-    for suite, told in (("clene", {}), ("clean", {"options": Options(num_samples=31)})):
+    for suite, told in (("clene", {}), ("clean", {"options": Options(num_images=31)})):
         with pytest.raises(RecastError):
             measured(copied, [suite], **told)
     assert sorted(path.name for path in copied.iterdir()) == before

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from recast.data import Data
@@ -252,3 +254,23 @@ def test_empty_lists_and_no_validation_images(digits: Data) -> None:
             Options(**{option: ()})  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="digits has no validation images"):
         rows_of(nn.Identity(), replace(digits, val=digits.val.subset(torch.empty(0, dtype=torch.long))))
+
+
+def test_batches_of_minutes_have_an_estimate(digits: Data, monkeypatch: pytest.MonkeyPatch, spy: Any) -> None:
+    """Fifty images in batches of ten, two minutes each."""
+    remaining: list[float | None] = []
+
+    class Slow(Progress):
+        now = 0.0
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(get_time=lambda: self.now, **options | {"disable": False, "console": Console(quiet=True)})
+
+        def advance(self, task_id: Any, advance: float = 1) -> None:
+            self.now += 120 * bool(advance)
+            super().advance(task_id, advance)
+            remaining.append(self.tasks[0].time_remaining)
+
+    monkeypatch.setattr("recast.evaluation.runner.Progress", Slow)
+    evaluate(spy(), "clean", digits, batch_size=10)
+    assert remaining[1:] == [480, 360, 240, 120, 0]

@@ -27,6 +27,7 @@ def chromium() -> Iterator[Any]:
 def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
     """A page, drawn; at the end it must not have complained or asked for anything."""
     page = browser.new_page(**options)
+    page.set_default_timeout(300_000)  # milliseconds: a busy machine
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -58,7 +58,7 @@ def ask(server: Server) -> Ask:
     """`ask("POST", "/page", body)` → status and text; as our own page asks, but for other `headers`."""
 
     def call(method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
-        connection = HTTPConnection(server.authority, timeout=30)
+        connection = HTTPConnection(server.authority)
         own = {"Origin": f"http://{server.authority}"} if method == "POST" else {}
         connection.request(method, path, body, {**own, **headers})
         answer = connection.getresponse()
@@ -130,6 +130,7 @@ def test_a_browser_drops_an_image_and_clicks_a_pixel(server: Server, tmp_path: P
     (tmp_path / "broken.png").write_bytes(photo()[:200])
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.set_default_timeout(300_000)
         complaints: list[str] = []
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -44,7 +44,7 @@ COMMANDS = [
     "train --resume empty", "train --resume nowhere", "train tiny.yaml --out run", "train tiny.yaml --out notes.txt",
     "train attention_pool --model digits_resnet", "train tiny.yaml --plan notes.txt", "train tiny.yaml --optim x",
     "evaluate", "evaluate nowhere", "evaluate empty", "evaluate run --suite claen", "evaluate run --suite clean,pdg",
-    "evaluate run --num-samples 0", "evaluate run --num-samples 10000", "evaluate run --eps -1",
+    "evaluate run --num-images 0", "evaluate run --num-images 10000", "evaluate run --eps -1",
     "evaluate run --eps big", "evaluate run --steps 0", "evaluate run --restarts 0", "evaluate run --step-size 0",
     "evaluate run --seed -1", "evaluate run --batch-size 0", "evaluate run --neighbours 0",
     "evaluate run --suite resolution --sizes 16x",

@@ -46,7 +46,6 @@ def fault(case: Case, folder: Path) -> str:
     return "; ".join(faults)
 
 
-@pytest.mark.timeout(600)
 def test_a_mistake_is_one_line_and_exit_code_2(scratch: Path) -> None:
     tried = cases() if SLOW else cases()[::4]
     faults = {f"recast {case[0]} {case[1] or ''}": found for case in tried if (found := fault(case, scratch))}

@@ -21,7 +21,7 @@ BASES = {
     "plan": "plan digits_resnet --num-classes 10 --img-size 16",
     "verify": "verify digits_resnet --num-classes 10 --img-size 16 --num-images 2",
     "train": "train tiny.yaml --epochs 0 --out new",
-    "evaluate": "evaluate run --suite clean --num-samples 10 --device cpu",
+    "evaluate": "evaluate run --suite clean --num-images 10 --device cpu",
     "explain": "explain run images/a.png --out new.html",
     "fold": "fold run --out new.safetensors",
     "report": "report run --out new.html",

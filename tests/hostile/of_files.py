@@ -21,7 +21,7 @@ from mutations import Damage, as_json, as_yaml, damages, drawn, edits
 NEW = ("new",)
 PLAN = "plan digits_resnet --num-classes 10 --img-size 16"
 TRAIN = "train tiny.yaml --epochs 0 --out new"
-EVALUATE = "evaluate run --suite clean --num-samples 10 --device cpu --json"
+EVALUATE = "evaluate run --suite clean --num-images 10 --device cpu --json"
 RESUME = "train --resume half"
 EXPLAIN = "explain child.safetensors images/a.png --out new.html --json"
 EXPLAIN_RUN = "explain run images/a.png --out new.html --json"

@@ -146,10 +146,10 @@ def _large() -> Iterator[Case]:
         f"{TRAIN} --accumulate 99999", f"{TRAIN} --keep-every 0", f"{TRAIN} --seed 99999999999999999999999",
         f"{TRAIN} --data.test_size 16384 --img-size 16384", f"{TRAIN} --epochs 99999999999",
         "explain run images --num-images 99999999999 --out new.html", "explain run images/a.png --img-size 99999",
-        "evaluate run --suite clean --num-samples 0", "evaluate run --suite clean --num-samples -5",
+        "evaluate run --suite clean --num-images 0", "evaluate run --suite clean --num-images -5",
         "evaluate run --suite clean --batch-size 99999999999",
     ):  # fmt: skip
-        yield Case("too much", words, words.split(), refused="--num-samples" not in words or words.endswith(("0", "5")))
+        yield Case("too much", words, words.split(), refused="--num-images" not in words or words.endswith(("0", "5")))
 
 
 # --- killed before the first state ------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="cases are tried in children of a process, as Linux has them")
 def test_hostile_cases_end_well(tmp_path: Path) -> None:
     """In a process of its own: children of one that has trained cannot train."""

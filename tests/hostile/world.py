@@ -150,7 +150,7 @@ def _dense(folder: Path) -> None:
 def _runs(folder: Path) -> None:
     for words in (
         "train tiny.yaml --out run --epochs 1 --keep 1 --keep-every 1",
-        "evaluate run --suite clean,heads --num-samples 10 --device cpu",
+        "evaluate run --suite clean,heads --num-images 10 --device cpu",
         "report run",
         "train tiny.yaml --out half --keep 9 --no-control",
     ):

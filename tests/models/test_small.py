@@ -74,7 +74,6 @@ slow = pytest.mark.skipif(
         ("cifar_resnet56", "cifar100", "cifar100_resnet56_chenyaofo", 72.58),
     ],
 )
-@pytest.mark.timeout(600)
 def test_published_weights_reach_their_accuracy(name: str, data: str, weights: str, top1: float) -> None:
     checkpoint = Path(os.environ["RECAST_DATA"]) / "weights" / f"{weights}.safetensors"
     model = build(ModelConfig(name, checkpoint=str(checkpoint))).eval()

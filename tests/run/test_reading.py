@@ -42,11 +42,11 @@ BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" 
 def test_hostile_recipes(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(RecastError, match=message) as raised:
         load_recipe(path)
     assert len(str(raised.value)) < 1000
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")

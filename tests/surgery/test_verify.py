@@ -39,7 +39,7 @@ def swap_two_taps_(child: nn.Module, name: str) -> None:
 
 SMALL = [(name, (64, 96), 2, 10) for name in ("resnet18", "resnext50_32x4d")]
 LARGE = [
-    pytest.param(name, size, 4, 1000, marks=[slow, pytest.mark.timeout(600)])
+    pytest.param(name, size, 4, 1000, marks=slow)
     for name in ("resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny")
     for size in ((224, 224), (192, 256))
 ]

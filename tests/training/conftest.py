@@ -73,7 +73,7 @@ def goes_on(ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path
         straight, again = make(), make()
         expected = train(tmp_path / "straight", straight, **fields)
         if kill is not None:
-            done = subprocess.run([sys.executable, "-c", KILLED, *map(str, (tmp_path / "run", *kill))], timeout=200)
+            done = subprocess.run([sys.executable, "-c", KILLED, *map(str, (tmp_path / "run", *kill))])
             assert done.returncode == -signal.SIGKILL
             assert list((tmp_path / "run" / "resume").glob("state-*.pt")), "it was killed before its first state"
         else:

@@ -35,7 +35,7 @@ def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str
     """Run a script by torchrun, as a user does."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*torchrun, *map(str, (script, *words))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

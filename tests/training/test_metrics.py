@@ -35,7 +35,7 @@ def test_the_row_says_how_long_was_waited_for_data(
     batch = type(data.train).batch
 
     def slow(self: Any, *args: Any) -> Any:
-        time.sleep(0.05)
+        time.sleep(0.2)  # longer than a step, on a busy machine too
         return batch(self, *args)
 
     monkeypatch.setattr(type(data.train), "batch", slow)

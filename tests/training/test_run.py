@@ -86,8 +86,8 @@ def test_a_run_has_every_file(run: Path) -> None:
     assert {name for name in files if not name.startswith("parent/")} == arm | own | {f"finetuned/{n}" for n in arm}
     found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert found.keys() == {
-        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "date", "command",
-        "seconds",
+        "recast", "torch", "timm", "python", "platform", "device", "processes", "cpu_count", "threads", "date",
+        "command", "seconds",
     }  # fmt: skip
     assert (found["command"], found["torch"]) == ("recast train x", torch.__version__)
     assert found["seconds"] > 0
@@ -197,19 +197,6 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
     assert all(name.startswith(("fc.", *(f"{layer}." for layer in layers))) for name in changed)
     with pytest.raises(RecastError, match="digits_resnet has no attention; take freeze=trunk"):
         quick(tmp_path / "no", where=["none"], regularization=frozen)
-
-
-def test_busy_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = mock.Mock(data=mock.Mock(bad_images=(), classes=("0", "1")), recipe=digits_recipe(), plan=None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run_module, "free_cores", lambda: 2)
-    for threads, told in ((2, 0), (16, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            run_module._warn(prepared, CPU)
-        assert len(found) == told
-    assert "OMP_NUM_THREADS=2 may be many times faster" in str(found[0].message)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_a_row_survives_the_file(tmp_path: Path) -> None:
         read_zoo(tmp_path / "other.csv")
 
 
-@pytest.mark.parametrize(("timeout", "cause"), [(0.2, "took longer than"), (60.0, "was killed")])
+@pytest.mark.parametrize(("timeout", "cause"), [(0.2, "took longer than"), (3600.0, "was killed")])
 def test_a_process_that_hangs_or_dies_leaves_a_row(tmp_path: Path, timeout: float, cause: str) -> None:
     others = set(multiprocessing.active_children())
 
@@ -55,7 +55,7 @@ def test_a_process_that_hangs_or_dies_leaves_a_row(tmp_path: Path, timeout: floa
             time.sleep(0.01)
         started.pop().kill()
 
-    if timeout == 60.0:
+    if timeout > 1:
         threading.Thread(target=kill).start()
     (row,) = walk(["timm:dm_nfnet_f0"], tmp_path / "zoo.csv", timeout=timeout)
     assert row.status == "failed"

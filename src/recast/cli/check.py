@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.errors import RecastError
 from recast.run.config import ModelConfig
 from recast.run.trust import trusting
@@ -28,7 +28,7 @@ Exit code 1: something is not as the file says."""
 
 
 @dataclass
-class Options(TrustOption, OutputOptions):
+class Options(TrustOption, ComputeOptions):
     """Options of the command."""
 
     WORDS: ClassVar[Words] = {"saved": "1"}

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from recast.cli.guard import complain
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.errors import RecastError
 from recast.run.config.evaluation import Options
 from recast.run.fields import Count, Workers
@@ -22,7 +22,7 @@ from recast.run.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
 from recast.run.trust import follow_up, trusting
 
 EXAMPLES = """  recast evaluate runs/mine
-  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-samples 1000
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
@@ -36,7 +36,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", logâ
 
 
 @dataclass
-class EvaluateOptions(TrustOption, OutputOptions):
+class EvaluateOptions(TrustOption, ComputeOptions):
     """What `recast evaluate` is asked for."""
 
     WORDS: ClassVar[Words] = {"runs": "+"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, parse_size, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, parse_size, print_json
 from recast.errors import RecastError
 from recast.run.config.explain import ExplainOptions
 from recast.run.names import check_name, no_subject
@@ -37,7 +37,7 @@ and a page that lists them. --out FILE.png draws one layer's maps as a contact s
 
 
 @dataclass
-class Options(ExplainOptions, TrustOption, OutputOptions):
+class Options(ExplainOptions, TrustOption, ComputeOptions):
     """Options of the command."""
 
     WORDS: ClassVar[Words] = {"subject": "1", "images": "*"}

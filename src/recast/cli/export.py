@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.run.config import ModelConfig
 from recast.run.files import check_place
 from recast.run.trust import trusting
@@ -30,7 +30,7 @@ Closed heads are folded first (exact), so that a layer whose heads stayed closed
 
 
 @dataclass
-class Options(TrustOption, OutputOptions):
+class Options(TrustOption, ComputeOptions):
     """Options of the command."""
 
     WORDS: ClassVar[Words] = {"subject": "1"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.errors import RecastError
 from recast.run.config import ModelConfig
 from recast.run.fields import CountOrZero, NotNegative
@@ -31,7 +31,7 @@ images misses least, and measures accuracy, accuracy under noise and millisecond
 
 
 @dataclass
-class Options(TrustOption, OutputOptions):
+class Options(TrustOption, ComputeOptions):
     """Options of the command."""
 
     WORDS: ClassVar[Words] = {"subject": "1"}

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from recast.run.fields import leaves, words_of
 
-OUTPUT = ("json", "quiet", "verbose")
-"""Switches of every command, the last in its help; they have no --no-."""
+OUTPUT = ("threads", "json", "quiet", "verbose")
+"""Options of all commands, the last in their help; the switches have no --no-."""
 METAVARS = {
     "runs": "RUN", "where": "LAYER", "suite": "SUITE", "checkpoint": "FILE", "config": "FILE", "out": "PATH",
     "resume": "RUN", "data_dir": "DIR", "img_size": "PIXELS", "budget": "LIMITS", "device": "DEVICE", "name": "NAME",

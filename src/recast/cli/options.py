@@ -19,8 +19,9 @@ from recast.cli.guard import COMPLETE, HelpShown
 from recast.cli.help import OUTPUT, Command, Option, field_docs, show_help
 from recast.errors import RecastError, suggest
 from recast.run.config import PoolConfig, RecastConfig, Recipe, evaluation
-from recast.run.fields import Classes, check_value, field_types, read_value, words_of
+from recast.run.fields import Classes, Threads, check_value, field_types, read_value, words_of
 from recast.run.reading import parse_yaml
+from recast.threads import use_threads
 
 GREEDY = {"where": r".*", "dates": r"\d+:.*", "sizes": r"\d+(x\d+)?"}
 """Lists of words that go on over the following words that match; lists of numbers go on over numbers. Any list may be
@@ -63,7 +64,10 @@ def parse(command: Command, asked: Asked, argv: Sequence[str]) -> Asked:
         values |= _placed(command, options, words + rest)  # whatever follows "--" is a word, -x.jpg too
     except _Unknown as error:
         raise RecastError(f"{error} See recast {command.name} --help") from None
-    return _changed(asked, values)
+    asked = _changed(asked, values)
+    if isinstance(asked, ComputeOptions):
+        use_threads(asked.threads)
+    return asked
 
 
 def _completions(options: Sequence[Option], named: Mapping[str, Option], argv: Sequence[str], begun: str) -> list[str]:
@@ -198,6 +202,14 @@ class OutputOptions:
 
 
 @dataclasses.dataclass(kw_only=True)
+class ComputeOptions(OutputOptions):
+    """Of the commands that compute."""
+
+    threads: Threads | None = None
+    """threads of the CPU; None: OMP_NUM_THREADS, else as many as are fastest beside other programs"""
+
+
+@dataclasses.dataclass(kw_only=True)
 class TrustOption:
     """Of the commands that build what a file names."""
 
@@ -206,7 +218,7 @@ class TrustOption:
 
 
 @dataclasses.dataclass
-class ModelOptions(OutputOptions):
+class ModelOptions(ComputeOptions):
     """Of the commands that look at one model: which one, and what of it becomes attention."""
 
     WORDS: ClassVar[Words] = {"model": "1"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from recast.cli.evaluate import arms_table, compared_with
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, parse, print_json
+from recast.cli.options import ComputeOptions, parse, print_json
 from recast.errors import RecastError
 from recast.run.config import OptimConfig
 from recast.run.files import locked
@@ -33,7 +33,7 @@ nothing is downloaded."""
 
 
 @dataclass
-class QuickstartOptions(OutputOptions):
+class QuickstartOptions(ComputeOptions):
     """What `recast quickstart` is asked for."""
 
     out: str = "runs/quickstart"

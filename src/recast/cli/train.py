@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from recast.cli.guard import later_process
 from recast.cli.help import Command
-from recast.cli.options import OutputOptions, TrustOption, Words, as_typed, parse, print_json
+from recast.cli.options import ComputeOptions, TrustOption, Words, as_typed, parse, print_json
 from recast.cli.plan import read_edited
 from recast.errors import RecastError
 from recast.recipes import RECIPES, make_recipe, recipes_by_paper
@@ -44,7 +44,7 @@ RANDOM = "the parent has random weights: give --checkpoint or --pretrained for t
 
 
 @dataclasses.dataclass
-class TrainOptions(TrustOption, OutputOptions):
+class TrainOptions(TrustOption, ComputeOptions):
     """What `recast train` is asked for: every field of the recipe too."""
 
     WORDS: ClassVar[Words] = {"recipe": "?"}

@@ -51,7 +51,7 @@ def sampled(images: Images, most: int | None) -> Images:
     """`most` images, class-balanced, or all there are."""
     if most is None or most >= len(images):
         return images
-    return images.subset(choose_balanced(images.labels, most, "num_samples"))
+    return images.subset(choose_balanced(images.labels, most, "num_images"))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHOSEN_ON = 512
 """Training images: heads are chosen by half of them, BatchNorm's statistics are of all."""
 IMAGES = 1000
-"""Validation images that a point is measured on, unless num_samples says otherwise."""
+"""Validation images that a point is measured on, unless num_images says otherwise."""
 BATCH = 32
 SECONDS = 1.0
 """That the timing of a point may take."""
@@ -47,7 +47,7 @@ def tabulate_frontier(context: Context) -> Table:
     if not named:
         raise NotMeasured("frontier closes heads of GPSA layers, and no model here has one")
     name = named[-1]
-    count = min(CHOSEN_ON, context.options.num_samples or CHOSEN_ON)
+    count = min(CHOSEN_ON, context.options.num_images or CHOSEN_ON)
     # an unreadable image stops no curve of a run that was trained without it; `close_to` takes the same ones
     images, labels = labelled_images(context.data, count, 0, "skip", context.device)
     models = {of: copy.deepcopy(model) for of, model in context.models.items()}
@@ -55,7 +55,7 @@ def tabulate_frontier(context: Context) -> Table:
         recalibrate_batch_norm_(model.model, parts_of(images))
     rest, first = models[name], fold_exactly(models[name])
     total = len(heads_left(first.model))
-    source, reference = Source(sampled(context.data.val, context.options.num_samples or IMAGES)), list[float]()
+    source, reference = Source(sampled(context.data.val, context.options.num_images or IMAGES)), list[float]()
     few = next(context.batches(source)).images[:BATCH]
 
     def line(of: str, model: nn.Module, heads: int, layer: str, head: int | None, loss: float | None) -> FrontierLine:

@@ -138,7 +138,7 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
     names, labels = list_images(root, folders)
     val = context.data.val
     images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
-    return [Source(sampled(images, context.options.num_samples), columns=columns)]
+    return [Source(sampled(images, context.options.num_images), columns=columns)]
 
 
 @cache
@@ -214,7 +214,7 @@ def sources_imagenet_c(context: Context) -> list[Source]:
     with opened(first / names[0], str(first / names[0])) as image:
         side = max(image.size)
     # one list of names for all 75 folders
-    base = sampled(ImageFiles(outputs[places_of], side, names), context.options.num_samples)
+    base = sampled(ImageFiles(outputs[places_of], side, names), context.options.num_images)
     return [
         Source(replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"), part)
         for part, folder in folders.items()

@@ -167,7 +167,7 @@ def tabulate_tsne(context: Context) -> Table:
     scikit-learn's, from the principal components, with a perplexity of 30 or a third of the images.
     """
     manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne needs scikit-learn", NotMeasured)
-    images = sampled(context.data.val, context.options.num_samples or ON_PLANE)
+    images = sampled(context.data.val, context.options.num_images or ON_PLANE)
     if len(images) < 10:
         raise NotMeasured(f"tsne lays out 10 images or more, {context.data.name} has {len(images)}")
     lines = []

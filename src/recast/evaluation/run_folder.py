@@ -190,7 +190,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 def _write(run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
     """Put results into the run's files; a suite's new ones replace all its older ones.
 
-    A look at some images (num_samples) does not replace what was measured on more of them.
+    A look at some images (num_images) does not replace what was measured on more of them.
     """
     known, machine, options = _provenance(run.folder), surroundings(context.device), asdict(context.options)
     path = run.folder / "rows.csv"
@@ -202,7 +202,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
             continue
         images = max(row.n for row in rows) if rows else found.tables[name].images
         before = known["suites"].get(name, {}).get("images", 0)
-        if options["num_samples"] is not None and before > images:
+        if options["num_images"] is not None and before > images:
             warnings.warn(
                 f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
             )
@@ -217,7 +217,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
             together_with=[other for other in suites if other != name],
             dataset=rows[0].dataset if rows else run.data.name,
             images=images,
-            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_samples", "seed")},
+            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_images", "seed")},
             device=str(machine["device"]),
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},

@@ -28,6 +28,7 @@ from recast.run.config.evaluation import Options
 from recast.run.fields import typed
 from recast.run.records import Difference, Row
 from recast.run.tables import Table
+from recast.threads import stepped
 from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
@@ -86,8 +87,8 @@ def open_context(
         name: model if isinstance(model, PixelModel) else PixelModel(model, data.mean, data.std)
         for name, model in models.items()
     }
-    if options.num_samples is not None:
-        kept = choose_balanced(data.val.labels, options.num_samples, "num_samples")
+    if options.num_images is not None:
+        kept = choose_balanced(data.val.labels, options.num_images, "num_images")
         data = replace(data, val=data.val.subset(kept))
     return Context(wrapped, data, batch_size, choose_device(device), options, workers)
 
@@ -118,7 +119,8 @@ def measure(
     check_task(suites, context.data.task, context.data.name)
     results = Results()
     models = context.models.values()
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not progress)
+    # batches of attacks take minutes: Rich forgets the speed after 30 seconds, and shows no time that is left
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not progress, speed_estimate_period=3600.0)
     with in_eval(*models), ExitStack() as devices, bar:
         for model in models:
             devices.callback(model.to, next(model.parameters(), torch.empty(0)).device)
@@ -207,7 +209,7 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
     saved = time.monotonic()
     try:
         for batch in context.batches(jobs[0].source, start) if todo else ():
-            end = batch.first + len(batch)
+            end, started = batch.first + len(batch), time.perf_counter()
             for job in todo:
                 batch.models = {name: context.models[name] for name, kept in job.scores.items() if kept.done < end}
                 if not batch.models:
@@ -220,6 +222,8 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
                 for model in scored:  # a model that a suite leaves out is asked again the next time
                     job.scores[model].done = end
             advance(len(batch))
+            if context.device.type == "cpu" and len(batch) == context.batch_size:
+                stepped(time.perf_counter() - started, f"{jobs[0].suite} {jobs[0].source.part}")
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()

@@ -34,7 +34,7 @@ from recast.run.suites import SUITES
 from recast.run.tables import Table
 
 IMAGES, HEAD_IMAGES = 500, 200
-"""Validation images that an analysis looks at, unless num_samples says otherwise: curves change little with more, and
+"""Validation images that an analysis looks at, unless num_images says otherwise: curves change little with more, and
 the maps of all heads take their time."""
 
 
@@ -85,7 +85,7 @@ def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
     images = context.data.val
     is_stream = isinstance(images, ImageStream)
-    if context.options.num_samples is None and not is_stream:
+    if context.options.num_images is None and not is_stream:
         images = sampled(images, most)
     for batch in context.batches(Source(images)):
         if is_stream and batch.first >= most:

@@ -49,6 +49,7 @@ def _from_one(most: int) -> Range:
 Count = Annotated[int, _from_one(10**9)]
 CountOrZero = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 Workers = Annotated[int, Range("0 or more", lambda x: x >= 0, 256)]
+Threads = Annotated[int, _from_one(2**10)]
 Port = Annotated[int, Range("0 or more", lambda x: x >= 0, 2**16 - 1)]
 Pixels = Annotated[int, _from_one(2**14)]
 """A side of an image."""

@@ -150,7 +150,7 @@ SUITES = {
         short="PGD", missing="accuracy under PGD", default=("classify",),
     ),
     "autoattack": Suite(
-        "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-samples", "attack", setting=EPS,
+        "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-images", "attack", setting=EPS,
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",

@@ -31,6 +31,7 @@ from recast.run.records import Epoch, Measured
 from recast.run.signals import stop_signals, undisturbed
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
+from recast.threads import stepped
 from recast.training import distributed
 from recast.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
@@ -185,6 +186,8 @@ class _Loop:
             finished = self._finished(lag=0 if self.device.type == "cpu" else 1)
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
+            if self.device.type == "cpu" and not recipe.compile:  # another number of threads compiles anew
+                stepped(time.perf_counter() - came, self.journal.name)
             for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 from recast.data.seeding import mix_seed, seeded
-from recast.device import free_cores, surroundings
+from recast.device import surroundings
 from recast.errors import RecastError
 from recast.io import save
 from recast.layers.cmhsa import recast_layers
@@ -98,7 +97,7 @@ def train(
         distributed.on_first(lambda: distributed.check_shares(recipe))
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
-            _warn(prepared, device)
+            _warn(prepared)
         run = _Run(prepared, out, device, resume, progress, say)
         distributed.on_first(run.open)
         try:
@@ -116,12 +115,7 @@ def train(
     return out
 
 
-def _warn(prepared: Prepared, device: torch.device) -> None:
-    threads, free = torch.get_num_threads(), free_cores()
-    if device.type == "cpu" and threads > free and "OMP_NUM_THREADS" not in os.environ:
-        cores = "1 core" if free == 1 else f"{free} cores"
-        reason = f"other programs leave about {cores} free, on which {threads} threads wait for each other"
-        warnings.warn(f"{reason}: OMP_NUM_THREADS={free} may be many times faster", stacklevel=3)
+def _warn(prepared: Prepared) -> None:
     bad, config = prepared.data.bad_images, prepared.recipe.recast
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")

@@ -39,7 +39,7 @@ class Options(Checked):
     """of segmentation: mean of the predictions of the image at these scales"""
     test_flip: bool = False
     """of segmentation: and of its mirror image"""
-    num_samples: Count | None = None
+    num_images: Count | None = None
     """measure on this many images of every data set, class-balanced"""
     seed: CountOrZero = 0
     """of corruptions, random starts and intervals"""
