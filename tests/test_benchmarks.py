@@ -1,4 +1,4 @@
-"""`benchmarks/gpu` rehearsed on the CPU, and with it `benchmarks/evidence`: rates tried and chosen, runs, tables."""
+"""`benchmarks/gpu` rehearsed on the CPU, and with it `studies/evidence`: rates tried and chosen, runs, tables."""
 
 from __future__ import annotations
 

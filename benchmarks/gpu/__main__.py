@@ -6,7 +6,7 @@
 
 exactness   checks.py, 4 minutes at most → exactness.csv
 speed       speed.py, 6 minutes at most → speed.csv
-evidence    benchmarks/evidence --scale gpu with the time that is left → evidence_runs/ and the tables evidence*.csv;
+evidence    studies/evidence --scale gpu with the time that is left → evidence_runs/ and the tables evidence*.csv;
             needs $RECAST_DATA or --data. The folder evidence/ is made again from evidence_runs/ where it is missing,
             so the rest of --out is all that has to go to another machine.
 
@@ -32,7 +32,7 @@ from typing import Any
 
 from rows import UNFINISHED, read
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 MINUTES = {"exactness": 4.0, "speed": 6.0}
 SCRIPTS = {"exactness": HERE / "checks.py", "speed": HERE / "speed.py"}
 PARTS = (*SCRIPTS, "evidence")
@@ -98,7 +98,14 @@ def measure(part: str, out: Path, seconds: float, toy: bool, environment: Mappin
 
 def study(out: Path, data: Path, seconds: float, chosen: str, toy: bool, environment: Mapping[str, str]) -> str:
     """The runs, as far as the time goes."""
-    command = [sys.executable, str(HERE.parent / "evidence"), "--out", str(out / "evidence"), "--results", str(out)]
+    command = [
+        sys.executable,
+        str(HERE.parents[1] / "studies" / "evidence"),
+        "--out",
+        str(out / "evidence"),
+        "--results",
+        str(out),
+    ]
     command += shlex.split(TOY if toy else f"--scale gpu {chosen}")
     environment = {**environment, "RECAST_DATA": str(data)}
     status = (rehearse if toy else call)(command, seconds - COLLECTING, environment)
@@ -129,7 +136,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=os.environ.get("RECAST_DATA"), help="default: $RECAST_DATA")
     parser.add_argument("--minutes", type=float, default=20.0, help="all parts are ended after so long")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--evidence", default="", help="options for benchmarks/evidence, in one string: '--study NAME'")
+    parser.add_argument("--evidence", default="", help="options for studies/evidence, in one string: '--study NAME'")
     parser.add_argument("--toy", action="store_true", help="a rehearsal on the CPU")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes

@@ -1,10 +1,12 @@
 """Does the ranking of layers on images (`recast.rank`) predict where attention pays? Several seeds.
 
-    python benchmarks/rank.py digits --out runs/rank                       # digits_resnet on scikit-learn's digits
-    python benchmarks/rank.py odd_digit --out runs/rank --epochs 5         # the quickstart's question
-    RECAST_DATA=DIR python benchmarks/rank.py cifar20 --out runs/rank      # CIFAR-100 ResNet-20 → CIFAR-10; hours
-    RECAST_DATA=DIR python benchmarks/rank.py cifar56 --out runs/rank --epochs 6 --amp bf16   # the same of ResNet-56
-    python benchmarks/rank.py digits --out runs/rank --collect             # only the table
+On PYTHONPATH: benchmarks/.
+
+    python studies/rank.py digits --out runs/rank                       # digits_resnet on scikit-learn's digits
+    python studies/rank.py odd_digit --out runs/rank --epochs 5         # the quickstart's question
+    RECAST_DATA=DIR python studies/rank.py cifar20 --out runs/rank      # CIFAR-100 ResNet-20 → CIFAR-10; hours
+    RECAST_DATA=DIR python studies/rank.py cifar56 --out runs/rank --epochs 6 --amp bf16   # the same of ResNet-56
+    python studies/rank.py digits --out runs/rank --collect             # only the table
 
 A parent is trained first (`cifar`: the trained network with a new head, on 4,000 images; `odd_digit`: the quickstart's,
 which reads one digit and has not seen the question). Its layers are ranked on 512 of the training images. Every arm

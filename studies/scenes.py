@@ -1,7 +1,9 @@
 """Does global attention help where a class is told by something far away? The embedded scenes, by kind of relation.
 
-    OMP_NUM_THREADS=1 python benchmarks/scenes.py --out runs/scenes                  # segmentation
-    OMP_NUM_THREADS=1 python benchmarks/scenes.py --out runs/scenes --task detect --epochs 24 16
+On PYTHONPATH: benchmarks/.
+
+    OMP_NUM_THREADS=1 python studies/scenes.py --out runs/scenes                  # segmentation
+    OMP_NUM_THREADS=1 python studies/scenes.py --out runs/scenes --task detect --epochs 24 16
 
 Of every seed a network learns the scenes from random weights (the parent), then goes on learning as it is (fine-tuned)
 and with its last stage recast, both by the recipe `segment` or `detect`, the same images in the same order. On the 200

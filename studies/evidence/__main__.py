@@ -1,8 +1,8 @@
 """Does recasting help? The papers' claims as studies with power, on CIFAR.
 
-    RECAST_DATA=DIR python benchmarks/evidence --out runs/evidence              # everything, a run a core
-    RECAST_DATA=DIR python benchmarks/evidence --out runs/evidence --study a-cifar100-cifar10-4000 b-controls
-    RECAST_DATA=DIR python benchmarks/evidence --out runs/evidence --collect    # only the tables in results/
+    RECAST_DATA=DIR python studies/evidence --out runs/evidence              # everything, a run a core
+    RECAST_DATA=DIR python studies/evidence --out runs/evidence --study a-cifar100-cifar10-4000 b-controls
+    RECAST_DATA=DIR python studies/evidence --out runs/evidence --collect    # only the tables in results/
 
 Needs $RECAST_DATA/{cifar10,cifar100}/{train,test}.zip, classes.txt beside them, and $RECAST_DATA/weights. What is
 finished is left alone, so the same command goes on where it was stopped; records of runs are also packed beside the

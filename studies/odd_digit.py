@@ -1,7 +1,9 @@
 """The quickstart over several seeds: what the arms reach, and what is left of it without each part of attention.
 
+On PYTHONPATH: benchmarks/.
+
     for seed in 0 1 2; do recast quickstart --seed $seed --out runs/odd-$seed; done   # 3 minutes each
-    python benchmarks/odd_digit.py runs/odd-0 runs/odd-1 runs/odd-2                    # writes results/odd_digit.csv
+    python studies/odd_digit.py runs/odd-0 runs/odd-1 runs/odd-2                    # writes results/odd_digit.csv
 
 Columns: arm, metric, then the value of every seed, and mean, low_95 and high_95 over them (Student's t). Arms: parent,
 finetuned, recast, on clean, attacked and corrupted images; `recast − finetuned`, paired by seed; and the recast

@@ -1,12 +1,14 @@
 """Fine classes of CIFAR-100 from its 20 coarse labels: cross-entropy, SNCA+, Grafit FC and Grafit over several seeds.
 
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit                  # the four arms, then the tables
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --arms "Grafit, recast" Grafit     # further ones
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit-cifar10 --model cifar_resnet20_a --epochs 10 \\
+On PYTHONPATH: benchmarks/.
+
+    RECAST_DATA=DIR python studies/grafit.py --out runs/grafit                  # the four arms, then the tables
+    RECAST_DATA=DIR python studies/grafit.py --out runs/grafit --arms "Grafit, recast" Grafit     # further ones
+    RECAST_DATA=DIR python studies/grafit.py --out runs/grafit-cifar10 --model cifar_resnet20_a --epochs 10 \\
         --lr 0.3 --checkpoint DIR/weights/cifar10_resnet20_akamaster.safetensors   # from trained weights
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/rates --lr 0.2 --seeds 0 --held-out  # to choose settings
-    RECAST_DATA=DIR python benchmarks/grafit.py --out runs/grafit --collect        # only the tables
-    python benchmarks/grafit.py --memory                                           # the loss at the size of ImageNet
+    RECAST_DATA=DIR python studies/grafit.py --out runs/rates --lr 0.2 --seeds 0 --held-out  # to choose settings
+    RECAST_DATA=DIR python studies/grafit.py --out runs/grafit --collect        # only the tables
+    python studies/grafit.py --memory                                           # the loss at the size of ImageNet
 
 Needs $RECAST_DATA/cifar100/{train,test}.zip. A tenth of train.zip is held out (2,000 of 20,000 images); an arm trains
 on the rest with coarse labels and is measured with fine ones: the database is what it trained on, the queries are the

@@ -1,7 +1,7 @@
 """Do networks show the known frequency characteristics? Δ log amplitude against depth, trained and random.
 
-    python benchmarks/fourier.py                   # random timm networks on smooth random images
-    RECAST_DATA=DIR python benchmarks/fourier.py   # and on photographs; trained CIFAR ResNets beside random ones
+    python studies/fourier.py                   # random timm networks on smooth random images
+    RECAST_DATA=DIR python studies/fourier.py   # and on photographs; trained CIFAR ResNets beside random ones
 
 Writes results/fourier.csv: a row per network, weights and block with Δ log amplitude at π/3, 2π/3 and π (true
 frequencies), and results/fourier_trends.csv: a row per network with Δ(π) of the first and the last block, the slope of

@@ -1,6 +1,6 @@
 """Accuracy right after the recast with the paper's soft start (sigmoid gate, α = λ = 1), and what brings it back.
 
-    RECAST_DATA=DIR python benchmarks/calibration.py [--networks cifar100_resnet20_chenyaofo,…] [--variants]
+    RECAST_DATA=DIR python studies/calibration.py [--networks cifar100_resnet20_chenyaofo,…] [--variants]
 
 Last stage, 5,000 test images, no fine-tuning. Arms: parent · the paper's start · W_out/σ(λ) · batch-norm statistics
 of the last stage measured again on the same training images · calibrated on 1,000 training images. `--variants` adds,
