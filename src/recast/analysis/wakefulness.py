@@ -31,7 +31,9 @@ NAMES = ("entropy", "distance", "content_share", "attention_share")
 
 
 @torch.no_grad()
-def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) -> dict[str, dict[str, list[float]]]:
+def wakefulness(
+    model: nn.Module, images: Images, queries: int = MAX_QUERIES
+) -> dict[str, dict[str, list[float | None]]]:
     """For every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
 
         entropy          −Σ_k C_qk ln C_qk / ln M      of the content map C over the M pixels: 1 where it is uniform
@@ -40,7 +42,7 @@ def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) ->
         attention_share  ‖γ (C − 1/M) X W_val W_out^h‖ / ‖y − b‖  what a global mean would not have made
 
     ‖·‖ is the root of the mean square over images, queries and channels. C-MHSA has one softmax of content and bias:
-    both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. Pruned content maps have the shares 0.
+    both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. None stands for a head without a content map.
     """
     layers = recast_layers(model)
     sums = {name: torch.zeros(4, layer.num_heads, dtype=torch.float64) for name, layer in layers.items()}
@@ -62,7 +64,11 @@ def wakefulness(model: nn.Module, images: Images, queries: int = MAX_QUERIES) ->
         if counts[name]:
             total[2:] = (total[2:] / max(outputs[name], TINY)).sqrt()
             total[:2] /= counts[name]
-            values = [[float(f"{value:.{DIGITS}g}") for value in row] for row in total.tolist()]
+            content = layers[name].content_heads
+            values = [
+                [float(f"{value:.{DIGITS}g}") if head in content else None for head, value in enumerate(row)]
+                for row in total.tolist()
+            ]
             found[name] = dict(zip(NAMES, values, strict=True))
     return found
 

@@ -21,14 +21,20 @@ from recast.tracing.hooks import in_eval
 
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
+WIDE_HEAD_DIM = 32
+"""Width of the queries and keys of all content heads together, where only some heads have content."""
 
 
-def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
-    """Width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1; in a grouped layer ⌊C/(g·H)⌋, at least 8.
+def default_head_dim(in_channels: int, groups: int, num_heads: int, content_heads: int) -> int:
+    """Return the width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1.
 
-    A grouped kernel has C/g input channels a head: queries and keys over all C would outweigh it many times.
+    Where only some of the H heads have content, those share a width of at least min(C, 32). In a grouped layer it is
+    ⌊C/(g·H)⌋, at least 8: a grouped kernel has C/g input channels a head, and queries and keys over all C would
+    outweigh it many times.
     """
     dense = max(1, in_channels // num_heads)
+    if 0 < content_heads < num_heads:
+        dense = max(dense, min(in_channels, WIDE_HEAD_DIM) // content_heads)
     if groups == 1:
         return dense
     narrow = max(GROUPED_HEAD_DIM, in_channels // groups // num_heads)
@@ -84,7 +90,8 @@ class AttentionConv2d(nn.Module):
     """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
-    none for depthwise), `query` and `key` (H·D, C). A subclass adds its own in `_build`.
+    none for depthwise), `query` and `key` (H_c·D, C) for the H_c heads that have content. A subclass adds its own in
+    `_build`.
     """
 
     _default_config = RecastConfig()
@@ -94,6 +101,8 @@ class AttentionConv2d(nn.Module):
         weight = KernelRead()
     bias: nn.Parameter | None
     value: nn.Parameter | None
+    content_heads: tuple[int, ...]
+    """Heads that have a content map: those that `config.content_heads` names, less those that were pruned."""
 
     @typed("in_channels", "out_channels", "geometry", "groups", "bias", "config")
     def __init__(
@@ -107,14 +116,15 @@ class AttentionConv2d(nn.Module):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.geometry, self.config = geometry, config
         self.num_heads = heads = geometry.num_heads
-        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
+        self.content_heads = geometry.heads(config.content_heads)
+        content = len(self.content_heads)
+        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads, content)
         kernel = (out_channels, in_channels // groups, *geometry.kernel)
         self.weight = nn.Parameter(torch.empty(kernel, device=device, dtype=dtype))
         self.bias = self._parameter(out_channels) if bias else None
-        depthwise = groups == in_channels and groups > 1
-        self.value = None if depthwise else self._parameter(in_channels, in_channels // groups)
-        self.query = self._parameter(heads * self.head_dim, in_channels)
-        self.key = self._parameter(heads * self.head_dim, in_channels)
+        self.value = self._parameter(in_channels, in_channels // groups) if self._projects_values else None
+        self.query = self._parameter(content * self.head_dim, in_channels)
+        self.key = self._parameter(content * self.head_dim, in_channels)
         self._build()
         self.reset_parameters()
 
@@ -137,8 +147,14 @@ class AttentionConv2d(nn.Module):
         weight = self._parameters.get("weight")
         return self.weight if weight is None else weight
 
+    @property
+    def _projects_values(self) -> bool:
+        """The layer begins with W_val: not a depthwise one, where it would be a factor of W_out."""
+        return self.config.project_values and (self.groups < self.in_channels or self.groups == 1)
+
     def _parameter(self, *shape: int) -> nn.Parameter:
-        return nn.Parameter(self.weight.new_empty(shape))
+        # without elements it is frozen: optimisers divide by their number, DistributedDataParallel waits for gradients
+        return nn.Parameter(self.weight.new_empty(shape), math.prod(shape) > 0)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -43,7 +43,7 @@ class CMHSA(AttentionConv2d):
         if self.geometry.is_transposed:
             raise RecastError("gate='bias' has no transposed convolutions: leave them, or take gate='linear'")
         self.size: tuple[int, int] | None = None
-        self.relative_bias = self._parameter(self.num_heads, 0, 0)
+        self.relative_bias = nn.Parameter(self.weight.new_empty(self.num_heads, 0, 0))  # `set_size_` gives it entries
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -99,6 +99,27 @@ class Geometry(Checked):
         (rows, columns), (d0, d1), (c0, c1) = self.kernel, self.dilation, self.anchor
         return [(a * d0 - c0, c * d1 - c1) for a in range(rows) for c in range(columns)]
 
+    def heads(self, choice: str) -> tuple[int, ...]:
+        """Return the heads that a `RecastConfig.content_heads` or `gaussian_heads` names, in order.
+
+        A number n takes the middle head and n − 1 of the others, spread evenly; a smaller kernel takes all.
+        Raises RecastError for a position that the kernel does not have.
+        """
+        every = tuple(range(self.num_heads))
+        if choice in ("all", "none"):
+            return every if choice == "all" else ()
+        if "," in choice:
+            heads = tuple(int(part) for part in choice.split(",") if part)
+            if heads[-1] >= self.num_heads:
+                raise RecastError(f"a kernel of {self.kernel[0]}×{self.kernel[1]} has no position {heads[-1]}")
+            return heads
+        count = 1 if choice == "middle" else min(int(choice), self.num_heads)
+        offsets = self.offsets()
+        middle = min(every, key=lambda head: sum(offset**2 for offset in offsets[head]))
+        others = [head for head in every if head != middle]
+        step = (len(others) - 1) / max(1, count - 2)
+        return tuple(sorted((middle, *(others[round(i * step)] for i in range(count - 1)))))
+
     def padding_at(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
         if not self.same:

@@ -34,8 +34,11 @@ class GPSA(AttentionConv2d):
     attention (`layers.functional`). NCHW in, NCHW out, any height and width: nothing in `state_dict` depends on the
     input's size.
 
-    Parameters: those of `AttentionConv2d`, `center` Δ (H, 2), `raw_alpha` (H,) with α = softplus(raw_alpha; β = 5), and
-    the gates: `gamma` γ and `spread` s (linear) or `lam` λ (sigmoid), (H,) each.
+    Every head has its shift. H_g of them have a Gaussian and H_c a content map: those that the configuration names,
+    less those that `prune_` removed. A map that a head does not have costs nothing and has the share 0.
+
+    Parameters: those of `AttentionConv2d`, `center` Δ (H_g, 2), `raw_alpha` (H_g,) with α = softplus(raw_alpha; β = 5),
+    and the gates: `gamma` γ (H_c,) and `spread` s (H_g,) (linear) or `lam` λ (H_c,) (sigmoid).
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
     eval, where gates get no gradient, maps whose gates are closed are left out: the layer looks at its gates when
@@ -48,9 +51,7 @@ class GPSA(AttentionConv2d):
     """
 
     gaussian_heads: tuple[int, ...]
-    """Heads that have a Gaussian map; the others' was pruned (`prune_`)."""
-    content_heads: tuple[int, ...]
-    """Heads that have a content map; the others' was pruned."""
+    """Heads that have a Gaussian map: those that `config.gaussian_heads` names, less those that were pruned."""
     _seen: SeenGates | None
     """None in training, and where nobody looked."""
     raw_alpha: nn.Parameter
@@ -62,18 +63,21 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "bias":
             raise RecastError("GPSA has gate='linear' or gate='sigmoid': the layer of gate='bias' is CMHSA")
         self.backend = self.config.backend
-        self.gaussian_heads = self.content_heads = tuple(range(self.num_heads))
+        self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
         self._seen = None
-        self.center = self._parameter(self.num_heads, 2)
-        self.raw_alpha = self._parameter(self.num_heads)
-        for name in ("gamma", "spread") if self.config.gate == "linear" else ("lam",):
-            setattr(self, name, self._parameter(self.num_heads))
+        self.center = self._parameter(len(self.gaussian_heads), 2)
+        self.raw_alpha = self._parameter(len(self.gaussian_heads))
+        if self.config.gate == "linear":
+            self.gamma = self._parameter(len(self.content_heads))
+            self.spread = self._parameter(len(self.gaussian_heads))
+        else:
+            self.lam = self._parameter(len(self.content_heads))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; positions at the kernel's."""
         super().reset_parameters()
-        self.center.copy_(torch.tensor(self.geometry.offsets(), dtype=torch.float32))
+        self.center.copy_(self._positions())
         nn.init.constant_(self.raw_alpha, operands.inverse_softplus(self.config.alpha))
         if self.config.gate == "linear":
             nn.init.constant_(self.gamma, self.config.gamma_init)
@@ -260,8 +264,7 @@ class GPSA(AttentionConv2d):
         width = [h * self.head_dim + d for h in of_content for d in range(self.head_dim)]
         rows = {"center": of_gaussian, "raw_alpha": of_gaussian, "spread": of_gaussian, "query": width, "key": width}
         rows |= {"gamma": of_content, "lam": of_content}
-        # without elements it is frozen: optimisers divide by their number, DistributedDataParallel waits for gradients
-        for name, index in rows.items():
+        for name, index in rows.items():  # without elements it is frozen, as `_parameter` says
             if (old := self._parameters.get(name)) is not None:
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
         self.gaussian_heads, self.content_heads = gaussian, content
@@ -288,8 +291,12 @@ class GPSA(AttentionConv2d):
     def set_geometry_(self, geometry: Geometry) -> None:
         """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its positions."""
         super().set_geometry_(geometry)
-        offsets = [geometry.offsets()[h] for h in self.gaussian_heads]
-        self.center.copy_(torch.tensor(offsets, dtype=torch.float32).view(-1, 2))
+        self.center.copy_(self._positions())
+
+    def _positions(self) -> Tensor:
+        """Kernel positions of the heads that have a Gaussian, (H_g, 2)."""
+        offsets = self.geometry.offsets()
+        return torch.tensor([offsets[h] for h in self.gaussian_heads], dtype=torch.float32).view(-1, 2)
 
     # --- what was seen of the gates: looked at anew where they may have changed ---------------------------------------
 

@@ -75,6 +75,7 @@ class Wakefulness:
     """How much of a network's attention was at work after an epoch."""
 
     heads: int
+    """Heads that have a content map."""
     awake: int
     """Heads whose content makes at least AWAKE of their layer's output beyond the global mean."""
     entropy: float
@@ -83,8 +84,10 @@ class Wakefulness:
     @classmethod
     def of(cls, layers: Mapping[str, Mapping[str, Any]]) -> Wakefulness | None:
         """From `Epoch.layers`; None where nothing was measured."""
-        shares = [share for layer in layers.values() for share in layer.get("attention_share", ())]
-        entropies = [entropy for layer in layers.values() for entropy in layer.get("entropy", ())]
+        shares, entropies = (
+            [value for layer in layers.values() for value in layer.get(name, ()) if value is not None]
+            for name in ("attention_share", "entropy")
+        )
         if not shares:
             return None
         return cls(len(shares), sum(share >= AWAKE for share in shares), sum(entropies) / len(entropies))

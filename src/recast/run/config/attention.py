@@ -39,8 +39,17 @@ class RecastConfig(Checked):
     7e-7, but its attention hardly learns. 10 to 15 is for training."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
+    content_heads: str = "all"
+    """Heads that have a content map: all (the paper), middle, a number (spread evenly, the middle one among them), or
+    positions of the kernel, row by row from 0, such as 0,4,8. The others cost nothing."""
+    gaussian_heads: str = "all"
+    """Heads that have a Gaussian map, as content_heads; or none. Linear gate only."""
     head_dim: Width | None = None
-    """Width D_h of a head's queries and keys. None: max(1, C_in // heads); about 8 in grouped and depthwise layers."""
+    """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
+    content heads if that is more; about 8 in grouped and depthwise layers."""
+    project_values: bool = True
+    """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
+    is trained; the same functions for C² multiply-adds a pixel less."""
     query_key: QueryKey = "zero"
     """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
@@ -59,7 +68,13 @@ class RecastConfig(Checked):
     """Which code computes the layer: they agree to rounding."""
 
     def __post_init__(self) -> None:
+        for name in ("content_heads", "gaussian_heads"):
+            object.__setattr__(self, name, head_choice(getattr(self, name), name))
         super().__post_init__()
+        if self.content_heads == "none":
+            raise RecastError("content_heads must leave one head at least: without content nothing attends")
+        if self.gate != "linear" and self.gaussian_heads != "all":
+            raise RecastError(f"gaussian_heads belongs to gate='linear', got {self.gaussian_heads} with {self.gate!r}")
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
             raise RecastError(
                 "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
@@ -80,12 +95,39 @@ class RecastConfig(Checked):
     def _check_bias(self) -> None:
         """Raise for a positional part that C-MHSA does not have: its maps are one softmax of content and bias."""
         plain = RecastConfig()
-        others = ("alpha", "lambda_init", "gamma_init", "s_init", "gate_range", "content", "attend_padding", "backend")
+        others = (
+            "alpha",
+            "lambda_init",
+            "gamma_init",
+            "s_init",
+            "gate_range",
+            "content",
+            "content_heads",
+            "attend_padding",
+            "backend",
+        )
         if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:
             raise RecastError(
                 f"{wrong[0]} does not belong to gate='bias', got {wrong[0]}={getattr(self, wrong[0])!r}; it "
                 "takes bias_init and head_dim"
             )
+
+
+def head_choice(choice: object, name: str) -> str:
+    """The canonical text of a choice of heads: a word, a number, or positions such as "0,4,8".
+
+    choice: that text, a whole number, or a sequence of positions. Raises RecastError for anything else.
+    """
+    text = ",".join(map(str, choice)) if isinstance(choice, list | tuple) else str(choice)
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 1 and (text in ("all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())):
+        return "none" if text.isdecimal() and int(text) == 0 else text
+    if not all(part.isdecimal() and len(part) < 6 for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise RecastError(
+            f"{name} must be all, middle, none, a number of heads, or different positions of the kernel such as "
+            f"0,4,8, got {shown(choice)}"
+        )
+    return ",".join(str(number) for number in sorted(map(int, parts))) + "," * (len(parts) == 1)
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,8 @@ def is_as_told(told: Folded, layer: nn.Module) -> bool:
 
 def _is_whole(layer: GPSA) -> bool:
     """Nothing was removed or multiplied out."""
-    depthwise = layer.groups == layer.in_channels and layer.groups > 1
-    maps = len(layer.gaussian_heads), len(layer.content_heads)
-    return maps == (layer.num_heads, layer.num_heads) and (layer.value is not None or depthwise)
+    maps = tuple(map(layer.geometry.heads, (layer.config.gaussian_heads, layer.config.content_heads)))
+    return maps == (layer.gaussian_heads, layer.content_heads) and (layer.value is not None) == layer._projects_values
 
 
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:

@@ -1,0 +1,189 @@
+"""Layers whose heads do not all have content or a Gaussian from the start: the same function as a pruned layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recast
+from recast import GPSA, Geometry, RecastConfig, RecastError
+from recast.layers import functional
+
+KERNELS = {
+    "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
+    "5×3 stride 2": Geometry((5, 3), (2, 2), (2, 2, 1, 1)),
+    "2×2": Geometry((2, 2)),
+    "1×1": Geometry((1, 1)),
+    "3×3 dilated": Geometry((3, 3), padding=(2, 2, 2, 2), dilation=(2, 2)),
+    "transposed": Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "heads"),
+    [
+        ("all", tuple(range(9))), ("middle", (4,)), ("none", ()), ("1", (4,)), ("2", (0, 4)),
+        ("3", (0, 4, 8)), ("5", (0, 2, 4, 6, 8)), ("9", tuple(range(9))),
+        ("40", tuple(range(9))), ("0,8", (0, 8)), ("7,", (7,)),
+    ],
+)  # fmt: skip
+def test_which_heads_a_choice_names(choice: str, heads: tuple[int, ...]) -> None:
+    assert KERNELS["3×3"].heads(choice) == heads
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("count", range(1, 10))
+def test_a_number_names_so_many_heads_the_middle_among_them(name: str, count: int) -> None:
+    geometry = KERNELS[name]
+    heads = geometry.heads(str(count))
+    assert len(set(heads)) == len(heads) == min(count, geometry.num_heads)
+    assert set(geometry.heads("middle")) <= set(heads)
+
+
+@pytest.mark.parametrize(
+    ("config", "canonical"),
+    [({"content_heads": 3}, "3"), ({"content_heads": (8, 0)}, "0,8"), ({"content_heads": [4]}, "4,"),
+     ({"gaussian_heads": 0}, "none"), ({"gaussian_heads": "0, 4"}, "0,4")],
+)  # fmt: skip
+def test_python_may_give_numbers(config: dict[str, Any], canonical: str) -> None:
+    made = RecastConfig(**config)
+    assert getattr(made, next(iter(config))) == canonical
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"content_heads": "none"}, {"content_heads": "most"}, {"content_heads": "0,0"}, {"content_heads": -1},
+     {"content_heads": 1.5}, {"content_heads": True}, {"content_heads": None}, {"gate": "sigmoid", "gaussian_heads": 1},
+     {"gate": "bias", "content_heads": 1}, {"gate": "bias", "gaussian_heads": "none"}],
+)  # fmt: skip
+def test_choices_that_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(RecastError, match="heads"):
+        RecastConfig(**config)
+
+
+def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(RecastError, match="no position 9"):
+        recast.plan(model, torch.zeros(1, 3, 8, 8), RecastConfig(content_heads=[0, 9]), where="all")
+
+
+def made(name: str, dtype: torch.dtype, open_gates: Callable[..., GPSA], **config: Any) -> GPSA:
+    torch.manual_seed(0)
+    return open_gates(GPSA(6, 4, KERNELS[name], config=RecastConfig(**config), dtype=dtype))
+
+
+CONFIGS = [
+    {"content_heads": "middle", "gaussian_heads": "none"},
+    {"content_heads": "middle", "gaussian_heads": "none", "project_values": False},
+    {"content_heads": 3, "gaussian_heads": 2},
+    {"content_heads": 2, "content": "linear", "gaussian_heads": "none"},
+    {"content_heads": 2, "gate": "sigmoid"},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
+def test_every_form_is_the_reference_forward_and_backward(
+    name: str,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    open_gates: Callable[..., GPSA],
+    error_of: Callable[..., float],
+) -> None:
+    layer = made(name, dtype, open_gates, **config).train()
+    x = torch.randn(2, 6, 7, 6, dtype=dtype, requires_grad=True)
+    inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
+
+    def run(backend: str) -> list[torch.Tensor]:
+        y = getattr(functional, backend)(x, layer.weights())
+        return [y, *torch.autograd.grad(y.square().sum(), inputs)]
+
+    expected = run("reference")
+    assert all(bool(gradient.any()) for gradient in expected)
+    for backend in ("dense", "split", "merged"):
+        for ours, theirs in zip(run(backend), expected, strict=True):
+            assert error_of(ours, theirs) < (1e-10 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
+    layer = made("3×3", torch.float64, open_gates, **config)
+    whole = {name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads")}
+    other = made("3×3", torch.float64, open_gates, **whole, head_dim=layer.head_dim)
+    other.prune_(layer.gaussian_heads, layer.content_heads)
+    assert {n: p.shape for n, p in other.named_parameters()} == {n: p.shape for n, p in layer.named_parameters()}
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 6, 7, 6, dtype=torch.float64)
+    assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [({}, 7), ({"content_heads": "middle"}, 32), ({"content_heads": 2}, 16), ({"content_heads": 5}, 7),
+     ({"content_heads": "middle", "head_dim": 20}, 20)],
+)  # fmt: skip
+def test_few_content_heads_are_wider(config: dict[str, Any], width: int) -> None:
+    layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**config))
+    assert layer.head_dim == width
+    assert layer.query.shape == (width * len(layer.content_heads), 64)
+
+
+def test_the_narrow_layer_is_no_wider_than_its_input() -> None:
+    assert GPSA(12, 8, KERNELS["3×3"], config=RecastConfig(content_heads=1)).head_dim == 12
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_of: Callable[..., float]) -> None:
+    """Exact at the start; trained, saved, loaded, folded and exported as it is; what is planned is what it costs."""
+    torch.manual_seed(0)
+    parent = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(16, 5),
+    ).eval()  # fmt: skip
+    x = torch.randn(4, 3, 16, 16)
+    plan = recast.plan(parent, x, RecastConfig(**config), where="2")
+    full = recast.plan(
+        parent, x, RecastConfig(**{k: v for k, v in config.items() if k in ("gate", "content")}), where="2"
+    )
+    assert plan.after.macs < full.after.macs
+    child = recast.recast_(copy.deepcopy(parent), plan)
+    if config.get("gate") != "sigmoid":
+        assert recast.verify(parent, child, x).bitwise
+    assert plan.after.parameters == sum(p.numel() for p in child.parameters())
+    recast.wake_(child, x)
+    optimizer = torch.optim.AdamW(recast.param_groups(child.train(), lr=1e-2, gate_lr=0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        child(x).square().sum().backward()
+        optimizer.step()
+    expected = child.eval()(x)
+    assert error_of(expected, parent(x)) > 1e-3
+    recast.save(child, tmp_path / "child.safetensors")
+    assert torch.equal(recast.load(tmp_path / "child.safetensors", parent).eval()(x), expected)
+    folded = copy.deepcopy(child)
+    recast.fold_(folded)
+    assert error_of(folded(x), expected) < 1e-5
+    recast.save(folded, tmp_path / "folded.safetensors")
+    assert error_of(recast.load(tmp_path / "folded.safetensors", parent).eval()(x), expected) < 1e-5
+    exported = torch.export.export(child, (x,)).module()
+    assert error_of(exported(x), expected) < 1e-5
+
+
+def test_layers_become_attention_during_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.Flatten(1))
+    x = torch.randn(2, 3, 6, 6)
+    plan = recast.plan(model, x, RecastConfig(content_heads="middle", gaussian_heads="none"), where="2")
+    optimizer = torch.optim.AdamW(recast.param_groups(model, lr=1e-2, plan=plan))
+    before = model(x)
+    recast.recast_during_training_(model, optimizer, plan)
+    assert torch.equal(model(x), before)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in model.parameters() if p.requires_grad}
