@@ -106,7 +106,7 @@ def seconds(command: Sequence[str]) -> tuple[float, float]:
 
 def light(wheel: str | None) -> None:
     """What is there before anything is computed, to light.csv."""
-    from recast.cli import COMMANDS
+    from recast.lab.cli import COMMANDS
 
     sizes = needed("recast-vision", {})
     heavy = {name: mb for name, mb in sizes.items() if re.match("torch|nvidia|cuda|triton|timm", name)}

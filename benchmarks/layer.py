@@ -30,9 +30,9 @@ from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.tracing.cost import saved_sizes
 
 RESULT = RESULTS / "layer.csv"

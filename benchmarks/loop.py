@@ -25,13 +25,13 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, load_data
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.lab.data import Data, load_data
+from recast.lab.training.loop import fit
 from recast.models.build import build
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan
-from recast.training.loop import fit
 
 RESULT = RESULTS / "loop.csv"
 BATCH = 128

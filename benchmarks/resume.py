@@ -32,16 +32,16 @@ import torch
 from safetensors.torch import load_file
 from timing import RESULTS, write_table
 
-from recast.data import load_data
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.data import load_data
+from recast.lab.records import Epoch
+from recast.lab.training.checkpoint import states
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import Journal
 from recast.models.build import build
 from recast.run import files
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
-from recast.run.records import Epoch
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.training.checkpoint import states
-from recast.training.loop import fit
-from recast.training.metrics import Journal
 
 RESULT = RESULTS / "resume.csv"
 WAYS = ("between steps", "at a random moment", "while a state is written", "before it is renamed", "after the row")

@@ -34,18 +34,18 @@ class Enough(Exception):
 
 def cell(mode: str, seconds: float) -> None:
     """Train for so long; print images per second, of all steps and of the second half, and the threads at the end."""
-    from recast.threads import use_threads
+    from recast.lab.threads import use_threads
 
     if mode != "default":
         use_threads(None if mode == "automatic" else int(mode))
     import torch
 
-    from recast.data import load_data
+    from recast.lab.data import load_data
+    from recast.lab.recipes import make_recipe
+    from recast.lab.training.loop import fit
     from recast.models.build import build
-    from recast.recipes import make_recipe
     from recast.surgery.apply import recast_
     from recast.surgery.planning import plan
-    from recast.training.loop import fit
 
     recipe, ends = make_recipe("odd_digit"), list[float]()
     data, model = load_data(recipe.data, recipe.augment), build(recipe.model, num_classes=10)

@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py                  # writes results/zoo.csv; goes on where it was stopped
 
-The command is `recast zoo --out results/zoo.csv --workers 2`; `recast.zoo.rows.ZooRow` says what the columns are.
+The command is `recast zoo --out results/zoo.csv --workers 2`; `recast.lab.zoo.rows.ZooRow` says what the columns are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from recast.cli.zoo import run
+from recast.lab.cli.zoo import run
 
 if __name__ == "__main__":
     result = Path(__file__).parents[1] / "results" / "zoo.csv"

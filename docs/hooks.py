@@ -35,8 +35,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def commands() -> Iterator[str]:
     """Every command with its options, as its own parser has them."""
-    from recast import cli
-    from recast.cli import options
+    from recast.lab import cli
+    from recast.lab.cli import options
 
     told: list[tuple[Any, list[Any]]] = []
     options.show_help = lambda command, known: told.append((command, list(known)))

@@ -39,22 +39,22 @@ from sklearn.cluster import MiniBatchKMeans
 from timing import RESULTS, machine, write, write_table
 from torch.nn import functional as F
 
-from recast.data import Data, Loader, load_data
-from recast.data.libraries import NORMS
-from recast.evaluation import evaluate
-from recast.evaluation.context import PixelModel
-from recast.evaluation.knn import features
-from recast.evaluation.run_folder import open_run
 from recast.io import load
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, Recipe
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data, Loader, load_data
+from recast.lab.data.libraries import NORMS
+from recast.lab.evaluation import evaluate
+from recast.lab.evaluation.context import PixelModel
+from recast.lab.evaluation.knn import features
+from recast.lab.evaluation.run_folder import open_run
+from recast.lab.recipes import make_recipe
+from recast.lab.records import Row
+from recast.lab.statistics import mean_interval
+from recast.lab.training.embedding import neighbour_loss
+from recast.lab.training.loop import fit
+from recast.lab.training.run import train
 from recast.models.build import build
-from recast.recipes import make_recipe
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
-from recast.run.config.evaluation import Options
-from recast.run.records import Row
-from recast.run.statistics import mean_interval
-from recast.training.embedding import neighbour_loss
-from recast.training.loop import fit
-from recast.training.run import train
 
 CLUSTERFIT, PARENT = "ClusterFit+", "parent"
 ARMS = {

@@ -7,7 +7,7 @@ On PYTHONPATH: benchmarks/.
 
 Of every seed a network learns the scenes from random weights (the parent), then goes on learning as it is (fine-tuned)
 and with its last stage recast, both by the recipe `segment` or `detect`, the same images in the same order. On the 200
-held-out scenes: the metric over all classes, and over the local and the distant ones (KINDS in recast.data.scenes);
+held-out scenes: the metric over all classes, and over the local and the distant ones (KINDS in recast.lab.data.scenes);
 also of the recast network, not trained again, with uniform content maps (W_key = 0: a global mean), without content
 (γ = 0) and without Gaussians (s = 0).
 
@@ -34,16 +34,16 @@ from odd_digit import WITHOUT
 from timing import RESULTS, machine, write_table
 
 import recast
-from recast.data.scenes import KINDS
-from recast.evaluation import evaluate
-from recast.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.data.scenes import KINDS
+from recast.lab.evaluation import evaluate
+from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.recipes import make_recipe
+from recast.lab.records import Row, Wakefulness
+from recast.lab.statistics import mean_interval
+from recast.lab.suites import MAIN
+from recast.lab.training.metrics import read_metrics
+from recast.lab.training.run import train
 from recast.layers.gpsa import gpsa_layers
-from recast.recipes import make_recipe
-from recast.run.records import Row, Wakefulness
-from recast.run.statistics import mean_interval
-from recast.run.suites import MAIN
-from recast.training.metrics import read_metrics
-from recast.training.run import train
 
 HEAD = ["task", "arm", "seed", "metric", "value", "low_95", "high_95", "n", "machine"]
 PAIRED = ["task", "arm", "against", "seed", "metric", "difference", "low_95", "high_95", "smallest", "n"]

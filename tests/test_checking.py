@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast.checking import Checked, check
-from recast.cli import main
 from recast.errors import RecastError
 from recast.exporting import export, missing_packages
 from recast.io import load, save
+from recast.lab.cli import main
+from recast.lab.config import ModelConfig
+from recast.layers.config import PoolConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
 from recast.models.weights import CHECKSUM, HEADER, read_header
-from recast.run.config import ModelConfig, PoolConfig
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import recast
 from recast import exporting
-from recast.cli import main
 from recast.errors import RecastError
-from recast.models.detect import SceneRCNN
+from recast.lab.cli import main
+from recast.lab.tasks.detect import SceneRCNN
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
 

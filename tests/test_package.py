@@ -137,7 +137,9 @@ def test_the_checks_see_something() -> None:
 
 
 def test_importing_the_package_and_the_report_imports_no_torch() -> None:
-    code = "import sys, recast, recast.run.recipe, recast.report; print(sorted({'torch', 'timm'} & set(sys.modules)))"
+    code = (
+        "import sys, recast, recast.lab.recipe, recast.lab.report; print(sorted({'torch', 'timm'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from recast import threads
-from recast.threads import Automatic, sample, set_threads, stepped, usable_cores, use_threads
+from recast.lab import threads
+from recast.lab.threads import Automatic, sample, set_threads, stepped, usable_cores, use_threads
 
 
 class Machine:

@@ -28,7 +28,7 @@ from rows import Row, Unit, row
 from timing import by_turns, ratio, spread
 from torch import Tensor
 
-from recast.evaluation.cost import peak_memory
+from recast.lab.evaluation.cost import peak_memory
 from recast.layers.functional.streaming import stream
 
 MAPS = ((14, 512, 32), (28, 256, 16), (56, 128, 2))

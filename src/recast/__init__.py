@@ -13,23 +13,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from recast.run.names import watch_timm
+from recast.models.names import watch_timm
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
     from recast.checking import check as check
     from recast.errors import RecastError as RecastError
-    from recast.evaluation import evaluate as evaluate
     from recast.exporting import export as export
     from recast.hub import push_to_hub as push_to_hub
     from recast.io import load as load
     from recast.io import save as save
+    from recast.lab.evaluation import evaluate as evaluate
+    from recast.lab.experimental.ranking import rank as rank
     from recast.layers.cmhsa import CMHSA as CMHSA
+    from recast.layers.config import PoolConfig as PoolConfig
+    from recast.layers.config import RecastConfig as RecastConfig
     from recast.layers.geometry import Geometry as Geometry
     from recast.layers.gpsa import GPSA as GPSA
-    from recast.run.config import PoolConfig as PoolConfig
-    from recast.run.config import RecastConfig as RecastConfig
-    from recast.run.schedule import Schedule as Schedule
     from recast.surgery.apply import recast_ as recast_
     from recast.surgery.apply import refresh_gates_ as refresh_gates_
     from recast.surgery.calibrate import calibrate_ as calibrate_
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from recast.surgery.plan import Plan as Plan
     from recast.surgery.planning import plan as plan
     from recast.surgery.pooling.swap import attention_pool_ as attention_pool_
-    from recast.surgery.ranking import rank as rank
+    from recast.surgery.schedule import Schedule as Schedule
     from recast.surgery.verify import trace as trace
     from recast.surgery.verify import verify as verify
     from recast.surgery.wake import wake_ as wake_

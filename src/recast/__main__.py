@@ -10,6 +10,6 @@ with suppress(OSError):  # the current folder was deleted
     if not sys.flags.safe_path and os.path.realpath(sys.path[0]) == os.path.realpath(os.getcwd()):
         del sys.path[0]  # -m puts the current folder first, where a downloaded yaml.py would be taken for the real one
 
-from recast.cli import main
+from recast.lab.cli import main
 
 sys.exit(main())

@@ -15,12 +15,12 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.exporting import BATCHES, ExportCheck, compare, missing_packages, open_program
+from recast.fields import read_fields, typed
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor, input_defaults
+from recast.models.trust import check_trusted, trusting
 from recast.models.weights import CHECKSUM, read_header, read_safetensors
-from recast.run.fields import read_fields, typed
-from recast.run.trust import check_trusted, trusting
 from recast.surgery.apply import recast_
 from recast.surgery.folding.forms import is_as_told
 from recast.surgery.plan import Plan, applied_plan

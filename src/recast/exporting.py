@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from recast.errors import RecastError, first_line
-from recast.run.fields import typed
-from recast.run.files import check_place, free_space, replaced
+from recast.fields import typed
+from recast.files import check_place, free_space, replaced
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import plan_of

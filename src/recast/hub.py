@@ -14,13 +14,13 @@ from timm.models._pretrained import filter_pretrained_cfg
 from torch import nn
 
 from recast.errors import RecastError
+from recast.fields import typed
+from recast.files import write_text
 from recast.io import HUB, HUB_FILE, load, local_file, save
 from recast.models.build import build_from, check_constructor, replayed
+from recast.models.names import IN_TIMM
 from recast.models.sources import reaching
 from recast.models.weights import read_header
-from recast.run.fields import typed
-from recast.run.files import write_text
-from recast.run.names import IN_TIMM
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import proof_of
 
@@ -125,9 +125,9 @@ def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: st
 
 def _measured(run: Path) -> list[str]:
     """The arms side by side, where the run was evaluated."""
-    from recast.report.arms_table import arms_table
-    from recast.report.load import read_run
-    from recast.report.table import NOTE, markdown
+    from recast.lab.report.arms_table import arms_table
+    from recast.lab.report.load import read_run
+    from recast.lab.report.table import NOTE, markdown
 
     found = read_run(run)
     if not found.rows:

@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
+from recast.fields import read_fields, typed
+from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.sources import check_registered, reaching
+from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
-from recast.run.fields import read_fields, typed
-from recast.run.files import check_place, free_space, replaced
-from recast.run.trust import may_run
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_by_name
 from recast.surgery.plan import plan_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from recast.data.seeding import hold_out
+from recast.lab.data.seeding import hold_out
 
 HOLD_OUT = 0.1
 PAD = 4

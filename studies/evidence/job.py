@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.run.config.attention import PoolKind, PoolStart, QueryKey
+from recast.layers.config import PoolKind, PoolStart, QueryKey
 
 
 @dataclass(frozen=True)

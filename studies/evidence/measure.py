@@ -12,10 +12,10 @@ import torch
 from images import Labelled
 from torch import Tensor, nn
 
-from recast.data.seeding import choose_balanced, mix_seed
 from recast.errors import RecastError
-from recast.evaluation.attacks import pgd
-from recast.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
+from recast.lab.data.seeding import choose_balanced, mix_seed
+from recast.lab.evaluation.attacks import pgd
+from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
 from recast.layers.attention_pool import TokenAttention
 from recast.layers.functional.maps import relative_entropy
 

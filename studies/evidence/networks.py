@@ -15,12 +15,13 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 import recast
-from recast.data.seeding import choose_balanced
+from recast.lab.config import ModelConfig
+from recast.lab.data.seeding import choose_balanced
+from recast.lab.training.prepare import WAKING_IMAGES
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.models.build import build, input_defaults
-from recast.run.config import ModelConfig, PoolConfig, RecastConfig
 from recast.surgery.plan import Plan
 from recast.surgery.stride import Edit, apply_edits_
-from recast.training.prepare import WAKING_IMAGES
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 HALF = (0.5, 0.5, 0.5)

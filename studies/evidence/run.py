@@ -21,10 +21,10 @@ from torch import nn
 import recast
 from recast.analysis.fourier import fourier
 from recast.analysis.wakefulness import wakefulness
-from recast.data.seeding import choose_balanced
-from recast.run.config import OptimConfig
-from recast.run.schedule import Schedule
-from recast.training.optim import WarmupDecay, make_optimizer, set_learning_rate
+from recast.lab.config import OptimConfig
+from recast.lab.data.seeding import choose_balanced
+from recast.lab.training.optim import WarmupDecay, make_optimizer, set_learning_rate
+from recast.surgery.schedule import Schedule
 
 PROBED = 32
 """Images that wakefulness is measured on."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.agreement import Agreement, agreement, predict, tabulate_agreement
 from recast.errors import RecastError
-from recast.run.tables import read_table, write_table
+from recast.lab.evaluation.agreement import Agreement, agreement, predict, tabulate_agreement
+from recast.tables import read_table, write_table
 
 
 class Says(nn.Module):

@@ -13,7 +13,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 
 from recast.analysis.grad_cam import grad_cam
-from recast.models.patchconvnet import PatchConvNet
+from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_

@@ -17,11 +17,11 @@ from recast.analysis.head_statistics import head_statistics, tabulate_heads
 from recast.analysis.queries import content_of, pieces, telling_query
 from recast.errors import RecastError
 from recast.io import load, save
+from recast.lab.records import HeadLine
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
-from recast.run.records import HeadLine
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

@@ -21,9 +21,9 @@ from torchvision.models import VisionTransformer
 from recast.analysis.record import Record, class_maps, record, token_names
 from recast.analysis.transformers import MLP, NO_GRID, NOT_WHOLE
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.models.patchconvnet import PatchConvNet
-from recast.run.config import RecastConfig
+from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_

@@ -11,7 +11,7 @@ from torch import nn
 import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
-from recast.run.config import RecastConfig
+from recast.layers.config import RecastConfig
 from recast.surgery.wake import wake_
 
 IMAGES = torch.randn(6, 3, 7, 9, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,8 @@ import torch
 from commands import TINY
 from safetensors.torch import save_file
 
-import recast.models.small  # noqa: F401  registers digits_resnet with timm
-from recast.cli import main
+import recast.papers.tcnn.small  # noqa: F401  registers digits_resnet with timm
+from recast.lab.cli import main
 
 
 class Done(NamedTuple):

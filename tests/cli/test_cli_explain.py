@@ -21,8 +21,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import recast
-from recast.cli import main
-from recast.explain import sheet
+from recast.lab.cli import main
+from recast.lab.explain import sheet
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

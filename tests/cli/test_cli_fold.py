@@ -14,19 +14,19 @@ import torch
 from PIL import Image
 
 import recast
-from recast.data import load_data
-from recast.data.sources import labelled_images
 from recast.errors import RecastError
-from recast.evaluation import frontier
-from recast.evaluation.run_folder import open_run
-from recast.evaluation.runner import open_context
+from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.data import load_data
+from recast.lab.data.sources import labelled_images
+from recast.lab.evaluation import frontier
+from recast.lab.evaluation.run_folder import open_run
+from recast.lab.evaluation.runner import open_context
+from recast.lab.records import FrontierLine
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
-from recast.run.config import DataConfig, ModelConfig
-from recast.run.records import FrontierLine
-from recast.run.tables import Table, read_records, write_table
 from recast.surgery.folding.closing import heads_left
 from recast.surgery.scales import recalibrate_batch_norm_
+from recast.tables import Table, read_records, write_table
 
 
 def test_the_curve_and_a_point_of_it(
@@ -53,7 +53,7 @@ def test_the_curve_and_a_point_of_it(
         with torch.no_grad():
             right = [
                 (model((images - 0.5) / 0.5).argmax(1) == labels)  # digits: mean and std 0.5
-                for images, labels in recast.data.Loader(opened.data.val, 64)
+                for images, labels in recast.lab.data.Loader(opened.data.val, 64)
             ]
         return 100 * float(torch.cat(right).double().mean())
 

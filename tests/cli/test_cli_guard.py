@@ -16,11 +16,11 @@ import yaml
 from safetensors import SafetensorError
 
 import recast
-from recast.cli import main
-from recast.cli.guard import asks_for
-from recast.cli.help import Command
-from recast.cli.options import parse
-from recast.cli.report import ReportOptions
+from recast.lab.cli import main
+from recast.lab.cli.guard import asks_for
+from recast.lab.cli.help import Command
+from recast.lab.cli.options import parse
+from recast.lab.cli.report import ReportOptions
 
 COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
@@ -49,7 +49,7 @@ def test_every_error_is_one_line(
     def run(argv: Any) -> int:
         raise error
 
-    monkeypatch.setitem(sys.modules, "recast.cli.plan", SimpleNamespace(run=run))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "recast.lab.cli.plan", SimpleNamespace(run=run))  # type: ignore[misc]
     assert main(["plan", "resnet18"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -143,7 +143,7 @@ def test_a_rank_without_a_world_size_is_another_program_s(
 
 def test_wrong_names_and_limits_are_told_before_torch_is_imported() -> None:
     code = (
-        "import sys; from recast.cli import main; codes = [main(words) for words in (['plan', 'resnet5'], "
+        "import sys; from recast.lab.cli import main; codes = [main(words) for words in (['plan', 'resnet5'], "
         "['plan', 'torchvision:resnet19'], ['plan', 'resnet18', '--budget', 'macs=foo'], "
         "['explain', 'resnet5', 'a.png'], ['train', 'digits', '--distill.name', 'resnet5'])]; "
         "assert codes == 5 * [2] and 'torch' not in sys.modules, codes"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recast.cli import COMMANDS
+from recast.lab.cli import COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -60,7 +60,7 @@ def test_an_unknown_command_names_the_nearest(refused: Callable[..., str]) -> No
 
 def test_help_is_fast_and_imports_no_torch() -> None:
     code = (
-        "import sys; from recast.cli import main\n"
+        "import sys; from recast.lab.cli import main\n"
         f"for name in {list(COMMANDS)}: main([name, '--help'])\n"
         "print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
     )
@@ -99,7 +99,7 @@ def test_the_command_takes_a_number(
     cli: Callable[..., object], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers: list[int | None] = []
-    monkeypatch.setattr("recast.cli.options.use_threads", numbers.append)
+    monkeypatch.setattr("recast.lab.cli.options.use_threads", numbers.append)
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]

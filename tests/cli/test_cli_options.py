@@ -4,11 +4,11 @@ from operator import attrgetter
 
 import pytest
 
-from recast.cli.help import Command
-from recast.cli.options import options_of, parse
-from recast.cli.train import TrainOptions
 from recast.errors import RecastError
-from recast.run.config import Recipe
+from recast.lab.cli.help import Command
+from recast.lab.cli.options import options_of, parse
+from recast.lab.cli.train import TrainOptions
+from recast.lab.config import Recipe
 
 TRAIN = Command("train", "RECIPE [options]", "", "")
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recast.data import load_data
-from recast.data.sources import labelled_images
+from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.data import load_data
+from recast.lab.data.sources import labelled_images
 from recast.models.build import build
-from recast.run.config import DataConfig, ModelConfig
 from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
@@ -69,7 +69,7 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
         with torch.no_grad():
             return images, model(images).argmax(1)
 
-    with mock.patch("recast.data.sources.labelled_images", known):
+    with mock.patch("recast.lab.data.sources.labelled_images", known):
         assert cli("plan", *trained, "--rank", "data", "--where", "layer3.1.conv1").err == ""
     assert "layers by the fall of the loss that their gates promise" in done.out
     assert " of 11 convolutions recast" in done.out
@@ -82,7 +82,7 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
     assert "where='auto' chooses among all layers" in refused("plan", *trained, "--where", "auto", "layer3.1.conv1")
     digits = load_data(DataConfig("digits", img_size=16))
     only_val = replace(digits, train=digits.train.subset(torch.arange(0)))
-    with mock.patch("recast.data.load_data", return_value=only_val):
+    with mock.patch("recast.lab.data.load_data", return_value=only_val):
         assert "no training images" in refused("plan", *trained, "--rank", "data")
     assert "where='auto' takes what a ranking on images finds best" in refused("verify", *MODEL, "--where", "auto")
     assert "32 images or more" in refused("plan", *trained, "--rank", "data", "--num-images", "16")
@@ -132,7 +132,7 @@ def test_bad_checkpoints(refused: Refused, shared: Path, tmp_path: Path) -> None
 
 def test_a_pipe_that_is_closed_early_is_no_error() -> None:
     # the usage, since a plan takes seconds: it is written in one piece when the command is done, as a plan is
-    code = "import sys; from recast.cli import main; sys.exit(main(['--help']))"
+    code = "import sys; from recast.lab.cli import main; sys.exit(main(['--help']))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
@@ -179,7 +179,7 @@ def test_verify_fails_where_the_start_is_another_function(cli: Cli) -> None:
 def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None:
     words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
     assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
-    with mock.patch("recast.cli.verify.AT_ONCE", 1):  # however many are asked for, few are computed at a time
+    with mock.patch("recast.lab.cli.verify.AT_ONCE", 1):  # however many are asked for, few are computed at a time
         assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
     assert "square" in refused(*words, "--img-size", "12x10")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import recast.training.run as training
-from recast.cli import quickstart
-from recast.run.config import Recipe
+import recast.lab.training.run as training
+from recast.lab.cli import quickstart
+from recast.lab.config import Recipe
 
 Cli = Callable[..., Any]
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.cli import main
-from recast.run.recipe import load_recipe
+from recast.lab.cli import main
+from recast.lab.recipe import load_recipe
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -100,8 +100,8 @@ def test_a_parent_with_random_weights_is_said(shared: Path, cli: Cli, tmp_path: 
 
 PRESSED = """
 import os, signal, sys
-from recast.cli import main
-from recast.training.metrics import Journal
+from recast.lab.cli import main
+from recast.lab.training.metrics import Journal
 write = Journal.write
 def pressed(journal, row):
     write(journal, row)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recast.data import Loader
-from recast.data.datasets import LabelledImages
+from recast.lab.data import Loader
+from recast.lab.data.datasets import LabelledImages
 
 
 @pytest.fixture

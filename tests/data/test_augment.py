@@ -9,11 +9,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from recast.data.augment import _posterize, file_transform, resolve, shift_and_flip
-from recast.data.datasets import ImageFiles, ImageTensors
-from recast.data.images import to_pixels
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig
+from recast.lab.config import AugmentConfig
+from recast.lab.data.augment import _posterize, file_transform, resolve, shift_and_flip
+from recast.lab.data.datasets import ImageFiles, ImageTensors
+from recast.lab.data.images import to_pixels
 
 ALONE = {"crop": "none", "flip": False}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from recast.data import load_data
-from recast.data.coarse import CIFAR100, coarse_classes, read_mapping
 from recast.errors import RecastError
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import load_data
+from recast.lab.data.coarse import CIFAR100, coarse_classes, read_mapping
 
 
 def test_the_superclasses_of_cifar100() -> None:

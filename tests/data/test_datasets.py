@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig
+from recast.lab.config import AugmentConfig
+from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 
 
 def make_tensors(count: int = 12, size: int = 16) -> ImageTensors:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recast.data import Data, load_data
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, load_data
 
 pytest.importorskip("sklearn")
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recast.data import Data, load_data
-from recast.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.errors import RecastError
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, load_data
+from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 
 SWAPPED = "at least [0-9]+ (training|validation) images"
 Change = Callable[[Path], object]

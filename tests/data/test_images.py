@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from recast.data.images import FORMATS, open_image, resize_and_crop, to_bytes, to_pixels
 from recast.errors import RecastError
+from recast.lab.data.images import FORMATS, open_image, resize_and_crop, to_bytes, to_pixels
 
 
 def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> Path:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import Loader, load_data
-from recast.data.datasets import ImageTensors
 from recast.errors import RecastError
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import Loader, load_data
+from recast.lab.data.datasets import ImageTensors
 
 
 def make_mnist(root: Path, name: str = "MNIST") -> np.ndarray:
@@ -66,7 +66,7 @@ def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch:
     for split, found in labels.items():
         for index, label in enumerate(found):
             Image.new("L", (30, 20), 50 * label).save(tmp_path / f"{split}{index}.png")
-    monkeypatch.setattr("recast.data.libraries.vision.Flowers102", held(_labels=labels))
+    monkeypatch.setattr("recast.lab.data.libraries.vision.Flowers102", held(_labels=labels))
     data = load_data(DataConfig("torch/flowers102", str(tmp_path), img_size=16))
     assert (data.name, data.classes, data.train.augment.crop) == ("Flowers102", ["0", "1", "2"], "random")
     assert data.train.labels.tolist() == [0, 1, 1, 2]  # train and val
@@ -95,8 +95,8 @@ def test_labels_are_found_without_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, attribute: str, kept: Any
 ) -> None:
     made = held(**{attribute: dict.fromkeys(("train", "test", "validation"), kept)})
-    monkeypatch.setattr("recast.data.libraries.vision.StanfordCars", made)
-    monkeypatch.setattr("recast.data.libraries.create_dataset", lambda _, root, split, download: made(root, split))
+    monkeypatch.setattr("recast.lab.data.libraries.vision.StanfordCars", made)
+    monkeypatch.setattr("recast.lab.data.libraries.create_dataset", lambda _, root, split, download: made(root, split))
     assert load_data(DataConfig(name, str(tmp_path))).train.labels.tolist() == [3, 4]
 
 

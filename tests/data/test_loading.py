@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.data import Loader
-from recast.data.datasets import MAX_BAD, ImageFiles, ImageTensors
-from recast.data.loading import worker_errors
-from recast.data.seeding import epoch_order
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig
+from recast.lab.config import AugmentConfig
+from recast.lab.data import Loader
+from recast.lab.data.datasets import MAX_BAD, ImageFiles, ImageTensors
+from recast.lab.data.loading import worker_errors
+from recast.lab.data.seeding import epoch_order
 
 SHIFTED = AugmentConfig(crop="pad", flip=True)
 WholeEpoch = Callable[..., tuple[Tensor, list[int]]]

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import load_data
-from recast.data.coco import Annotations, drawn_masks
-from recast.data.objects import ObjectImages
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, DataConfig
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.data import load_data
+from recast.lab.data.coco import Annotations, drawn_masks
+from recast.lab.data.objects import ObjectImages
 
 COCO: dict[str, Any] = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],

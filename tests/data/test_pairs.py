@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import Loader, load_data
-from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, DataConfig
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.data import Loader, load_data
+from recast.lab.data.pairs import IGNORE, ImagePairs
 
 
 def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from recast.data import Loader, load_data
-from recast.data.digits import read_digits
-from recast.data.scenes import CLASSES, DISTANT, FAR, SIDE, Scene, as_coco, draw_scene
-from recast.models.segment import SceneFCN
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import Loader, load_data
+from recast.lab.data.digits import read_digits
+from recast.lab.data.scenes import CLASSES, DISTANT, FAR, SIDE, Scene, as_coco, draw_scene
+from recast.lab.tasks.segment import SceneFCN
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from recast.data.seeding import balanced_order, choose_balanced, choose_fraction, hold_out, mix_seed, seed_cpu, seeded
 from recast.errors import RecastError
+from recast.lab.data.seeding import (
+    balanced_order,
+    choose_balanced,
+    choose_fraction,
+    hold_out,
+    mix_seed,
+    seed_cpu,
+    seeded,
+)
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import Loader, load_data
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, DataConfig
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.data import Loader, load_data
 
 pytest.importorskip("webdataset")
 Epoch = Callable[..., tuple[torch.Tensor, list[int]]]
@@ -84,7 +84,7 @@ def test_shards_are_read_in_order_without_augmentation(tmp_path: Path, epoch_of:
 def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch_of: Epoch
 ) -> None:
-    monkeypatch.setattr("recast.data.shards.BUFFER", 5)
+    monkeypatch.setattr("recast.lab.data.shards.BUFFER", 5)
     config = make_shards(tmp_path, {"train": [6, 6, 5, 6], "validation": [2]})
     train = load_data(config, AugmentConfig(crop="pad", color_jitter=0.3)).train
     order = numbers(epoch_of(train.plain(), 4, shuffle_seed=1)[0])
@@ -197,7 +197,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
     """Labels of a stream are not known beforehand: neither the key of its scores nor an analysis may ask for them."""
-    from recast.evaluation.runner import evaluate, measure, open_context
+    from recast.lab.evaluation.runner import evaluate, measure, open_context
 
     (tmp_path / "shards").mkdir()
     data = load_data(make_shards(tmp_path / "shards", {"train": [6], "validation": [4, 3]}))
@@ -232,6 +232,6 @@ def test_info_of_wrong_types_is_one_clear_line(tmp_path: Path, key: str, value: 
 
 def test_a_file_in_a_shard_is_no_larger_than_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_data(make_shards(tmp_path, {"train": [3], "validation": [2]}))
-    monkeypatch.setattr("recast.data.shards.LARGEST", 20)
+    monkeypatch.setattr("recast.lab.data.shards.LARGEST", 20)
     with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*is larger than"):
         list(Loader(data.val, 2))

@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import load_data
-from recast.data.datasets import Found, ImageFiles
-from recast.data.images import EXTENSIONS, open_image
-from recast.data.sources import assemble
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, DataConfig
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.data import load_data
+from recast.lab.data.datasets import Found, ImageFiles
+from recast.lab.data.images import EXTENSIONS, open_image
+from recast.lab.data.sources import assemble
 
 COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
 CLASSES = ["Bee", "ant", "zebra"]  # upper case sorts first
@@ -452,7 +452,7 @@ def test_cifar_prefers_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
         return Held(items)
 
-    monkeypatch.setattr("recast.data.libraries.create_dataset", fake)
+    monkeypatch.setattr("recast.lab.data.libraries.create_dataset", fake)
     data = load_data(replace(config, num_train=10))
     assert (len(data.train), len(data.val), data.classes[9]) == (10, 10, "j")
     assert data.val[3][0].equal(torch.full((3, 32, 32), 7 / 255))

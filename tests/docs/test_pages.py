@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 import recast
-from recast.recipes import RECIPES
+from recast.lab.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.data import Data, load_data
-from recast.evaluation import evaluate
-from recast.evaluation.context import PixelModel
-from recast.evaluation.runner import open_context, score_suites
-from recast.run.config import DataConfig
-from recast.run.config.evaluation import Options
+from recast.lab.config import DataConfig
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data, load_data
+from recast.lab.evaluation import evaluate
+from recast.lab.evaluation.context import PixelModel
+from recast.lab.evaluation.runner import open_context, score_suites
 
 
 @pytest.fixture(scope="session")

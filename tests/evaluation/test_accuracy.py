@@ -13,14 +13,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data
-from recast.data.datasets import ImageFiles
-from recast.data.images import resize_to, to_bytes
 from recast.errors import RecastError
-from recast.evaluation import PixelModel, evaluate
-from recast.evaluation.accuracy import RADII, default_sizes, keep_frequencies
-from recast.evaluation.derived_images import ResizedImages
-from recast.run.config.evaluation import parse_size
+from recast.lab.config.evaluation import parse_size
+from recast.lab.data import Data
+from recast.lab.data.datasets import ImageFiles
+from recast.lab.data.images import resize_to, to_bytes
+from recast.lab.evaluation import PixelModel, evaluate
+from recast.lab.evaluation.accuracy import RADII, default_sizes, keep_frequencies
+from recast.lab.evaluation.derived_images import ResizedImages
 
 Score = Callable[..., dict[str, Any]]
 Values = Callable[..., dict[str, float]]

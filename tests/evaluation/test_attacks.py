@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.data import Data
-from recast.data.seeding import mix_seed
 from recast.errors import RecastError
-from recast.evaluation import PixelModel, attacks
-from recast.evaluation.attacks import auto_attack, pgd
-from recast.evaluation.context import NotMeasured
+from recast.lab.data import Data
+from recast.lab.data.seeding import mix_seed
+from recast.lab.evaluation import PixelModel, attacks
+from recast.lab.evaluation.attacks import auto_attack, pgd
+from recast.lab.evaluation.context import NotMeasured
 
 Score = Callable[..., dict[str, Any]]
 Values = Callable[..., dict[str, float]]

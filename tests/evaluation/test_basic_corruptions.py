@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data
-from recast.evaluation.basic_corruptions import CORRUPTIONS, _random, cell_means, corrupt
-from recast.run.suites import SEVERITIES
+from recast.lab.data import Data
+from recast.lab.evaluation.basic_corruptions import CORRUPTIONS, _random, cell_means, corrupt
+from recast.lab.suites import SEVERITIES
 
 
 def make_images(height: int, width: int, count: int = 8) -> Tensor:

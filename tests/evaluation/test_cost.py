@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data
-from recast.evaluation.cost import count_macs, peak_memory
+from recast.lab.data import Data
+from recast.lab.evaluation.cost import count_macs, peak_memory
 from recast.tracing.timing import time_models
 
 

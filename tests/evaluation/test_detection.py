@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.data import Data, load_data
-from recast.data.objects import AS_IT_IS, Annotations, ObjectImages
 from recast.errors import RecastError
-from recast.evaluation.detection import average_precisions, rows_of, stacked, summarised
-from recast.evaluation.predictions import ENLARGED, draw_predictions
-from recast.evaluation.runner import evaluate, measure, open_context
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, load_data
+from recast.lab.data.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.lab.evaluation.detection import average_precisions, rows_of, stacked, summarised
+from recast.lab.evaluation.predictions import ENLARGED, draw_predictions
+from recast.lab.evaluation.runner import evaluate, measure, open_context
 
 SIDE, CLASSES = 128, ["a", "b", "c"]
 Case = tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]

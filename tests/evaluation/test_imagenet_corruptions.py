@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from recast.data import Data, Loader, load_data
-from recast.evaluation import PixelModel
-from recast.evaluation.context import NotMeasured
-from recast.evaluation.imagenet_corruptions import (
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, Loader, load_data
+from recast.lab.evaluation import PixelModel
+from recast.lab.evaluation.context import NotMeasured
+from recast.lab.evaluation.imagenet_corruptions import (
     ALEXNET_ERRORS,
     KINDS,
     CorruptedImages,
@@ -23,8 +24,7 @@ from recast.evaluation.imagenet_corruptions import (
     mean_corruption_error,
     means_over_corruptions,
 )
-from recast.run.config import DataConfig
-from recast.run.suites import CATEGORIES, SEVERITIES
+from recast.lab.suites import CATEGORIES, SEVERITIES
 
 Score = Callable[..., dict[str, Any]]
 needs_package = pytest.mark.skipif(find_spec("imagecorruptions") is None, reason="needs imagecorruptions-imaug")
@@ -137,7 +137,7 @@ def test_an_image_s_seed_is_of_its_kind_and_index(digits: Data, monkeypatch: pyt
         seeds.append(seed)
         return image
 
-    monkeypatch.setattr("recast.evaluation.imagenet_corruptions.corrupt_bytes", watched)
+    monkeypatch.setattr("recast.lab.evaluation.imagenet_corruptions.corrupt_bytes", watched)
     for kind, severity, index in (("fog", 1, 0), ("fog", 2, 0), ("snow", 1, 0), ("fog", 1, 1)):
         CorruptedImages(digits.val, kind, severity).changed(index)
     assert seeds[0] == seeds[1], "severities share what is drawn"

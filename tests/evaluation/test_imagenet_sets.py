@@ -13,13 +13,13 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from recast.data import Data
-from recast.data.datasets import ImageFiles
 from recast.errors import RecastError
-from recast.evaluation import Options
-from recast.evaluation.context import Context, NotMeasured
-from recast.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
-from recast.evaluation.imagenet_sets import (
+from recast.lab.data import Data
+from recast.lab.data.datasets import ImageFiles
+from recast.lab.evaluation import Options
+from recast.lab.evaluation.context import Context, NotMeasured
+from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
+from recast.lab.evaluation.imagenet_sets import (
     SETS,
     imagenet_wnids,
     outputs_of,
@@ -27,8 +27,8 @@ from recast.evaluation.imagenet_sets import (
     sources_imagenet_c,
     sources_of_set,
 )
-from recast.evaluation.runner import open_context
-from recast.run.suites import CATEGORIES, SEVERITIES, SUITES
+from recast.lab.evaluation.runner import open_context
+from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
 
 Score = Callable[..., dict[str, Any]]
 INFO = ImageNetInfo("imagenet-1k")
@@ -226,7 +226,7 @@ def corrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def three(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Data:
     """Data with three classes of the set in another order."""
-    monkeypatch.setattr("recast.evaluation.imagenet_sets.imagenet_wnids", lambda: tuple(WNIDS))
+    monkeypatch.setattr("recast.lab.evaluation.imagenet_sets.imagenet_wnids", lambda: tuple(WNIDS))
     return named(digits, [WNIDS[1], WNIDS[2], WNIDS[0]])
 
 

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from torchvision.models import squeezenet1_1
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, load_data
 from recast.errors import RecastError
-from recast.evaluation import PixelModel
-from recast.evaluation.context import NotMeasured
-from recast.evaluation.knn import TEMPERATURE, bank_images, choose_probe, features, fit_probe, nearest, vote
-from recast.run.config import AugmentConfig, DataConfig
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.data import Data, load_data
+from recast.lab.evaluation import PixelModel
+from recast.lab.evaluation.context import NotMeasured
+from recast.lab.evaluation.knn import TEMPERATURE, bank_images, choose_probe, features, fit_probe, nearest, vote
 
 
 def unit(count: int, width: int, seed: int) -> Tensor:

@@ -14,13 +14,15 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data, load_data
-from recast.data.coarse import Coarse
 from recast.errors import RecastError
-from recast.evaluation import evaluate, retrieval
-from recast.evaluation.context import Batch
-from recast.evaluation.knn import features, fit_probe, nearest, posterior, vote
-from recast.evaluation.retrieval import (
+from recast.lab.config import DataConfig, EmbeddingConfig, ModelConfig, Recipe
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data, load_data
+from recast.lab.data.coarse import Coarse
+from recast.lab.evaluation import evaluate, retrieval
+from recast.lab.evaluation.context import Batch
+from recast.lab.evaluation.knn import features, fit_probe, nearest, posterior, vote
+from recast.lab.evaluation.retrieval import (
     Above,
     average_precision,
     choose_k,
@@ -30,12 +32,10 @@ from recast.evaluation.retrieval import (
     random_halves,
     rankings,
 )
-from recast.evaluation.run_folder import evaluate_run, open_run
-from recast.evaluation.runner import open_context
-from recast.models.embedding import add_embedding_, embedding_head
-from recast.run.config import DataConfig, EmbeddingConfig, ModelConfig, Recipe
-from recast.run.config.evaluation import Options
-from recast.training.run import train
+from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.evaluation.runner import open_context
+from recast.lab.tasks.embedding import add_embedding_, embedding_head
+from recast.lab.training.run import train
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 1])

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Data, load_data
 from recast.errors import RecastError
-from recast.evaluation.run_folder import evaluate_run, open_run, write_pictures
-from recast.evaluation.runner import Results
+from recast.files import locked
+from recast.lab.config import DataConfig, ModelConfig, Recipe
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data, load_data
+from recast.lab.evaluation.run_folder import evaluate_run, open_run, write_pictures
+from recast.lab.evaluation.runner import Results
+from recast.lab.records import Row
+from recast.lab.training.run import train
 from recast.layers.gpsa import GPSA
-from recast.run.config import DataConfig, ModelConfig, Recipe
-from recast.run.config.evaluation import Options
-from recast.run.files import locked
-from recast.run.records import Row
-from recast.run.tables import read_records
-from recast.training.run import train
+from recast.tables import read_records
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,6 @@ def test_data_that_changed_since_the_run(
         found = load_data(*config)
         return replace(found, classes=change(found.classes))
 
-    monkeypatch.setattr("recast.evaluation.run_folder.load_data", changed)
+    monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
     with pytest.raises(RecastError, match=message):
         open_run(copied)

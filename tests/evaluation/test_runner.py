@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from recast.data import Data
 from recast.errors import RecastError
-from recast.evaluation import Options
-from recast.evaluation.context import Context, NotMeasured
-from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.suites import EVALUATORS, Evaluator
-from recast.run.records import Row
-from recast.run.suites import METRICS, SUITES
+from recast.lab.data import Data
+from recast.lab.evaluation import Options
+from recast.lab.evaluation.context import Context, NotMeasured
+from recast.lab.evaluation.runner import evaluate, measure, open_context
+from recast.lab.evaluation.suites import EVALUATORS, Evaluator
+from recast.lab.records import Row
+from recast.lab.suites import METRICS, SUITES
 
 
 def rows_of(
@@ -73,7 +73,7 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
 def test_scores_of_other_code_are_measured(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a score holds can change while the version stays: one kept by older code would be misread."""
     text = """import torch
-from recast.evaluation.context import Score
+from recast.lab.evaluation.context import Score
 def score(batch):
     for name in batch.models:
         yield Score(name, "top1", torch.zeros(len(batch)))
@@ -271,6 +271,6 @@ def test_batches_of_minutes_have_an_estimate(digits: Data, monkeypatch: pytest.M
             super().advance(task_id, advance)
             remaining.append(self.tasks[0].time_remaining)
 
-    monkeypatch.setattr("recast.evaluation.runner.Progress", Slow)
+    monkeypatch.setattr("recast.lab.evaluation.runner.Progress", Slow)
     evaluate(spy(), "clean", digits, batch_size=10)
     assert remaining[1:] == [480, 360, 240, 120, 0]

@@ -13,14 +13,14 @@ from scipy.ndimage import binary_erosion
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
-from recast.data import Data
-from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
-from recast.evaluation.predictions import draw_predictions
-from recast.evaluation.runner import evaluate, measure, open_context
-from recast.evaluation.segmentation import inner_boundary, mean_accuracy, mean_iou, over_views, pixel_counts, slide
-from recast.models.segment import SceneFCN
-from recast.run.config.evaluation import Options
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data
+from recast.lab.data.pairs import IGNORE, ImagePairs
+from recast.lab.evaluation.predictions import draw_predictions
+from recast.lab.evaluation.runner import evaluate, measure, open_context
+from recast.lab.evaluation.segmentation import inner_boundary, mean_accuracy, mean_iou, over_views, pixel_counts, slide
+from recast.lab.tasks.segment import SceneFCN
 
 CLASSES = ["a", "b", "c", "nowhere"]
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.explain.inputs import Input
-from recast.explain.make import make_scene
-from recast.explain.scene import Scene
+from recast.lab.explain.inputs import Input
+from recast.lab.explain.make import make_scene
+from recast.lab.explain.scene import Scene
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

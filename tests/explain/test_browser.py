@@ -15,11 +15,11 @@ from in_browser import CHROMIUM, chromium, opened
 from on_pages import CONFIGS, every_geometry, mix_of, recast_network, scene_of
 from torch import nn
 
-from recast.explain import maps as page_maps
-from recast.explain.inputs import Input
-from recast.explain.make import explain, make_scene
-from recast.explain.scene import Layer, Maps, Picture, Scene, State
-from recast.explain.write import write_pages
+from recast.lab.explain import maps as page_maps
+from recast.lab.explain.inputs import Input
+from recast.lab.explain.make import explain, make_scene
+from recast.lab.explain.scene import Layer, Maps, Picture, Scene, State
+from recast.lab.explain.write import write_pages
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from recast.data import Data
-from recast.data.coco import Annotations
-from recast.data.datasets import ImageTensors
-from recast.data.images import open_image, resize_and_crop, to_pixels
-from recast.data.objects import ObjectImages
-from recast.data.pairs import ImagePairs
 from recast.errors import RecastError
-from recast.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
-from recast.run.config import AugmentConfig
+from recast.lab.config import AugmentConfig
+from recast.lab.data import Data
+from recast.lab.data.coco import Annotations
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.data.images import open_image, resize_and_crop, to_pixels
+from recast.lab.data.objects import ObjectImages
+from recast.lab.data.pairs import ImagePairs
+from recast.lab.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
 
 SIZE = (16, 16)
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
-from recast.evaluation.run_folder import Run
-from recast.explain.inputs import Input
-from recast.explain.make import explain, make_scene
-from recast.explain.pages import kept_states
-from recast.explain.scene import Maps, percent
+from recast.lab.evaluation.run_folder import Run
+from recast.lab.explain.inputs import Input
+from recast.lab.explain.make import explain, make_scene
+from recast.lab.explain.pages import kept_states
+from recast.lab.explain.scene import Maps, percent
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

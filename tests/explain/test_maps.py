@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from recast.analysis.record import Attention, class_maps, record
 from recast.errors import RecastError
-from recast.explain import maps as module
-from recast.explain.inputs import ranked
-from recast.explain.maps import pool_layer, recast_layer, record_maps
-from recast.explain.pack import pack_maps
-from recast.explain.scene import Layer, Maps, Outputs, Prediction, percent
+from recast.lab.explain import maps as module
+from recast.lab.explain.inputs import ranked
+from recast.lab.explain.maps import pool_layer, recast_layer, record_maps
+from recast.lab.explain.pack import pack_maps
+from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, percent
 from recast.layers.cmhsa import recast_layers
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.models.patchconvnet import PatchConvNet
-from recast.run.config import RecastConfig
+from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_

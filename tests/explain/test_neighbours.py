@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from recast.cli import main
-from recast.data import load_data
 from recast.errors import RecastError
-from recast.explain.inputs import read_inputs
-from recast.explain.neighbours import find_neighbours
-from recast.report import write_report
-from recast.report.neighbours import Neighbours, Query, Shown, draw_neighbours, read_neighbours
-from recast.run.config import DataConfig, ModelConfig, Recipe
-from recast.run.files import write_json
-from recast.training.run import train
+from recast.files import write_json
+from recast.lab.cli import main
+from recast.lab.config import DataConfig, ModelConfig, Recipe
+from recast.lab.data import load_data
+from recast.lab.explain.inputs import read_inputs
+from recast.lab.explain.neighbours import find_neighbours
+from recast.lab.report import write_report
+from recast.lab.report.neighbours import Neighbours, Query, Shown, draw_neighbours, read_neighbours
+from recast.lab.training.run import train
 
 PNG = "data:image/png;base64,AAAA"
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from on_pages import data_of
 
-import recast.explain
+import recast.lab.explain
 from recast.errors import RecastError
-from recast.explain.pack import LIMIT, first_layer, pack
-from recast.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, State
-from recast.explain.write import page_names, write_pages
+from recast.lab.explain.pack import LIMIT, first_layer, pack
+from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, State
+from recast.lab.explain.write import page_names, write_pages
 
-PAGE = Path(recast.explain.__file__).parent / "assets"
+PAGE = Path(recast.lab.explain.__file__).parent / "assets"
 
 
 def some_maps(side: int = 6, heads: int = 9, seed: int = 0) -> Maps:
@@ -165,7 +165,7 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("recast.run.files.os.replace", refuse)
+    monkeypatch.setattr("recast.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the page .*: Permission denied"):
         write_pages(a_scene(), page)
     assert page.read_text(encoding="utf-8") == old
@@ -176,7 +176,7 @@ def test_the_palette_is_the_reports() -> None:
     def palette(path: Path) -> list[str]:
         return re.findall(r"--[\w-]+: [^;]+;", path.read_text(encoding="utf-8"))
 
-    (report,) = (Path(recast.explain.__file__).parents[1] / "report").rglob("page.css")
+    (report,) = (Path(recast.lab.explain.__file__).parents[1] / "report").rglob("page.css")
     wanted = {line for line in palette(report)}
     assert len(palette(PAGE / "page.css")) > 20
     assert set(palette(PAGE / "page.css")) <= wanted
@@ -184,8 +184,8 @@ def test_the_palette_is_the_reports() -> None:
 
 def test_writing_needs_no_torch() -> None:
     code = (
-        "import sys, recast.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
-        "import recast.explain.sheet; assert 'torch' not in sys.modules"
+        "import sys, recast.lab.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
+        "import recast.lab.explain.sheet; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

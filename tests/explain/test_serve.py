@@ -20,10 +20,10 @@ from PIL import Image
 from torch import nn
 
 from recast.errors import RecastError
-from recast.explain.inputs import read_inputs
-from recast.explain.make import make_scene
-from recast.explain.pages import Subject
-from recast.explain.serve import LARGEST, Server, serve
+from recast.lab.explain.inputs import read_inputs
+from recast.lab.explain.make import make_scene
+from recast.lab.explain.pages import Subject
+from recast.lab.explain.serve import LARGEST, Server, serve
 from recast.layers.gpsa import GPSA
 
 Ask = Callable[..., tuple[int, str]]

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.explain import sheet
-from recast.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
-from recast.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
-from recast.explain.write import write_pages
+from recast.lab.explain import sheet
+from recast.lab.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
+from recast.lab.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
+from recast.lab.explain.write import write_pages
 
 GRID, ONE = (range(4), range(8)), (range(1), range(1))
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     gone = replace(a_scene(), states=(a_scene().states[0], State(5, a_scene().states[0].layers[:1])))
     with pytest.raises(RecastError, match="last has no maps at the last epoch: choose another --layer of pool"):
         write_pages(gone, target, layer="last")
-    monkeypatch.setattr("recast.explain.write.find_spec", lambda name: None)
+    monkeypatch.setattr("recast.lab.explain.write.find_spec", lambda name: None)
     with pytest.raises(RecastError, match="needs matplotlib: pip install matplotlib"):
         write_pages(a_scene(), target)
     assert list(tmp_path.iterdir()) == []

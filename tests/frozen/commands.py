@@ -52,7 +52,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 def call(words: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `recast WORDS`, in this process."""
-    from recast.cli import main
+    from recast.lab.cli import main
 
     out, err = io.StringIO(), io.StringIO()
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def prepare(folder: Path) -> None:
     from PIL import Image
     from safetensors.torch import save_file
 
-    import recast.models.small  # noqa: F401  registers digits_resnet with timm
+    import recast.papers.tcnn.small  # noqa: F401  registers digits_resnet with timm
 
     torch.manual_seed(0)
     save_file(timm.create_model("digits_resnet", num_classes=10).state_dict(), folder / "weights.safetensors")

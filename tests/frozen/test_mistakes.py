@@ -62,9 +62,9 @@ def test_a_mistake_in_python_is_a_recast_error(name: str, tmp_path: Path) -> Non
     from torch import nn
 
     import recast
-    import recast.models.small
-    from recast.data import Data
-    from recast.data.datasets import ImageTensors
+    import recast.papers.tcnn.small
+    from recast.lab.data import Data
+    from recast.lab.data.datasets import ImageTensors
 
     def net(classes: int = 10) -> nn.Module:
         torch.manual_seed(0)

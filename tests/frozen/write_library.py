@@ -27,13 +27,13 @@ from torch import Tensor, nn
 import recast
 import recast.models  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
-from recast.data import Data
-from recast.data.datasets import ImageTensors
-from recast.recipes import RECIPES
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
-from recast.run.recipe import recipe_to_dict
-from recast.training.distributed import Interrupted
-from recast.training.loop import fit
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.data import Data
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.recipe import recipe_to_dict
+from recast.lab.recipes import RECIPES
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.loop import fit
 
 FOLDER = Path(__file__).parent
 GONE = "(none)"

@@ -27,7 +27,7 @@ from typing import NoReturn
 import torch
 from world import RAN, copied, snapshot
 
-from recast.cli import main
+from recast.lab.cli import main
 
 LIMIT = 10.0
 """Seconds: of the clock if it waits, of the processor if it works (other programs may be slowing it down)."""

@@ -25,7 +25,7 @@ TEXTS = (
     "../../../etc/passwd",
     "/dev/zero", "/dev/stdin", "/proc/self/mem", "/nonexistent/x", ".", "..", "~", "notes.txt", "canary", "canary:net",
     "canary.py:net", "run.canary:net", "os:system", "builtins:exec", "subprocess:Popen", "timm:canary", "torchvision:",
-    "hf-hub:some/model", "local-dir:.", "timm:hf-hub:a/b", ":", "a:", ":b", "a:b:c", "recast.cli:main",
+    "hf-hub:some/model", "local-dir:.", "timm:hf-hub:a/b", ":", "a:", ":b", "a:b:c", "recast.lab.cli:main",
     "re:(.*)*(.*)*x!",
     "re:(", "re:(?<=a*)b", "re:" + "(a?){50}" * 5 + "a{50}", "[!", "***", "stage:0", "stage:-1", "stage:x",
     "stage:99999999",

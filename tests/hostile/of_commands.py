@@ -47,16 +47,16 @@ def command_cases(scale: int, number: int, world: Path) -> Iterator[Case]:
 
 def _asked() -> dict[str, list[str]]:
     """Command → its options, as the help has them."""
-    from recast.cli.evaluate import EvaluateOptions
-    from recast.cli.explain import Options
-    from recast.cli.fold import Options as FoldOptions
-    from recast.cli.options import options_of
-    from recast.cli.plan import PlanOptions
-    from recast.cli.quickstart import QuickstartOptions
-    from recast.cli.report import ReportOptions
-    from recast.cli.train import TrainOptions
-    from recast.cli.verify import VerifyOptions
-    from recast.cli.zoo import ZooOptions
+    from recast.lab.cli.evaluate import EvaluateOptions
+    from recast.lab.cli.explain import Options
+    from recast.lab.cli.fold import Options as FoldOptions
+    from recast.lab.cli.options import options_of
+    from recast.lab.cli.plan import PlanOptions
+    from recast.lab.cli.quickstart import QuickstartOptions
+    from recast.lab.cli.report import ReportOptions
+    from recast.lab.cli.train import TrainOptions
+    from recast.lab.cli.verify import VerifyOptions
+    from recast.lab.cli.zoo import ZooOptions
 
     kinds: dict[str, Callable[[], Any]] = {
         "plan": PlanOptions, "verify": VerifyOptions, "train": TrainOptions, "evaluate": EvaluateOptions,
@@ -338,7 +338,7 @@ NAMES = (
     "canary :net",
     "TIMM:canary", "torchvision:canary:net", "hf-hub:a/b", "local-dir:run", "timm:local-dir:.", "timm:hf-hub:a/b",
     "hf_hub:a/b",
-    "code:interact", "antigravity:fly", "this:s", "idlelib:run", "turtle:Turtle", "recast.cli:main", "numpy:fromfile",
+    "code:interact", "antigravity:fly", "this:s", "idlelib:run", "turtle:Turtle", "recast.lab.cli:main", "numpy:fromfile",
     "ctypes:CDLL",
 )  # fmt: skip
 

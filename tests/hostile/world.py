@@ -23,11 +23,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import recast
-import recast.models.small
-from recast.cli import main
+import recast.papers.tcnn.small
+from recast.files import read_lines, sealed
+from recast.lab.cli import main
+from recast.lab.training.checkpoint import states
 from recast.layers.gpsa import gpsa_layers
-from recast.run.files import read_lines, sealed
-from recast.training.checkpoint import states
 
 TINY = (
     "model: {name: digits_resnet}\n"
@@ -44,7 +44,7 @@ import os
 open(os.environ[{RAN!r}], "a").write("ran")
 from timm import create_model
 def net(**kwargs):
-    import recast.models.small
+    import recast.papers.tcnn.small
     return create_model("digits_resnet", num_classes=10)
 """
 
@@ -66,7 +66,7 @@ def import_all() -> None:
 
 def make_world(folder: Path) -> Path:
     """Fill `folder`: weights, a recipe, a finished run, one that was cut short, a saved model, a plan, images, data."""
-    assert recast.models.small
+    assert recast.papers.tcnn.small
     torch.manual_seed(0)
     network = timm.create_model("digits_resnet", num_classes=10).eval()
     save_file(network.state_dict(), folder / "weights.safetensors")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.functional.relative_bias import (
     BiasedWeights,
     biased,
@@ -22,7 +23,6 @@ from recast.layers.functional.relative_bias import (
     fused_attention,
     shared_values_attention,
 )  # fmt: skip
-from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")

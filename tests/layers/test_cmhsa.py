@@ -13,8 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
-from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule, refusal
 
 PADDED = Geometry((3, 3), padding=(1, 1, 1, 1))

@@ -13,9 +13,9 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),

@@ -18,11 +18,11 @@ import recast
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.functional import backends
 from recast.layers.functional.operands import project_out, project_values
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.surgery.rules import find_rule
 
 BACKENDS = ("split", "merged", "dense", "reference")

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.layers import functional
+from recast.layers.config import RecastConfig
 from recast.layers.functional import backends, linear_gates, maps, sigmoid_gates
 from recast.layers.functional.streaming import attend, stream
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.tracing.cost import saved_sizes
 
 # torch says this about its own 'same' padding of even kernels

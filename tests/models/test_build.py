@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from recast.errors import RecastError
+from recast.lab.config import ModelConfig
 from recast.models.build import build, build_from, constructor
-from recast.run.config import ModelConfig
-from recast.run.names import OWN
-from recast.run.trust import trusting
+from recast.models.names import OWN
+from recast.models.trust import trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -144,7 +144,7 @@ def test_timm_knows_our_names_without_importing_them() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
     said = done.stdout.splitlines()
-    assert said[:1] == ["recast.models.small"], done.stderr
+    assert said[:1] == ["recast.papers.tcnn.small"], done.stderr
     assert said[1].startswith("recast_hub is in a repository: timm.create_model('hf-hub:user/name'")
 
 

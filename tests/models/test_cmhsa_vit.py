@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
 from recast.models.build import input_defaults
-from recast.models.cmhsa_vit import CMHSAViT
+from recast.papers.prs.network import CMHSAViT
 
 # name: width, patch, side, classes, mixer's kernel parameters and bias
 SIZES = {

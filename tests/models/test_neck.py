@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
+from recast.lab.tasks.neck import Neck
+from recast.lab.tasks.segment import UperHead, fcn_head
 from recast.models import patchconvnet
-from recast.models.neck import Neck
-from recast.models.segment import UperHead, fcn_head
 
 assert patchconvnet  # registers the names
 

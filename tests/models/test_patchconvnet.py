@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
 from recast.models.build import input_defaults
-from recast.models.patchconvnet import PatchConvNet
-from recast.models.patchconvnet_weights import NAMES, checkpoint_filter_fn, from_official, renamed
+from recast.papers.patchconvnet.network import PatchConvNet
+from recast.papers.patchconvnet.weights import NAMES, checkpoint_filter_fn, from_official, renamed
 
 # name: parameters (with 1000 classes), GMAC at 224×224. None of them from our code: counted on the published one.
 SIZES = {

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.models.pixel_conv import PixelConv2d
-from recast.run.config import RecastConfig
+from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.rules import find_rule, is_convolution, refusal
 
 # kernel, patch side, heads = (2⌈(K−1)/2P⌉ + 1)²

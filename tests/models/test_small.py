@@ -8,11 +8,11 @@ import timm
 import torch
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import Loader, load_data
 from recast.errors import RecastError
+from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.data import Loader, load_data
 from recast.models.build import build, input_defaults
-from recast.models.small import CifarResNet, SubsampleShortcut
-from recast.run.config import DataConfig, ModelConfig
+from recast.papers.tcnn.small import CifarResNet, SubsampleShortcut
 
 NAMES = ["cifar_resnet20", "cifar_resnet56", "cifar_resnet20_a", "cifar_resnet56_a", "digits_resnet"]
 

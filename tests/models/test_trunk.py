@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.models.cmhsa_vit import CMHSAViT
-from recast.models.patchconvnet import PatchConvNet
-from recast.models.trunk import Trunk
+from recast.papers.patchconvnet.network import PatchConvNet
+from recast.papers.prs.network import CMHSAViT
+from recast.papers.trunk import Trunk
 
 Make = Callable[..., Trunk]
 

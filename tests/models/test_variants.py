@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from recast.models.variants import MIXERS, VARIANTS, ResMLP
+from recast.papers.deit.variants import MIXERS, VARIANTS, ResMLP
 
 # millions of parameters as the ResMLP paper's table of ablations prints them
 PUBLISHED = {"class": 17.7, "mlp": 18.6, "conv": 30.8, "separable": 16.7, "p8": 22.1}

@@ -10,8 +10,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from timm.models.vision_transformer import VisionTransformer
 
-from recast.models.cmhsa_vit import CMHSAViT
-from recast.models.patchconvnet import PatchConvNet
+from recast.papers.patchconvnet.network import PatchConvNet
+from recast.papers.prs.network import CMHSAViT
 
 SIZE = 64
 _TINY = {"img_size": SIZE, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2}

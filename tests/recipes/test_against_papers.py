@@ -10,10 +10,10 @@ import pytest
 import timm
 import torch
 
-import recast.models.patchconvnet  # noqa: F401  registers the networks with timm
-from recast.recipes import RECIPES, make_recipe
-from recast.training.distill import soft_loss
-from recast.training.optim import WarmupDecay
+import recast.papers.patchconvnet.network  # noqa: F401  registers the networks with timm
+from recast.lab.recipes import RECIPES, make_recipe
+from recast.lab.training.distill import soft_loss
+from recast.lab.training.optim import WarmupDecay
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])

@@ -10,13 +10,13 @@ import timm
 import torch
 from torch import nn
 
-import recast.models.cmhsa_vit
-import recast.models.patchconvnet
-import recast.models.small
-import recast.models.variants  # noqa: F401  registers our names with timm
+import recast.papers.deit.variants  # noqa: F401  registers our names with timm
+import recast.papers.patchconvnet.network
+import recast.papers.prs.network
+import recast.papers.tcnn.small
+from recast.lab.recipes import RECIPES, make_recipe
+from recast.models.names import split_name
 from recast.models.sources import create
-from recast.recipes import RECIPES, make_recipe
-from recast.run.names import split_name
 
 # Parameters from the specifications of the networks, 1000 classes.
 PARAMETERS = {

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.recipes import RECIPES, make_recipe, recipes_by_paper
-from recast.run.config import Recipe, ScheduleConfig
-from recast.run.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.lab.config import Recipe
+from recast.lab.recipe import changes, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
+from recast.layers.config import ScheduleConfig
 
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
 

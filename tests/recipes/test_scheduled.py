@@ -10,12 +10,12 @@ import timm
 import torch
 
 import recast
-import recast.models.cmhsa_vit
-import recast.models.small  # both register our names with timm
-from recast.recipes import RECIPES, make_recipe
-from recast.run.config import RecastConfig
-from recast.run.schedule import Schedule
+import recast.papers.prs.network
+import recast.papers.tcnn.small  # both register our names with timm
+from recast.lab.recipes import RECIPES, make_recipe
+from recast.layers.config import RecastConfig
 from recast.surgery.plan import Plan
+from recast.surgery.schedule import Schedule
 
 SCALES = ("", "_gpu", "_small")
 

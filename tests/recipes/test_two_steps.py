@@ -10,13 +10,13 @@ import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.data import Data
-from recast.data.augment import resolve
-from recast.data.datasets import ImageTensors
-from recast.recipes import RECIPES
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, Recipe
-from recast.training import prepare
-from recast.training.run import train
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, Recipe
+from recast.lab.data import Data
+from recast.lab.data.augment import resolve
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.recipes import RECIPES
+from recast.lab.training import prepare
+from recast.lab.training.run import train
 
 CLASSES = 4
 

@@ -16,14 +16,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from recast.report import charts, costs, curves, draw, layers, maps
-from recast.report.charts import DEPTHS, Chart
-from recast.report.draw import Point, Series, series_chart
-from recast.report.load import Run, read_run
-from recast.report.maps import Attention, AttentionLayer
-from recast.report.page import render, run_part
-from recast.run.records import FrontierLine, PlaneLine
-from recast.run.tables import Table, write_table
+from recast.lab.records import FrontierLine, PlaneLine
+from recast.lab.report import charts, costs, curves, draw, layers, maps
+from recast.lab.report.charts import DEPTHS, Chart
+from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.load import Run, read_run
+from recast.lab.report.maps import Attention, AttentionLayer
+from recast.lab.report.page import render, run_part
+from recast.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
 

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.report import export, write_report
-from recast.report.export import check_folder, write_figures
-from recast.report.load import Run, read_run
-from recast.report.page import group_parts, run_part
+from recast.lab.report import export, write_report
+from recast.lab.report.export import check_folder, write_figures
+from recast.lab.report.load import Run, read_run
+from recast.lab.report.page import group_parts, run_part
 
 MakeRun = Callable[..., Path]
 

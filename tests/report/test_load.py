@@ -12,8 +12,8 @@ import pytest
 from changed_runs import rewrite
 
 from recast.errors import RecastError
-from recast.report.load import read_run
-from recast.report.verdict import verdict
+from recast.lab.report.load import read_run
+from recast.lab.report.verdict import verdict
 
 MakeRun = Callable[..., Path]
 

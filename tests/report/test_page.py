@@ -16,11 +16,11 @@ import pytest
 from changed_runs import rewrite
 from in_browser import CHROMIUM, chromium, opened
 
-import recast.report
+import recast.lab.report
 from recast.errors import RecastError
-from recast.report import write_report
-from recast.report.load import read_run
-from recast.report.maps import first_map
+from recast.lab.report import write_report
+from recast.lab.report.load import read_run
+from recast.lab.report.maps import first_map
 
 MakeRun = Callable[..., Path]
 
@@ -173,7 +173,7 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("recast.run.files.os.replace", refuse)
+    monkeypatch.setattr("recast.files.os.replace", refuse)
     with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
         write_report([path])
     assert report.read_text(encoding="utf-8") == old
@@ -186,7 +186,7 @@ def test_no_run() -> None:
 
 
 def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("recast.report.")]:
+    for name in [name for name in sys.modules if name.startswith("recast.lab.report.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(RecastError, match="needs jinja2: pip install jinja2"):
@@ -194,9 +194,9 @@ def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_torch_is_not_imported(make_run: MakeRun) -> None:
-    source = str(Path(recast.report.__file__).parents[2])
+    source = str(Path(recast.lab.report.__file__).parents[2])
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from recast.report import write_report; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from recast.lab.report import write_report; "
         "write_report([sys.argv[2]]); "
         "assert 'torch' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )

@@ -11,9 +11,9 @@ import pytest
 from changed_runs import rewrite
 from matplotlib.figure import Figure
 
-from recast.report import switches
-from recast.report.charts import PAGE
-from recast.report.load import read_run
+from recast.lab.report import switches
+from recast.lab.report.charts import PAGE
+from recast.lab.report.load import read_run
 
 MakeRun = Callable[..., Path]
 

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
-from recast.cli import evaluate
-from recast.cli.evaluate import _suites
-from recast.report import formats
-from recast.report.arms_table import LABELS, arms_table, heat_tables
-from recast.report.load import Run, read_run
-from recast.report.page import group_parts, render, run_part
-from recast.report.summary import missing, notes, provenance, tiles, won_and_lost
-from recast.report.table import Cell
-from recast.report.tables import head_table, left_by_reason, seeds_table
-from recast.report.verdict import why_no_mean
-from recast.run.records import Difference, Row
-from recast.run.suites import DEFAULTS
-from recast.run.tables import write_records
+from recast.lab.cli import evaluate
+from recast.lab.cli.evaluate import _suites
+from recast.lab.records import Difference, Row
+from recast.lab.report import formats
+from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
+from recast.lab.report.load import Run, read_run
+from recast.lab.report.page import group_parts, render, run_part
+from recast.lab.report.summary import missing, notes, provenance, tiles, won_and_lost
+from recast.lab.report.table import Cell
+from recast.lab.report.tables import head_table, left_by_reason, seeds_table
+from recast.lab.report.verdict import why_no_mean
+from recast.lab.suites import DEFAULTS
+from recast.tables import write_records
 
 MakeRun = Callable[..., Path]
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}

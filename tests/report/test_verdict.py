@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from changed_runs import rewrite, set_values
 
-from recast.cli import evaluate
-from recast.cli.evaluate import compared_with
-from recast.report.arms_table import arms_table
-from recast.report.costs import cost_charts
-from recast.report.curves import attacks, corruptions, relative
-from recast.report.labels import FROM_START, PARENT, glossary, words
-from recast.report.load import read_run
-from recast.report.summary import tiles, won_and_lost
-from recast.report.verdict import joint_verdict, verdict
-from recast.run.records import ARMS
-from recast.run.suites import METRICS
+from recast.lab.cli import evaluate
+from recast.lab.cli.evaluate import compared_with
+from recast.lab.records import ARMS
+from recast.lab.report.arms_table import arms_table
+from recast.lab.report.costs import cost_charts
+from recast.lab.report.curves import attacks, corruptions, relative
+from recast.lab.report.labels import FROM_START, PARENT, glossary, words
+from recast.lab.report.load import read_run
+from recast.lab.report.summary import tiles, won_and_lost
+from recast.lab.report.verdict import joint_verdict, verdict
+from recast.lab.suites import METRICS
 
 MakeRun = Callable[..., Path]
 OWN = {"model.checkpoint": None}

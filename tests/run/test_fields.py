@@ -8,19 +8,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from recast.errors import RecastError
-from recast.run.config import (
+from recast.fields import Count, field_types, read_value
+from recast.lab.config import (
     AugmentConfig,
     DataConfig,
     DistillConfig,
     OptimConfig,
-    PoolConfig,
-    RecastConfig,
     Recipe,
     RegularizationConfig,
-    ScheduleConfig,
     check_recipe,
 )
-from recast.run.fields import Count, field_types, read_value
+from recast.layers.config import PoolConfig, RecastConfig, ScheduleConfig
 
 
 @pytest.mark.parametrize(

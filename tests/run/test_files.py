@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from recast.errors import RecastError
-from recast.run.files import LOCK, check_ours, check_place, locked, read_lines, replaced, sealed, write_text
+from recast.files import LOCK, check_ours, check_place, locked, read_lines, replaced, sealed, write_text
 
 HOLDS = """
 import sys, time
-from recast.run.files import locked
+from recast.files import locked
 with locked(sys.argv[1]):
     print(1, flush=True)
     time.sleep(60)

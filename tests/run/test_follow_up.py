@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recast.run.trust import follow_up
+from recast.models.trust import follow_up
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from recast.errors import RecastError, one_line, shown
-from recast.run.config import Recipe
-from recast.run.files import read_text
-from recast.run.reading import parse_json, read_bytes
-from recast.run.recipe import SEAL, load_recipe, save_recipe
-from recast.run.tables import read_table
+from recast.files import read_text
+from recast.lab.config import Recipe
+from recast.lab.recipe import SEAL, load_recipe, save_recipe
+from recast.reading import parse_json, read_bytes
+from recast.tables import read_table
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 

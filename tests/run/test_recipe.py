@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.config import (
+from recast.lab.config import (
     AugmentConfig,
     DataConfig,
     DistillConfig,
     ModelConfig,
     OptimConfig,
-    RecastConfig,
     Recipe,
     RegularizationConfig,
 )
-from recast.run.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
-from recast.run.trust import follow_up
+from recast.lab.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.layers.config import RecastConfig
+from recast.models.trust import follow_up
 
 
 def unusual() -> Recipe:

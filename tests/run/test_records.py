@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.run.records import Difference, Row, Wakefulness
-from recast.run.tables import read_records, write_records
+from recast.lab.records import Difference, Row, Wakefulness
+from recast.tables import read_records, write_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [
@@ -90,7 +90,7 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     write_records(tmp_path / "rows.csv", Row, [ROW])
-    monkeypatch.setattr("recast.run.files.os.replace", fail)
+    monkeypatch.setattr("recast.files.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         write_records(tmp_path / "rows.csv", Row, OTHERS)
     assert read_records(tmp_path / "rows.csv", Row) == [ROW]
@@ -98,7 +98,7 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_import_no_torch() -> None:
-    code = "import sys, recast.run.tables, recast.run.config.evaluation; assert 'torch' not in sys.modules"
+    code = "import sys, recast.tables, recast.lab.config.evaluation; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

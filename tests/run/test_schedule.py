@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recast import RecastError, Schedule
-from recast.run.config import ScheduleConfig, parse_dates
+from recast.layers.config import ScheduleConfig, parse_dates
 
 
 def plan_of(*names: str) -> Any:

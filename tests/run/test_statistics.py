@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from recast.run.statistics import Agreement, mean_interval, net_interval
+from recast.lab.statistics import Agreement, mean_interval, net_interval
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (31, 2.042), (61, 2.000)])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.functional import gather
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_

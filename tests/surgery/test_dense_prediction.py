@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50
 
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.plan import Plan

@@ -31,7 +31,7 @@ from recast import (
     recast_,
     recast_during_training_,
 )  # fmt: skip
-from recast.models.pixel_conv import PixelConv2d
+from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.surgery.folding.forms import fold_layer, larger_geometry, larger_kernel
 from recast.surgery.rules import convert
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import recast
 from recast.errors import RecastError
-from recast.run.config import RecastConfig
+from recast.layers.config import RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import layer_numbers, param_groups
 from recast.surgery.planning import plan

@@ -18,7 +18,7 @@ from torchvision import models as torchvision_models
 from recast import plan, recast_
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead, attention_pools
-from recast.run.config import PoolConfig
+from recast.layers.config import PoolConfig
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place

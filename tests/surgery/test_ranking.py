@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from recast import RecastConfig, RecastError, plan, rank, recast_, wake_
+from recast.lab.experimental.ranking import Ranking
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.budget import Budget, Limit
 from recast.surgery.budget import Times
-from recast.surgery.ranking import Ranking
+from recast.surgery.limits import Budget, Limit
 
 TWO = ["early", "late"]
 

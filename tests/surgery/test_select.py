@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.run.budget import Budget, Limit
+from recast.surgery.limits import Budget, Limit
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 

@@ -14,10 +14,10 @@ from timm.models import resnet
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
 
-import recast.models.small
+import recast.papers.tcnn.small
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
@@ -34,7 +34,7 @@ def timm_resnet(block: Any, **options: Any) -> nn.Module:
 
 
 def cifar(shortcut: Any) -> nn.Module:
-    return recast.models.small.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
+    return recast.papers.tcnn.small.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
 
 
 # deep stem and pooled shortcuts, as in ResNet-RS (but without SE, whose mean is over more positions)

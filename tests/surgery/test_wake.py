@@ -13,7 +13,7 @@ import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError
 from recast.layers.cmhsa import recast_layers
-from recast.run.config import RecastConfig
+from recast.layers.config import RecastConfig
 from recast.surgery.wake import _logits, content_entropy, wake_
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import recast
 from recast.analysis.grad_cam import grad_cam
-from recast.data import load_data
 from recast.errors import RecastError
-from recast.run.config import DataConfig
+from recast.lab.config import DataConfig
+from recast.lab.data import load_data
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.examples import batch_of, part_of, read_batches

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.tracing.cost import Cost, layer_cost, saved_sizes
 from recast.tracing.hooks import hooked, in_eval, named
 from recast.tracing.observe import Call, observe

@@ -15,9 +15,9 @@ import torch
 from small import assert_same, without_clocks
 from torch import nn
 
-from recast.training import loop
-from recast.training.distributed import Interrupted
-from recast.training.metrics import read_metrics
+from recast.lab.training import loop
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.metrics import read_metrics
 
 KILLED = """
 import importlib.util, os, signal, sys, torch

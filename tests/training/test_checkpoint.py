@@ -22,13 +22,13 @@ import torch
 from small import assert_same, small_child, small_data, small_fit, small_parent, without_clocks
 
 from recast.errors import RecastError
+from recast.lab.config import AugmentConfig, RegularizationConfig
+from recast.lab.signals import stop_signals, undisturbed
+from recast.lab.training import loop
+from recast.lab.training.checkpoint import states
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.metrics import read_metrics
 from recast.run import signals
-from recast.run.config import AugmentConfig, RegularizationConfig
-from recast.run.signals import stop_signals, undisturbed
-from recast.training import loop
-from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted
-from recast.training.metrics import read_metrics
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 After = Callable[[str, int, Callable[[], object]], AbstractContextManager[None]]
@@ -298,8 +298,8 @@ def test_a_queue_s_sigterm_reaches_loader_processes_too_and_the_state_is_saved(t
     code = """
 import os, signal, sys
 from small import small_data, small_parent, small_recipe
-from recast.training.loop import fit
-from recast.training.distributed import Interrupted
+from recast.lab.training.loop import fit
+from recast.lab.training.distributed import Interrupted
 os.setsid()
 recipe = small_recipe()
 recipe.data.workers = 1

@@ -13,22 +13,22 @@ import timm
 import torch
 from torch import nn
 
-from recast.data import Data, load_data
 from recast.errors import RecastError
-from recast.evaluation.run_folder import open_run
 from recast.io import save
+from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.lab.data import Data, load_data
+from recast.lab.evaluation.run_folder import open_run
+from recast.lab.tasks.detect import SceneRCNN, TimmPyramid, losing
+from recast.lab.training import prepare
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import read_metrics
+from recast.lab.training.run import train
 from recast.layers.gpsa import gpsa_layers
 from recast.models.adapt import classifiers
 from recast.models.build import build
-from recast.models.detect import SceneRCNN, TimmPyramid, losing
 from recast.models.sources import create
-from recast.run.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.training import prepare
-from recast.training.loop import fit
-from recast.training.metrics import read_metrics
-from recast.training.run import train
 
 SLOW = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="a process of its own: RECAST_SLOW=1")
 SMALL = DataConfig("scene_objects", num_train=8, num_val=4, batch_size=4)

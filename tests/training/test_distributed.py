@@ -17,12 +17,13 @@ from torch import nn
 from two_processes import EMBEDDING, ODD, embedded, recipe, run, run_scheduled
 
 from recast.errors import RecastError
-from recast.run.config import AugmentConfig, DataConfig, ScheduleConfig
-from recast.training import distributed
-from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted, check_shares
-from recast.training.loop import fit
-from recast.training.metrics import read_metrics
+from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.training import distributed
+from recast.lab.training.checkpoint import states
+from recast.lab.training.distributed import Interrupted, check_shares
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import read_metrics
+from recast.layers.config import ScheduleConfig
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 

@@ -13,24 +13,17 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data.datasets import ImageTensors
-from recast.data.loading import Loader
 from recast.errors import RecastError
-from recast.models.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding, without_probe
-from recast.run.config import (
-    AugmentConfig,
-    DataConfig,
-    EmbeddingConfig,
-    Recipe,
-    RegularizationConfig,
-    ScheduleConfig,
-    check_recipe,
-)
-from recast.training.checkpoint import states
-from recast.training.embedding import EmbeddingLoss, dino_loss, instance_loss, neighbour_loss, remember_
-from recast.training.metrics import read_metrics
-from recast.training.regularization import prepare_
-from recast.training.run import train
+from recast.lab.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, RegularizationConfig, check_recipe
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.data.loading import Loader
+from recast.lab.tasks.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding, without_probe
+from recast.lab.training.checkpoint import states
+from recast.lab.training.embedding import EmbeddingLoss, dino_loss, instance_loss, neighbour_loss, remember_
+from recast.lab.training.metrics import read_metrics
+from recast.lab.training.regularization import prepare_
+from recast.lab.training.run import train
+from recast.layers.config import ScheduleConfig
 
 SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
 

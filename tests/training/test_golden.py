@@ -16,7 +16,7 @@ import torch
 from commands import platform
 from small import small_child, small_fit
 
-from recast.run.config import AugmentConfig, RegularizationConfig
+from recast.lab.config import AugmentConfig, RegularizationConfig
 
 FILE = Path(__file__).with_name("golden_losses.json")
 

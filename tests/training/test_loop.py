@@ -15,15 +15,16 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 from torch import nn
 
 from recast.errors import RecastError
+from recast.files import read_lines
 from recast.io import load
+from recast.lab.config import RegularizationConfig
+from recast.lab.training import loop
+from recast.lab.training.checkpoint import states
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import measure
+from recast.layers.config import ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.run.config import RegularizationConfig, ScheduleConfig
-from recast.run.files import read_lines
-from recast.training import loop
-from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted
-from recast.training.loop import fit
-from recast.training.metrics import measure
 
 CPU = torch.device("cpu")
 AVERAGED = RegularizationConfig(ema_decay=0.5)

@@ -10,9 +10,9 @@ import torch
 from small import small_child, small_data, small_fit, small_parent, small_recipe
 
 from recast.errors import RecastError
-from recast.training.checkpoint import Position
-from recast.training.loop import fit
-from recast.training.metrics import Journal
+from recast.lab.training.checkpoint import Position
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import Journal
 
 
 def test_tensorboard_gets_the_numbers_of_every_epoch(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_row_says_how_long_was_waited_for_data(
         return batch(self, *args)
 
     monkeypatch.setattr(type(data.train), "batch", slow)
-    monkeypatch.setattr("recast.training.metrics.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("recast.lab.training.metrics.WORTH_SECONDS", 0.0)
     rows = fit(small_parent(), data, small_recipe(epochs=1), tmp_path)
     assert rows[0]["data_wait"] is None
     assert rows[1]["data_wait"] > 0.5
@@ -54,7 +54,7 @@ def test_a_long_training_says_what_it_will_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first epoch, of what is left; a resumed one knows the validation's time from its rows."""
-    monkeypatch.setattr("recast.training.metrics.LONG", 0.0)
+    monkeypatch.setattr("recast.lab.training.metrics.LONG", 0.0)
     fit(small_parent(), small_data(), small_recipe(epochs=2), tmp_path)
     words = r"note: parent: about \S+\ss to go \((\S+) s a step, (\S+) s a validation, \d\S+\s[GM]iB of memory\)"
     told = re.findall(words, capsys.readouterr().err)
@@ -69,6 +69,6 @@ def test_a_long_training_says_what_it_will_cost(
             journal.step(1.0, 0.1, Position(epoch=1, step=step, seconds=500.0 + (step - 50) / 10))
     told = re.findall(words, capsys.readouterr().err)
     assert told == [("0.1", "0.04")]
-    monkeypatch.setattr("recast.training.metrics.LONG", 300.0)
+    monkeypatch.setattr("recast.lab.training.metrics.LONG", 300.0)
     fit(small_parent(), small_data(), small_recipe(epochs=2), tmp_path / "short")
     assert "to go" not in capsys.readouterr().err

@@ -13,11 +13,8 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from recast.errors import RecastError
-from recast.layers.gpsa import gpsa_layers
-from recast.run.config import OptimConfig
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
-from recast.training.optim import (
+from recast.lab.config import OptimConfig
+from recast.lab.training.optim import (
     WarmupDecay,
     check_trainable,
     close_averaged_gates_,
@@ -26,6 +23,9 @@ from recast.training.optim import (
     set_learning_rate,
     shrink_gates_,
 )
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
 
 
 def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:

@@ -16,15 +16,16 @@ from small import assert_same, digits_recipe, small_child, small_fit, small_pare
 from torch import nn
 
 from recast.io import load
+from recast.lab.config import OptimConfig, RegularizationConfig
+from recast.lab.training.metrics import read_metrics
+from recast.lab.training.optim import learning_rates, make_optimizer
+from recast.lab.training.regularization import prepare_, train_mode
+from recast.lab.training.run import train
 from recast.layers.attention_pool import attention_pools
+from recast.layers.config import PoolConfig, ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.run.config import OptimConfig, PoolConfig, RegularizationConfig, ScheduleConfig
 from recast.surgery.plan import applied_plan
 from recast.surgery.pooling.swap import attention_pool_
-from recast.training.metrics import read_metrics
-from recast.training.optim import learning_rates, make_optimizer
-from recast.training.regularization import prepare_, train_mode
-from recast.training.run import train
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}

@@ -18,13 +18,13 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from torch import nn
 
 from recast.errors import RecastError
+from recast.lab.config import ModelConfig, Recipe, RegularizationConfig
+from recast.lab.training.prepare import prepare
+from recast.lab.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
 from recast.models.adapt import draw_
-from recast.models.patchconvnet import PatchConvNet
-from recast.models.small import CifarResNet
-from recast.run.config import ModelConfig, Recipe, RegularizationConfig
+from recast.papers.patchconvnet.network import PatchConvNet
+from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.scales import layer_scales
-from recast.training.prepare import prepare
-from recast.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "num_classes": 3}
 vit = partial(VisionTransformer, **SMALL, depth=3, num_heads=2, init_values=1e-3)

@@ -22,32 +22,24 @@ from small import assert_same, digits_recipe
 from torch import nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.data import load_data
 from recast.errors import RecastError
-from recast.evaluation.run_folder import evaluate_run, open_run
 from recast.io import load
+from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, ModelConfig, OptimConfig, RegularizationConfig
+from recast.lab.data import load_data
+from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.recipe import load_recipe
+from recast.lab.records import Wakefulness
+from recast.lab.training import loop, prepare
+from recast.lab.training import run as run_module
+from recast.lab.training.checkpoint import states
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.metrics import measure, read_metrics
+from recast.lab.training.prepare import refuse_used
+from recast.lab.training.run import train
+from recast.layers.config import RecastConfig, ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
-from recast.run.config import (
-    AugmentConfig,
-    DataConfig,
-    DistillConfig,
-    ModelConfig,
-    OptimConfig,
-    RecastConfig,
-    RegularizationConfig,
-    ScheduleConfig,
-)
-from recast.run.recipe import load_recipe
-from recast.run.records import Wakefulness
 from recast.surgery.plan import Plan, applied_plan
-from recast.training import loop, prepare
-from recast.training import run as run_module
-from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted
-from recast.training.metrics import measure, read_metrics
-from recast.training.prepare import refuse_used
-from recast.training.run import train
 
 pytest.importorskip("sklearn")
 

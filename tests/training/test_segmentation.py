@@ -14,17 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.data import Data, scenes
-from recast.data.pairs import IGNORE, ImagePairs
 from recast.errors import RecastError
-from recast.evaluation.run_folder import open_run
 from recast.io import save
-from recast.models import sources
-from recast.models.adapt import classifiers
-from recast.models.build import build
-from recast.models.segment import SceneFCN, UperNet
-from recast.models.sources import create
-from recast.run.config import (
+from recast.lab.config import (
     AugmentConfig,
     DataConfig,
     DistillConfig,
@@ -33,13 +25,21 @@ from recast.run.config import (
     Recipe,
     RegularizationConfig,
 )
+from recast.lab.data import Data, scenes
+from recast.lab.data.pairs import IGNORE, ImagePairs
+from recast.lab.evaluation.run_folder import open_run
+from recast.lab.tasks.segment import SceneFCN, UperNet
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import read_metrics
+from recast.lab.training.objective import AUXILIARY, pixel_loss
+from recast.lab.training.optim import WarmupDecay
+from recast.lab.training.run import train
+from recast.models import sources
+from recast.models.adapt import classifiers
+from recast.models.build import build
+from recast.models.sources import create
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.training.loop import fit
-from recast.training.metrics import read_metrics
-from recast.training.objective import AUXILIARY, pixel_loss
-from recast.training.optim import WarmupDecay
-from recast.training.run import train
 
 
 def dense_data(count: int = 20) -> Data:

@@ -12,8 +12,8 @@ import torch
 from small import small_child, small_fit, small_parent
 from torch import nn
 
-from recast.run.config import AugmentConfig, RegularizationConfig
-from recast.training.objective import Objective
+from recast.lab.config import AugmentConfig, RegularizationConfig
+from recast.lab.training.objective import Objective
 
 FROZEN = RegularizationConfig(freeze_bn=True)
 

@@ -17,14 +17,15 @@ from torch import nn
 
 from recast import CMHSA, GPSA, Plan, Schedule, load, recast_, wake_
 from recast.errors import RecastError
-from recast.evaluation.run_folder import open_run
+from recast.lab.config import RegularizationConfig
+from recast.lab.evaluation.run_folder import open_run
+from recast.lab.experimental.ranking import gate_slopes
+from recast.lab.training.checkpoint import states
+from recast.lab.training.distributed import Interrupted
+from recast.lab.training.run import train
+from recast.lab.training.switches import agreement, ranked
+from recast.layers.config import ScheduleConfig
 from recast.models.weights import read_header
-from recast.run.config import RegularizationConfig, ScheduleConfig
-from recast.surgery.ranking import gate_slopes
-from recast.training.checkpoint import states
-from recast.training.distributed import Interrupted
-from recast.training.run import train
-from recast.training.switches import agreement, ranked
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 LEARNED = {"schedule": ScheduleConfig("learned", probe_images=16), "optim": {"lr": 1e-5, "gate_lr": 1.0}}

@@ -14,11 +14,12 @@ import torch
 from small import CLASSES, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
 from torch import nn
 
-from recast.models.embedding import add_embedding_
-from recast.run.config import AugmentConfig, EmbeddingConfig, Recipe, RegularizationConfig, ScheduleConfig
-from recast.training.distributed import Interrupted, is_first, process_group
-from recast.training.loop import fit
-from recast.training.metrics import measure
+from recast.lab.config import AugmentConfig, EmbeddingConfig, Recipe, RegularizationConfig
+from recast.lab.tasks.embedding import add_embedding_
+from recast.lab.training.distributed import Interrupted, is_first, process_group
+from recast.lab.training.loop import fit
+from recast.lab.training.metrics import measure
+from recast.layers.config import ScheduleConfig
 
 BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
 ODD = 19

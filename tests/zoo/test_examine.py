@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from recast.lab.zoo import examine as examining
+from recast.lab.zoo.architectures import Instance, spatial_convolutions
+from recast.lab.zoo.examine import examine
 from recast.layers import functional
 from recast.layers.functional import backends
-from recast.zoo import examine as examining
-from recast.zoo.architectures import Instance, spatial_convolutions
-from recast.zoo.examine import examine
 
 SAMPLE = """
     timm:skresnet18 timm:resnest14d timm:densenet121 timm:mobilenetv3_small_050 timm:regnety_002 timm:nf_regnet_b0

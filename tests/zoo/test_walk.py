@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.zoo import walk as walking
-from recast.zoo.architectures import architectures
-from recast.zoo.rows import ZooRow, read_zoo, summary, write_zoo
-from recast.zoo.walk import Job, next_name, walk
+from recast.lab.zoo import walk as walking
+from recast.lab.zoo.architectures import architectures
+from recast.lab.zoo.rows import ZooRow, read_zoo, summary, write_zoo
+from recast.lab.zoo.walk import Job, next_name, walk
 
 NAMES = ["torchvision:swin_t", "timm:efficientvit_m0", "torchvision:r3d_18"]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
 from recast.errors import RecastError
-from recast.run.records import SimilarityLine
-from recast.run.tables import Table
+from recast.lab.records import SimilarityLine
+from recast.tables import Table
 
 MIN_IMAGES = 4
 """The unbiased estimate needs so many in a batch."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
 from recast.errors import RecastError
-from recast.run.records import FourierLine
-from recast.run.tables import Table
+from recast.lab.records import FourierLine
+from recast.tables import Table
 
 Mode = Literal["true", "notebook"]
 FREQUENCIES = tuple(i / 30 for i in range(31))

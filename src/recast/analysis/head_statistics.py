@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
 from recast.analysis.queries import pieces
 from recast.errors import RecastError
+from recast.lab.records import HeadLine
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import positions, under_taps
 from recast.layers.gpsa import GPSA
-from recast.run.records import HeadLine
-from recast.run.tables import Table
+from recast.tables import Table
 from recast.tracing.hooks import hooked, in_eval
 
 TOLERANCE = 1e-3

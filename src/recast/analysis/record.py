@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_tokens
 from recast.errors import RecastError
+from recast.fields import typed
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
-from recast.run.budget import DEFAULT_TOKENS
-from recast.run.fields import typed
+from recast.surgery.limits import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval

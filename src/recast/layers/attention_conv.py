@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
+from recast.fields import Count, typed
+from recast.layers.config import RecastConfig
 from recast.layers.functional.operands import fold_value
 from recast.layers.geometry import Geometry, convolution
-from recast.run.config import RecastConfig
-from recast.run.fields import Count, typed
 from recast.tracing.hooks import in_eval
 
 QUERY_STD = 0.02

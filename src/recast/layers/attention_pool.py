@@ -14,9 +14,9 @@ from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.fields import mismatch
+from recast.layers.config import PoolStart
 from recast.layers.functional.operands import finite_half
-from recast.run.config import PoolStart
-from recast.run.fields import mismatch
 
 INIT_STD = 0.02
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_conv import AttentionConv2d
+from recast.layers.config import RecastConfig
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 
 class CMHSA(AttentionConv2d):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from recast.errors import RecastError
-from recast.run.fields import Checked, CountOrZero, Pixels
+from recast.fields import Checked, CountOrZero, Pixels
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 

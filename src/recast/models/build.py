@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
+from recast.fields import Checked, Classes, Finite, Pixels, Positive, check_value, read_fields
+from recast.lab.config import ModelConfig
+from recast.lab.tasks.neck import with_body
 from recast.models.adapt import other_classes, resampled, with_own_classifier
-from recast.models.neck import with_body
-from recast.models.patchconvnet import PatchConvNet
-from recast.models.patchconvnet_weights import checkpoint_filter_fn
+from recast.models.names import split_name
 from recast.models.sources import create
 from recast.models.weights import (
     first_nonfinite,
@@ -28,9 +29,8 @@ from recast.models.weights import (
     read_weights,
     select_weights,
 )
-from recast.run.config import ModelConfig
-from recast.run.fields import Checked, Classes, Finite, Pixels, Positive, check_value, read_fields
-from recast.run.names import split_name
+from recast.papers.patchconvnet.network import PatchConvNet
+from recast.papers.patchconvnet.weights import checkpoint_filter_fn
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import Proof, note_
@@ -47,7 +47,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
     network's file makes a recast network: its plan is replayed.
-    A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.run.trust`).
+    A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.models.trust`).
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
     """

@@ -46,5 +46,5 @@ def register(name: str, model_class: type[nn.Module], doc: str, defaults: dict[s
     entrypoint.__module__ = model_class.__module__
     entrypoint.__doc__ = doc
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Overwriting")  # what `recast.run.names` gave timm to stand for it
+        warnings.filterwarnings("ignore", "Overwriting")  # what `recast.models.names` gave timm to stand for it
         setattr(sys.modules[model_class.__module__], name, register_model(entrypoint))

@@ -18,10 +18,10 @@ import timm
 from torch import nn
 
 from recast.errors import RecastError, first_line, suggest
-from recast.models.detect import detector
-from recast.models.segment import UperNet
-from recast.run.names import FORMS, ON_TIMM, unknown_model
-from recast.run.trust import check_trusted, elsewhere, import_path, trusting
+from recast.lab.tasks.detect import detector
+from recast.lab.tasks.segment import UperNet
+from recast.models.names import FORMS, ON_TIMM, unknown_model
+from recast.models.trust import check_trusted, elsewhere, import_path, trusting
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:

@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from recast.errors import RecastError, listed, shown
-from recast.run.files import require
-from recast.run.reading import parse_json
+from recast.files import require
+from recast.reading import parse_json
 from recast.surgery.folding.forms import plain_name
 from recast.surgery.proof import checksum
 from recast.tracing.examples import check_weights

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError, suggest
+from recast.fields import typed
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
-from recast.run.fields import typed
 from recast.surgery.folding.forms import as_folded, guard_merging_, is_batch_norm, what_remains
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, shown
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.budget import Budget
-from recast.run.config import RecastConfig
+from recast.surgery.limits import Budget
 from recast.surgery.records import Step
 from recast.surgery.rules import convert
 from recast.surgery.table import quantity

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.fields import Positive, typed
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.fields import Positive, typed
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision

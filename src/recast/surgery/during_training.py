@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.errors import RecastError, shown
+from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
-from recast.run.fields import typed
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import DECAYED, KINDS, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of, parameter_kinds

@@ -10,10 +10,10 @@ from timm.models.mlp_mixer import Affine
 from torch import nn
 
 from recast.errors import RecastError
+from recast.fields import NotNegative, Positive, typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA
-from recast.run.fields import NotNegative, Positive, typed
 from recast.surgery.plan import Plan
 from recast.surgery.wake import warn_if_frozen
 from recast.tracing.examples import check_not_lazy

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from recast.errors import RecastError, listed, shown
+from recast.fields import check_value, mismatch, read_fields
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
-from recast.run.config import PoolConfig, RecastConfig
-from recast.run.fields import check_value, mismatch, read_fields
-from recast.run.reading import parse_json
+from recast.reading import parse_json
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, shown
+from recast.fields import typed
+from recast.lab.experimental.ranking import Ranking, rank
 from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
-from recast.run.budget import Budget
-from recast.run.config import PoolConfig, RecastConfig
-from recast.run.fields import typed
 from recast.surgery.budget import UNTIMED, keep_within, measure_times
+from recast.surgery.limits import Budget
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, noise, put_pool_
-from recast.surgery.ranking import Ranking, rank
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
 from recast.surgery.select import Where, is_auto, is_none, is_spatial, select

@@ -22,9 +22,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.tracing.hooks import FORWARD, hooks_of, in_eval
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]

@@ -19,7 +19,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from recast.errors import RecastError, shown, suggest
 from recast.layers.cmhsa import RecastLayer
-from recast.run.config import RecastConfig
+from recast.layers.config import RecastConfig
 from recast.surgery.rules import axes_of, convert, find_rule, held_elsewhere, refusal
 from recast.tracing.observe import Observation, on_meta
 

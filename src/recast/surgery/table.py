@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recast.errors import listed
-from recast.run.config import PoolConfig
+from recast.layers.config import PoolConfig
 from recast.surgery.records import Left, Step
 from recast.tracing.cost import Cost
 

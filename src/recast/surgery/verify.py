@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError
+from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
+from recast.layers.config import Backend
 from recast.layers.gpsa import gpsa_layers
-from recast.run.config import Backend
-from recast.run.fields import typed
 from recast.surgery.exactness import Exactness, relative_error, worst_channel
 from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError, suggest
+from recast.fields import Positive, Seed, typed
 from recast.layers.cmhsa import RecastLayer, recast_layers
+from recast.layers.config import RecastConfig
 from recast.layers.functional.maps import query_tokens, relative_entropy
-from recast.run.config import RecastConfig
-from recast.run.fields import Positive, Seed, typed
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.run.fields import Checked, Whole
+from recast.fields import Checked, Whole
 
 
 @dataclass(frozen=True)

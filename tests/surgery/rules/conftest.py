@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import recast
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 from recast.surgery.rules import convert
 
 

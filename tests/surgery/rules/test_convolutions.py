@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recast.layers.config import RecastConfig
 from recast.layers.functional import backends, operands
 from recast.layers.functional.streaming import short, stream
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import recast
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"

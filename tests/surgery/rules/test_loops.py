@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from recast.layers.config import RecastConfig
 from recast.layers.functional import dense, merged, plain, reference, split
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged, "plain": plain}
 SEEDS = range(500, 516)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.config import RecastConfig
 from recast.surgery.wrappers import unwrapped
 
 # said by torch when a plan counts the operations of a compiled model: bug 13

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 
 import recast
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.run.config import RecastConfig
 
 KEEP = RecastConfig(keep_parametrization=True)
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")

@@ -9,9 +9,9 @@ import torch
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.models.pixel_conv import PixelConv2d
-from recast.run.config import RecastConfig
+from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery import rules
 from recast.surgery.rules import find_rule, recasts, refusal
 

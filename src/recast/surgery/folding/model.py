@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.fields import typed
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.run.fields import typed
 from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import (
     as_it_is,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.run.config import PoolConfig
+from recast.layers.config import PoolConfig
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import computes_as

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
+from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
-from recast.run.config import PoolConfig, RecastConfig
-from recast.run.fields import typed
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place, single

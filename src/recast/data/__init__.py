@@ -1,8 +1,0 @@
-"""Data sets by name: `load_data(DataConfig(name="digits"))`. Pixels are in [0, 1]; a model normalises for itself."""
-
-from __future__ import annotations
-
-from recast.data.loading import Loader
-from recast.data.sources import Data, load_data
-
-__all__ = ["Data", "Loader", "load_data"]

@@ -1,0 +1,293 @@
+"""Files of a run folder: one writer at a time, atomic writes, and reading that names the file in every error.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from recast.errors import RecastError, shown
+from recast.reading import decode, open_now, parse_json, read_bytes
+
+LOCK = ".lock"
+"""In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
+process: none is ever stale, on this machine or on another one of the same storage."""
+TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
+"""Names of `replaced`, with the number of the process."""
+HOUR = 3600
+FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
+"""Folders of a run, which must lie in it."""
+_HOLDER = re.compile(r"process \d+ on .*")
+"""What a lock says."""
+MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
+"""In the pages and the PNG pictures that we write."""
+SEAL = "checksum"
+"""The key of a line's own."""
+_HELD: dict[Path, int] = {}
+"""Folders that this process holds, and the thread that does."""
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Be the only writer of `folder` for the block; the same thread may ask again inside of it.
+
+    The folder is made where there is none, and taken away again if nothing came of it; what a writer that was killed
+    left half-written is swept. Raises RecastError while another process or thread holds it.
+    """
+    folder = check_path(folder)
+    if folder.is_file():
+        raise RecastError(f"{folder} is a file: choose another folder with --out")
+    if folder.is_symlink() and not folder.exists():  # a disk that is not mounted?
+        raise RecastError(f"{folder} is a link to {os.readlink(folder)}, which is not there: make that folder first")
+    key, me = folder.resolve(), threading.get_ident()
+    if _HELD.get(key) == me:
+        yield
+        return
+    if _HELD.setdefault(key, me) != me:
+        raise RecastError(f"{folder} is in use by another thread of this process: choose another folder")
+    made = [one for one in (key, *key.parents) if not one.exists()]
+    try:
+        key.mkdir(parents=True, exist_ok=True)
+        with _system_lock(key / LOCK, folder):
+            _check_folders(key)
+            for path in key.rglob(".*.tmp"):
+                if _is_left_over(path):
+                    path.unlink(missing_ok=True)
+            yield
+    finally:
+        del _HELD[key]
+        for one in made:
+            with suppress(OSError):  # not empty
+                one.rmdir()
+
+
+def _check_folders(run: Path) -> None:
+    """Raise RecastError where a link would lead what is written into the run to another place."""
+    for name in FOLDERS:
+        for path in (run / name, *(run / name).glob("*")):
+            if not path.is_file() and not Path(os.path.realpath(path)).is_relative_to(run):
+                raise RecastError(f"{path} is a link that leads out of the run: remove it, or move its target here")
+
+
+def _is_left_over(path: Path) -> bool:
+    """True for a temporary file whose process ended (only Linux tells) or that is old: numbers are given out again."""
+    match = TEMPORARY.fullmatch(path.name)
+    if match is None or path.is_symlink() or not path.is_file():
+        return False
+    return not Path(f"/proc/{match[1]}").exists() or path.stat().st_mtime < time.time() - HOUR
+
+
+@contextmanager
+def _system_lock(path: Path, folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody is kept out
+        yield
+        return
+    while True:
+        strange = RecastError(f"{path} is not what this library wrote: look at it, and remove it")
+        try:  # a folder from elsewhere may hold a link here, whose target would be overwritten, or a pipe, which waits
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise strange if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) else error from None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise strange
+            holder = os.read(file, 200).decode("utf-8", "replace").strip()
+            if holder and not _HOLDER.fullmatch(holder):  # another name of somebody's file
+                raise strange
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
+            except (BlockingIOError, PermissionError):
+                holder = holder or "another process"
+                raise RecastError(f"{folder} is in use by {holder}: wait until it ends, or stop it") from None
+            except OSError as error:
+                told = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
+                warnings.warn(told, stacklevel=4)
+            if not (path.exists() and os.path.samestat(os.fstat(file), path.stat())):
+                continue  # its holder ended meanwhile and took this file away: the next one is another
+            if holder:
+                warnings.warn(f"{folder} is taken over from {holder}, which ended without a word", stacklevel=4)
+            with suppress(OSError):  # a full disk: only messages need it
+                os.ftruncate(file, 0)
+                os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(file)
+
+
+def check_path(path: str | Path) -> Path:
+    """The path, as one. Raises RecastError for what no file can be called: too long, a null byte, below a file."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecastError(f"cannot use the path {shown(os.fspath(path))}: {reason}") from None
+    return Path(path)
+
+
+def is_ours(path: Path, *marks: bytes) -> bool:
+    """True for a file with one of these marks at its head: we wrote it."""
+    try:
+        with open_now(path) as file:
+            head = file.read(2**16)
+    except (OSError, ValueError):  # a folder, or not readable
+        return False
+    return any(mark in head for mark in marks)
+
+
+def check_ours(path: Path) -> None:
+    """Raise RecastError for a file that is there and was not written by us."""
+    if os.path.lexists(check_path(path)) and not (path.is_file() and is_ours(path, *MARKS)):
+        raise RecastError(
+            f"{path} was not written by this command and is left as it is: choose another --out, or move it"
+        )
+
+
+def check_place(path: Path, what: str, example: str) -> None:
+    """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
+    if check_path(path).is_dir():
+        raise RecastError(f"{what} must be a file, got the folder {path}: add a name such as {example}")
+    if not path.parent.is_dir():
+        raise RecastError(f"the folder of {what} does not exist: {path.parent}")
+
+
+def free_space(folder: Path) -> str:
+    """What is left of the disk below a folder."""
+    return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB"
+
+
+@contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; what the block wrote there is flushed to the disk and takes `path`'s name.
+
+    If the block or the disk fails, the temporary file is removed and `path` is as it was.
+    """
+    path = check_path(path)
+    if path.is_dir():
+        raise RecastError(f"{path} is a folder: expected the name of a file")
+    # a name that nobody can guess, and a new file: what lies under another name, a link too, is never written
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    temporary.touch(exist_ok=False)
+    try:
+        mode = temporary.stat().st_mode  # as the user's umask has it: safetensors makes files that only the owner reads
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "nt":  # cannot open a folder, and need not
+        return
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself is only safe once the folder is on the disk
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace the text file `path`."""
+    with replaced(path) as temporary:
+        # names of files need not be text
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:
+    """Replace the JSON file `path`."""
+    write_text(path, as_json(content))
+
+
+def as_json(content: Mapping[str, Any] | list[Any]) -> str:
+    """The text of a JSON file."""
+    return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
+    return decode(_read(path), path)
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        raise RecastError(f"{path} is missing: {Path(path).parent} is not a complete run folder") from None
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in a file, which has these keys."""
+    return require(str(path), parse_json(read_text(path), path), keys)
+
+
+def read_names(path: Path) -> list[str]:
+    """The JSON list of texts in a file."""
+    found = parse_json(read_text(path), path)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RecastError(f"{path} must be a JSON list of names")
+    return found
+
+
+def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
+    """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines:
+    of what is no JSON, and of what is not as `sealed` wrote it."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    damaged = []
+    for number, line in enumerate(_read(path).split(b"\n"), start=1):
+        try:
+            row = require("", parse_json(line.decode("utf-8"), path))
+            if row.pop(SEAL, None) not in (None, row_digest(row)):
+                raise ValueError
+            found.append((number, row))
+        except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
+            damaged += [number] if line.strip() else []
+    return found, damaged
+
+
+def sealed(row: Mapping[str, Any]) -> str:
+    """A line for `read_lines`, with a checksum: a digit that a disk turned over is not taken for a measurement."""
+    return json.dumps({**row, SEAL: row_digest(row)}) + "\n"
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """What tells a row of metrics.jsonl from all others."""
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
+
+
+def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """`found` as an object that holds `keys`; `where` names it in the error."""
+    if not isinstance(found, dict):
+        raise RecastError(f"{where} must be a JSON object, got {type(found).__name__}")
+    if missing := [key for key in keys if key not in found]:
+        raise RecastError(f"{where} lacks {', '.join(missing)}")
+    return found
+
+
+def number(value: object) -> float:
+    """A float, NaN for what is not a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

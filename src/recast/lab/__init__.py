@@ -1,0 +1,1 @@
+"""The bench: train, evaluate, explain, report, the command line."""

@@ -1,0 +1,113 @@
+"""`recast check FILE|RUN`: verify again what a saved file says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recast.errors import RecastError
+from recast.lab.cli.help import Command
+from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
+from recast.lab.config import ModelConfig
+from recast.models.trust import trusting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EXAMPLES = """  recast check child.safetensors
+  recast check child.safetensors --parent resnet50            (its published weights)
+  recast check child.safetensors --parent parent.safetensors
+  recast check child.safetensors --parent mynet:build --checkpoint parent.pth
+  recast check child.safetensors --run                        (and its model.onnx)
+  recast check runs/mine --json                               (with the run's own parent)
+"""
+ABOUT = """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
+exported files that lie beside it. With the parent: that it is the one that was recast, that the plan computes the
+same function, and whether training has moved the weights since. What cannot be verified is named, with the reason.
+Exit code 1: something is not as the file says."""
+
+
+@dataclass
+class Options(TrustOption, ComputeOptions):
+    """Options of the command."""
+
+    WORDS: ClassVar[Words] = {"saved": "1"}
+    saved: str = ""
+    """a file of recast.save, a run folder, or hf-hub:user/name"""
+    parent: str | None = None
+    """a model's name (published weights), or a file of weights; None: a run's own"""
+    checkpoint: str | None = None
+    """weights for the name of --parent, .safetensors or .pth"""
+    checkpoint_key: str | None = None
+    """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
+    run: bool = False
+    """run the exported ONNX files beside it again: only the file itself vouches for them"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print what holds, what fails and what cannot be checked."""
+    options = parse(Command("check", "FILE|RUN [options]", ABOUT, EXAMPLES), Options(), argv)
+    if options.checkpoint is not None and (options.parent is None or Path(options.parent).is_file()):
+        raise RecastError("--checkpoint holds the weights of --parent: add --parent with the name of a network")
+    path = Path(options.saved)
+    folder = path if path.is_dir() else None
+
+    from recast.checking import check
+    from recast.io import local_file
+    from recast.models.weights import read_header
+
+    path = path / "weights.safetensors" if folder else local_file(options.saved)
+    header = read_header(path)
+    with trusting(options.parent, trust=options.trust):
+        parent = None if options.parent is None else _named(options, header["constructor"]).eval()
+        if parent is None and folder is not None:
+            parent = _of_run(folder)
+        found = check(path, parent, trust=options.trust, run=options.run)
+    print_json(found.to_dict()) if options.json else print(found)
+    return 0 if found.ok else 1
+
+
+def _named(options: Options, constructor: dict[str, Any] | None) -> nn.Module:
+    """The parent that was typed: a file of `save`, weights for the file's own constructor, or a name."""
+    from recast.lab.explain.open import open_model
+    from recast.models.build import build, build_from, check_constructor
+    from recast.models.names import split_name
+    from recast.models.trust import is_function
+    from recast.models.weights import load_weights_, read_header, read_weights, select_weights
+
+    name = str(options.parent)
+    if not Path(name).is_file():
+        made = None if constructor is None else check_constructor(constructor)
+        config = ModelConfig(
+            name, options.checkpoint, pretrained=options.checkpoint is None and not is_function(name),
+            checkpoint_key=options.checkpoint_key,
+        )  # fmt: skip
+        return build(config, num_classes=made[2].get("num_classes") if made and made[:2] == split_name(name) else None)
+    try:
+        own = read_header(name)["constructor"]
+    except RecastError:
+        own = None
+    if own is not None:
+        return open_model(ModelConfig(name))
+    if constructor is None:
+        raise RecastError(f"neither file says how to build the parent: add --parent NETWORK --checkpoint {name}")
+    model = build_from(constructor)
+    load_weights_(model, select_weights(model, read_weights(name), name, options.checkpoint_key), name)
+    return model
+
+
+def _of_run(folder: Path) -> nn.Module | None:
+    """The parent of a run; None of one that recast nothing, and where an embedding's head was part of it."""
+    from recast.lab.evaluation.run_folder import check_run
+    from recast.lab.recipe import load_recipe
+    from recast.models.build import build
+    from recast.models.trust import check_trusted
+
+    check_run(folder)
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    if recipe.is_plain or recipe.embedding.is_on:
+        return None
+    check_trusted(recipe.model.name)
+    return build(recipe.model).eval()

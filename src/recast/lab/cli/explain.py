@@ -1,0 +1,138 @@
+"""`recast explain RUN|MODEL IMAGE…`: a page, or a picture, of where a network looks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recast.errors import RecastError
+from recast.lab.cli.help import Command
+from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, parse_size, print_json
+from recast.lab.config.explain import ExplainOptions
+from recast.models.names import check_name, no_subject
+from recast.models.trust import trusting
+
+if TYPE_CHECKING:
+    from recast.lab.explain.scene import Scene
+
+EXAMPLES = """  recast explain runs/mine cat.jpg
+  recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
+  recast explain runs/mine val:17 val:18          (validation images of the run's own data)
+  recast explain runs/mine                        (four of them, of different classes)
+  recast explain runs/mine --neighbours           (the training images that are nearest to them)
+  recast explain runs/mine --serve                (drop an image on a page of this machine, and another)
+  recast explain deit_tiny_patch16_224 cat.jpg --pretrained
+  recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
+  recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
+  recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
+"""
+ABOUT = """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
+shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
+it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
+whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,
+and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image."""
+
+
+@dataclass
+class Options(ExplainOptions, TrustOption, ComputeOptions):
+    """Options of the command."""
+
+    WORDS: ClassVar[Words] = {"subject": "1", "images": "*"}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the pages and say where they are."""
+    usage = "RUN|MODEL [IMAGE …] [options]"
+    options = parse(Command("explain", usage, ABOUT, EXAMPLES), Options(), argv)
+    size = None if options.img_size is None else parse_size(options.img_size, 0)
+    if not (Path(options.subject).exists() or options.subject.endswith(".safetensors")):
+        try:
+            check_name(options.subject)
+        except RecastError as error:
+            raise no_subject(options.subject, error) from None
+    if options.serve:
+        return _serve(options, size)
+    if options.port is not None:
+        raise RecastError("--port is of --serve: add it, or leave --port away")
+    if options.neighbours:
+        return _neighbours(options, size)
+    from recast.lab.explain.pages import explain_pages  # needs torch, which the help does without
+
+    with trusting(options.subject, trust=options.trust):
+        pages, scene, notes = explain_pages(options, size)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if options.json:
+        print_json(_summary(pages, scene, options.layer))
+    else:
+        first, *others = pages
+        kind = "picture" if first.suffix.lower() == ".png" else "page"
+        print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
+    return 0
+
+
+def _serve(options: Options, size: tuple[int, int] | None) -> int:
+    given = [f"--{name}" for name in ("out", "json", "neighbours") if getattr(options, name)] + options.images
+    if given:
+        raise RecastError(f"--serve takes its images in the browser and writes no file: leave {given[0]} away")
+    from recast.lab.explain.pages import check_subject, open_subject
+    from recast.lab.explain.serve import PORT, Server, serve
+
+    check_subject(options, size)
+    port = PORT if options.port is None else options.port
+    for name in ("SIGTERM", "SIGHUP"):  # end as Ctrl-C does: uploads are temporary files
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    with trusting(options.subject, trust=options.trust), Server(port) as server:
+        server.subject, server.layer = open_subject(options, size, kept=False), options.layer
+        server.name = Path(options.subject).resolve().name if Path(options.subject).exists() else options.subject
+        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
+        for note in server.subject.notes:
+            print(f"note: {note}", file=sys.stderr)
+        serve(server)
+    print("ended")
+    return 0
+
+
+def _neighbours(options: Options, size: tuple[int, int] | None) -> int:
+    if not (Path(options.subject) / "recipe.yaml").is_file():
+        raise RecastError(f"--neighbours looks among a run's training images, and {options.subject} is no run folder")
+    from recast.lab.explain.neighbours import neighbours_page
+
+    with trusting(options.subject, trust=options.trust):
+        page = neighbours_page(options, size)
+    if options.json:
+        print_json({"pages": [str(page)]})
+    else:
+        print(f"page: {page}")
+    return 0
+
+
+def _summary(pages: list[Path], scene: Scene, layer: str | None) -> dict[str, Any]:
+    """The pages, and the predictions at the last epoch."""
+    from recast.lab.explain.pack import first_layer
+
+    unit = "logit" if scene.scale == "logits" else "probability"
+    return {
+        "pages": [str(path) for path in pages],
+        "layers": list(scene.layer_order),
+        "opens": first_layer(scene, layer),
+        "outputs": scene.scale,
+        "epochs": [state.epoch for state in scene.states if state.epoch is not None],
+        "images": [
+            {
+                "name": picture.name,
+                "label": picture.label,
+                "predictions": {
+                    arm: [{"class": one.name, unit: one.probability} for one in ranked]
+                    for arm, ranked in picture.predictions[-1].items()
+                },
+            }
+            for picture in scene.pictures
+        ],
+        "notes": list(scene.notes),
+    }

@@ -1,0 +1,147 @@
+"""Accuracy on images as they are (suite `clean`), at other sizes (`resolution`) and filtered (`frequency`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recast.errors import RecastError, first_line
+from recast.lab.config.evaluation import parse_size
+from recast.lab.data.datasets import ImageFiles, ImageTensors
+from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
+from recast.lab.evaluation.derived_images import ResizedImages
+
+BINS = 15
+"""Of the expected calibration error."""
+FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""Of the data's own side: the sizes that are measured where none are asked for."""
+Band = Literal["low", "high"]
+RADII = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+"""In units of π; the corners of the spectrum are at √2."""
+
+
+def score_top(batch: Batch) -> Iterator[Score]:
+    """top1, and from six classes on top5, among the classes that count."""
+    for name in batch.models:
+        yield Score(name, "top1", batch.is_correct(name))
+        if batch.logits(name).shape[1] >= 6:
+            yield Score(name, "top5", batch.is_correct(name, k=5))
+
+
+def score_part(batch: Batch) -> Iterator[Score]:
+    """top1/PART: top1/gaussian_noise/1 and so on."""
+    return batch.top1(f"top1/{batch.source.part}")
+
+
+def score_clean(batch: Batch) -> Iterator[Score]:
+    """top1, top5, loss = cross-entropy, ece."""
+    yield from score_top(batch)
+    for name in batch.models:
+        logits = batch.logits(name)
+        yield Score(name, "loss", F.cross_entropy(logits.double(), batch.labels, reduction="none"))
+        yield Score(name, "ece", calibration_gaps(logits, batch.labels))
+
+
+def calibration_gaps(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, 15): correct − confidence in the column of the confidence's bin, 0 elsewhere.
+
+    The bins are ((b − 1)/15, b/15] (Guo et al. 2017, arXiv:1706.04599).
+    """
+    confidence, prediction = logits.double().softmax(1).max(1)
+    gap = (prediction == labels).double() - confidence
+    bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return torch.zeros(len(labels), BINS, dtype=torch.float64, device=logits.device).scatter_(
+        1, bins[:, None], gap[:, None]
+    )
+
+
+def expected_calibration_error(means: np.ndarray) -> np.ndarray:
+    """ECE in percent: 100 Σ_b |Σ_{i in b} (correctᵢ − confidenceᵢ)| / n (Guo et al. 2017, Eq. 3)."""
+    return 100 * np.abs(means).sum(axis=-1)
+
+
+def default_sizes(side: int) -> tuple[tuple[int, int], ...]:
+    """Half to one and a half of the own side, in multiples of 32 (8 below 128, 4 below 32), and the own side."""
+    multiple = 32 if side >= 128 else 8 if side >= 32 else 4
+    sides = {max(multiple, multiple * round(factor * side / multiple)) for factor in FACTORS if factor != 1}
+    return tuple((each, each) for each in sorted({*sides, side}))
+
+
+def sources_resolution(context: Context) -> list[Source]:
+    """The validation images at each of options.sizes (T-CNN, d'Ascoli et al. 2021, Fig. 7).
+
+    The images are opened again and resized for each size; the share of an image that the crop keeps is that of the
+    data's own size at all of them, so that a larger size shows the same part of the image in more pixels.
+    """
+    images = context.data.val
+    if not isinstance(images, ImageFiles | ImageTensors):
+        raise NotMeasured(
+            f"resolution opens the images again at every size, which the shards of {context.data.name} do not allow: "
+            "use an image folder, a zip or hfds/NAME"
+        )
+    asked = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes or ()))
+    return [
+        Source(ResizedImages(images, (height, width)), f"{height}x{width}")
+        for height, width in asked or default_sizes(images.img_size)
+    ]
+
+
+def score_resolution(batch: Batch) -> Iterator[Score]:
+    """top1@HxW; a model that cannot take a size has none, which is said once."""
+    size = batch.source.part
+    refused = batch.context.store.setdefault("refused sizes", set())
+    for name in batch.models:
+        if (name, size) in refused:
+            continue
+        try:
+            correct = batch.is_correct(name)
+        except (RecastError, torch.OutOfMemoryError):
+            raise
+        except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # each network refuses in its own way
+            if batch.first > 0:
+                raise  # it could, for the images before these
+            refused.add((name, size))
+            said = f"{name} cannot take images of {size} and is left out there: {first_line(error)}"
+            warnings.warn(said, stacklevel=2)
+            continue
+        yield Score(name, f"top1@{size}", correct)
+
+
+def keep_frequencies(images: Tensor, band: Band, radius: float) -> Tensor:
+    """Pixels (B, C, H, W) with frequencies up to `radius`·π (low) or above it (high), and the mean of each channel:
+
+        x ← F⁻¹[M · F[x]]      low: M = 1 where ρ ≤ radius, high: M = 1 where ρ > radius or ρ = 0, else 0
+        ρ² = (2n/H)² + (2m/W)²      of bin (n, m), −H/2 ≤ n < H/2: 1 is π, in any direction and at any height and width
+
+    The mean (ρ = 0) stays in the high-passed image too, else its pixels would lie around 0 instead of where they were:
+    low + high = image + mean. What leaves [0, 1] is not cut off, for that would bring other frequencies back. The
+    borders of an image meet, as they do in every discrete Fourier transform.
+
+    Raises `RecastError` for another band, and a radius that is negative or NaN.
+    """
+    if band not in get_args(Band):
+        raise RecastError(f"band must be one of {get_args(Band)}, got {band!r}")
+    if not radius >= 0:
+        raise RecastError(f"a radius is a number of 0 or more, in units of π, got {radius}")
+    height, width = images.shape[-2:]
+    pixels = images.to(torch.promote_types(images.dtype, torch.float32))
+    rows = 2 * torch.fft.fftfreq(height, device=pixels.device)
+    columns = 2 * torch.fft.rfftfreq(width, device=pixels.device)
+    distance = (rows[:, None].square() + columns.square()).sqrt()
+    # bins on the circle itself belong to it whatever the rounding
+    kept = distance <= radius + 1e-6 if band == "low" else (distance > radius + 1e-6) | (distance == 0)
+    spectrum = torch.fft.rfft2(pixels) * kept
+    return torch.fft.irfft2(spectrum, s=(height, width)).to(images.dtype)
+
+
+def score_frequency(batch: Batch) -> Iterator[Score]:
+    """top-1 as low@F and high@F, F of `RADII`: on images with only the frequencies up to, or above, F·π."""
+    for band in get_args(Band):
+        for radius in RADII:
+            yield from batch.top1(f"{band}@{radius:g}", keep_frequencies(batch.images, band, radius))

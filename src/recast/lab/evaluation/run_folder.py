@@ -1,0 +1,261 @@
+"""The three arms of a run folder, rebuilt from its files, and their evaluation."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recast.analysis.queries import telling_query
+from recast.errors import RecastError
+from recast.files import locked, read_json, replaced, require, write_json
+from recast.io import load
+from recast.lab.config import Recipe
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data, Loader, load_data
+from recast.lab.data.fingerprint import check_classes, check_same
+from recast.lab.device import surroundings
+from recast.lab.evaluation.context import Context, PixelModel
+from recast.lab.evaluation.predictions import draw_predictions
+from recast.lab.evaluation.runner import Results, measure, open_context
+from recast.lab.evaluation.suites import EVALUATORS, check_suites, check_task, groups
+from recast.lab.recipe import functions_of, has_new_parent, load_recipe
+from recast.lab.records import Difference, Provenance, Row
+from recast.lab.suites import MAIN
+from recast.lab.tasks.embedding import add_embedding_
+from recast.layers.functional import expand_heads
+from recast.layers.gpsa import gpsa_layers
+from recast.models.build import build
+from recast.models.trust import check_trusted, follow_up
+from recast.tables import read_records, write_records, write_table
+from recast.tracing.hooks import hooked, in_eval
+
+NUM_PICTURES = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
+
+    Of a run that recast nothing it holds the trained network alone, as finetuned.
+    """
+
+    folder: Path
+    recipe: Recipe
+    data: Data
+    models: dict[str, nn.Module]
+
+    @property
+    def kept(self) -> dict[int, Path]:
+        """Epoch → the weights of that epoch, ascending, where the recipe kept some (`keep_every`)."""
+        paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
+        numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
+        return dict(sorted((int(number), path) for number, path in numbered if number.isdecimal()))
+
+
+def check_run(folder: str | Path) -> None:
+    """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
+    folder = Path(folder)
+    if not (folder / "recipe.yaml").is_file():
+        raise RecastError(f"{folder} is no run folder: it has no recipe.yaml (recast train writes one)")
+    if not (folder / "weights.safetensors").is_file():
+        again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
+        raise RecastError(f"{folder} is not trained to its end: finish it with {again}")
+
+
+def open_run(folder: str | Path) -> Run:
+    """Rebuild the three arms of a run folder, on the CPU.
+
+    Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
+    """
+    check_run(folder)
+    folder = Path(folder)
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    check_trusted(recipe.model.name)
+    data = load_data(recipe.data, recipe.augment)
+    classes = len(data.classes)
+    check_classes(folder, data)
+    if recipe.is_plain:
+        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
+        add_embedding_(network, recipe.embedding, classes)
+        return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
+    parent = build(recipe.model, num_classes=classes).eval()
+    models, trained = {"parent": parent}, add_embedding_(copy.deepcopy(parent), recipe.embedding, classes)
+    if (control := folder / "finetuned" / "weights.safetensors").is_file():
+        models["finetuned"] = load(control, parent=trained)
+    models["recast"] = load(folder / "weights.safetensors", parent=trained)
+    return Run(folder, recipe, data, models)
+
+
+def evaluate_run(
+    folder: str | Path,
+    suites: Sequence[str],
+    *,
+    batch_size: int = 256,
+    device: str = "auto",
+    options: Options = Options(),
+    workers: int = 0,
+    again: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> Results:
+    """Measure the arms of a run side by side and keep everything in its folder.
+
+    RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
+    RUN/analysis/SUITE.csv            the tables of the suites that fill one
+    RUN/evaluation.json               by suite: command, versions, machine, data, options, date
+    RUN/scores/                       per-image scores: measured again only for other weights, images or options
+    RUN/attention.npz                 maps of a few images, for the report
+    RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
+
+    again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do (what was finished by
+    then is kept), and where another process writes the folder.
+    """
+    check_suites(suites)
+    folder = Path(folder)
+    with locked(folder):
+        _provenance(folder)  # what cannot be added to is found before anything is measured
+        for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+            if (folder / name).is_file():
+                read_records(folder / name, kind)
+        run = open_run(folder)
+        data, recipe = run.data, run.recipe
+        check_task(suites, recipe.data.task, data.name)
+        check_same(folder, data, goes_on=False)
+        if options.labels not in (None, recipe.data.labels):
+            if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
+                raise RecastError(
+                    f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
+                    f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
+                )
+            data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
+        context = open_context(run.models, data, batch_size, device, options, workers)
+        if has_new_parent(recipe, folder):
+            context = replace(context, untaught=frozenset({"parent"}))
+        if "recast" in run.models:
+            epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
+            context = replace(context, epochs=epochs)
+        scores = run.folder / "scores"
+        if again:
+            for name in suites:
+                shutil.rmtree(scores / name, ignore_errors=True)
+        results = Results()
+        # What shares a pass is measured together, and each group is written as soon as it is there.
+        for together in groups(suites):
+            begin = time.time()
+            found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
+            context.store.clear()  # what one group keeps may fill the memory
+            _write(run, found, together, context, command, time.time() - begin)
+            results.extend(found)
+        if MAIN[data.task][0] in suites and data.task != "classify":
+            with in_eval(*run.models.values()), replaced(run.folder / "predictions.png") as temporary:
+                draw_predictions(context).save(temporary, format="png")
+        if "recast" in run.models and gpsa_layers(run.models["recast"]) and data.task == "classify":
+            write_pictures(run)
+        return results
+
+
+def _kept_model(run: Run, path: Path) -> nn.Module:
+    """The recast model with the weights that were kept of an epoch."""
+    parent = add_embedding_(copy.deepcopy(run.models["parent"]), run.recipe.embedding, len(run.data.classes))
+    return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    """evaluation.json as it stands, {"suites": {...}}."""
+    path = folder / "evaluation.json"
+    known = read_json(path, "suites") if path.is_file() else {"suites": {}}
+    require(f"suites of {path}", known["suites"])
+    return known
+
+
+def _write(run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
+    """Put results into the run's files; a suite's new ones replace all its older ones.
+
+    A look at some images (num_images) does not replace what was measured on more of them.
+    """
+    known, machine, options = _provenance(run.folder), surroundings(context.device), asdict(context.options)
+    path = run.folder / "rows.csv"
+    older = read_records(path, Row) if path.is_file() else []
+    written = set()
+    for name in suites:
+        rows = [row for row in found.rows if row.suite == name]
+        if not rows and name not in found.tables:
+            continue
+        images = max(row.n for row in rows) if rows else found.tables[name].images
+        before = known["suites"].get(name, {}).get("images", 0)
+        if options["num_images"] is not None and before > images:
+            warnings.warn(
+                f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
+            )
+            continue
+        written.add(name)
+        if rows and name in known["suites"] and rows == [row for row in older if row.suite == name]:
+            continue  # read from RUN/scores: they were made as it says
+        provenance = Provenance(
+            command=command,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(seconds, 1),
+            together_with=[other for other in suites if other != name],
+            dataset=rows[0].dataset if rows else run.data.name,
+            images=images,
+            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_images", "seed")},
+            device=str(machine["device"]),
+            machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
+            versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
+        )
+        known["suites"][name] = asdict(provenance)
+    write_records(path, Row, [row for row in found.rows if row.suite in written])
+    write_records(run.folder / "differences.csv", Difference, [d for d in found.differences if d.suite in written])
+    for name in found.tables.keys() & written:
+        write_table(run.folder / "analysis", found.tables[name])
+    write_json(run.folder / "evaluation.json", known)
+
+
+def write_pictures(run: Run) -> Path:
+    """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
+
+    Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
+    over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) that of the content,
+    `kernel_i`.
+    """
+    first: dict[int, Tensor] = {}
+    for images, labels in Loader(run.data.val, 1, bad_image="skip"):
+        first.setdefault(int(labels), images)
+        if len(first) == NUM_PICTURES:
+            break
+    model, pixels = run.models["recast"], torch.cat(list(first.values()))
+    layers = gpsa_layers(model)
+    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+
+    def draw(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        drawn[name] = telling_query(layers[name], inputs[0])
+
+    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
+        logits = PixelModel(model, run.data.mean, run.data.std)(pixels)
+    arrays: dict[str, Any] = {
+        "images": (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy(),
+        "labels": np.asarray(list(first), dtype=np.int64),
+        "predictions": logits.argmax(1).numpy(),
+        "classes": np.asarray(run.data.classes, dtype=np.str_),
+        "layers": np.asarray(list(drawn), dtype=np.str_),
+    }
+    for i, (name, (mix, query)) in enumerate(drawn.items()):
+        arrays[f"mix_{i}"], arrays[f"query_{i}"] = mix.float().numpy(), np.asarray(query)
+        arrays[f"gate_{i}"] = expand_heads(layers[name].weights()).gates.content.detach().float().numpy()
+        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
+    path = run.folder / "attention.npz"
+    with replaced(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return path

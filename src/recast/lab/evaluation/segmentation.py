@@ -1,0 +1,155 @@
+"""How well pixels are classified: mIoU, mAcc, aAcc and boundary IoU (suite `segmentation`).
+
+Of every image three counts a class are kept, of pixels that are labelled with it, predicted as it, and both; the
+metrics are functions of their sums over all images, as in the benchmarks, and the bootstrap draws images. Boundary IoU
+(Cheng et al. 2021) counts, of either map, only pixels near the edge of their class.
+
+Shapes: images (B, 3, H, W), logits (B, classes, H, W).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recast.lab.data.pairs import IGNORE, OUTSIDE, ImagePairs
+from recast.lab.evaluation.context import Batch, Context, Score, Source
+from recast.lab.evaluation.stats import Statistic, known_mean
+
+Forward = Callable[[Tensor], Tensor]
+"""Images → logits for every pixel."""
+WIDTH = 0.02
+"""Of the inner boundary of a class, in diagonals of the image."""
+
+
+def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(B, 3, classes): pixels of an image that are labelled with a class, predicted as it, and both; of those that are
+    `IGNORE` none. predicted and labels (B, H, W)."""
+    known, found = labels != IGNORE, []
+    for which, values in ((known, labels), (predicted != IGNORE, predicted), (known & (predicted == labels), labels)):
+        ones = which.flatten(1).double()
+        sums = torch.zeros(len(labels), classes, dtype=torch.float64, device=labels.device)
+        found.append(sums.scatter_add_(1, values.flatten(1).clamp(max=classes - 1), ones))
+    return torch.stack(found, 1)
+
+
+def inner_boundary(labels: Tensor) -> Tensor:
+    """(B, H, W): `IGNORE` but for pixels with another class, or none, less than d + 1 rows and columns away.
+
+    So what is left of a class is its mask without the mask eroded d times by 3 x 3 pixels, as in the paper's code: d is
+    2 % of the diagonal, at least 1, and beyond the image's border, or on ignored pixels, there is no class.
+    """
+    d = max(1, round(WIDTH * math.hypot(*labels.shape[1:])))
+    framed = F.pad(labels.float(), (1, 1, 1, 1), value=-1)
+    both = torch.stack([framed, -framed], 1)
+    largest = F.max_pool2d(F.max_pool2d(both, (2 * d + 1, 1), 1, (d, 0)), (1, 2 * d + 1), 1, (0, d))
+    is_inside = largest[:, 0] == -largest[:, 1]
+    return labels.masked_fill(is_inside[:, 1:-1, 1:-1], IGNORE)
+
+
+def slide(forward: Forward, images: Tensor, window: int) -> Tensor:
+    """Mean of the logits of windows of `window` x `window` pixels, two thirds of it apart; the last end at the edge."""
+    stride, total, seen = max(1, 2 * window // 3), None, torch.zeros(images.shape[2:], device=images.device)
+    starts = (range(0, max(side - window, 0) + stride, stride) for side in images.shape[2:])
+    for place in product(*starts):
+        ends = [min(start + window, side) for start, side in zip(place, images.shape[2:], strict=True)]
+        rows, columns = (slice(max(end - window, 0), end) for end in ends)
+        logits = forward(images[..., rows, columns])
+        if total is None:
+            total = logits.new_zeros(*logits.shape[:2], *images.shape[2:])
+        total[..., rows, columns] += logits
+        seen[rows, columns] += 1
+    assert total is not None
+    return total / seen
+
+
+def over_views(forward: Forward, images: Tensor, scales: Sequence[float], flip: bool) -> Tensor:
+    """Mean of the class probabilities of the images at some scales and mirrored; of one view its logits."""
+    views = list(product(scales, (False, True) if flip else (False,)))
+    found = []
+    for scale, is_mirrored in views:
+        sides = [max(1, round(side * scale)) for side in images.shape[2:]]
+        seen = images if scale == 1 else F.interpolate(images, sides, mode="bicubic", antialias=True).clamp(0, 1)
+        logits = forward(seen.flip(3)).flip(3) if is_mirrored else forward(seen)
+        if scale != 1:
+            logits = F.interpolate(logits, images.shape[2:], mode="bilinear")
+        found.append(logits if len(views) == 1 else logits.softmax(1))
+    return sum(found[1:], found[0]) / len(found)
+
+
+def sources_segmentation(context: Context) -> list[Source]:
+    """The validation images: their middle squares, or all of them."""
+    images = context.data.val
+    if context.options.test_mode == "square" or not isinstance(images, ImagePairs):
+        return [context.validation]
+    return [Source(replace(images, is_whole=True))]
+
+
+def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and masks of one size: the whole batch, or one after the other without what fills it up."""
+    if batch.options.test_mode == "square":
+        yield batch.images, batch.labels
+        return
+    for image, mask in zip(batch.images, batch.labels, strict=True):
+        height, width = (int((mask != OUTSIDE).any(axis).sum()) for axis in (1, 0))
+        yield image[None, :, :height, :width], mask[None, :height, :width]
+
+
+def score_segmentation(batch: Batch) -> Iterator[Score]:
+    """miou, macc, aacc, boundary_iou, and iou/CLASS."""
+    context, options = batch.context, batch.options
+    classes, side = context.data.classes, context.data.val.img_size
+    for name in batch.models:
+        forward: Forward = partial(context.maps, name)
+        if options.test_mode == "slide":
+            forward = partial(slide, forward, window=side)
+        parts = []
+        for images, masks in _parts(batch):
+            predicted = over_views(forward, images, options.test_scales, options.test_flip).argmax(1)
+            predicted = predicted.masked_fill(masks == IGNORE, IGNORE)
+            maps = [(predicted, masks), (inner_boundary(predicted), inner_boundary(masks))]
+            parts.append(torch.stack([pixel_counts(*pair, len(classes)) for pair in maps]))
+        counts, edges = torch.cat(parts, 1) / side**2
+        for metric, those in (("miou", counts), ("boundary_iou", edges)):
+            yield Score(name, metric, those.flatten(1))
+            for kind, members in context.data.kinds.items():
+                which = [classes.index(label) for label in members]
+                yield Score(name, f"{metric}@{kind}", those[:, :, which].flatten(1))
+        yield Score(name, "macc", counts[:, ::2].flatten(1))
+        yield Score(name, "aacc", counts[:, ::2].sum(2))
+        for index, label in enumerate(classes):
+            yield Score(name, f"iou/{label}", counts[:, :, index])
+
+
+def mean_iou(means: np.ndarray) -> np.ndarray:
+    """100 · mean over the classes of both/(labelled + predicted − both), of those that are labelled or predicted."""
+    labelled, predicted, both = np.moveaxis(_by_class(means, 3), -2, 0)
+    return _mean_ratio(both, labelled + predicted - both)
+
+
+def mean_accuracy(means: np.ndarray) -> np.ndarray:
+    """100 · mean over the classes of both/labelled, of those that are labelled; of one sum of all it is the pixels'."""
+    labelled, both = np.moveaxis(_by_class(means, 2), -2, 0)
+    return _mean_ratio(both, labelled)
+
+
+def _by_class(means: np.ndarray, parts: int) -> np.ndarray:
+    return means.reshape(*means.shape[:-1], parts, -1)
+
+
+def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """NaN where there is no whole at all."""
+    return 100 * known_mean(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
+
+
+STATISTICS: dict[str, Statistic] = {
+    "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
+}  # fmt: skip

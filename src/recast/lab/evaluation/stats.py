@@ -1,0 +1,136 @@
+"""From per-image scores to a number with its interval, and to paired differences. NumPy only.
+
+A metric's value is f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images. The 95 % interval is the percentile
+bootstrap over images (Efron & Tibshirani 1993, ch. 13): f of means of n images drawn with replacement, 2.5 % to 97.5 %.
+Every metric and model is resampled with the same draws: f(mᵃ) − f(mᵇ) gives the interval of a paired difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from recast.lab.records import Difference, Row
+from recast.lab.suites import base
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""(..., k) means → (...) values."""
+
+COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))
+"""Which arms are subtracted from which."""
+RESAMPLES = 1000
+LEVEL = 0.95
+_CHUNK = 2**24
+"""Counts that are held at a time."""
+POOLED = 50
+"""Draws that are pooled at a time."""
+
+Pool = Callable[[str, np.ndarray, np.ndarray], dict[str, np.ndarray]]
+"""(metric, scores (n, k), how often each image was drawn (draws, n)) → the values (draws,) of further metrics."""
+
+
+def percentage(means: np.ndarray) -> np.ndarray:
+    """100 m."""
+    return 100 * means[..., 0]
+
+
+def plain_mean(means: np.ndarray) -> np.ndarray:
+    """m."""
+    return means[..., 0]
+
+
+def known_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of what is a number; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(-1)
+    return np.divide(np.where(known, values, 0).sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
+def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
+    """(draws, n) parts of the RESAMPLES draws: how often each of n images is drawn, with replacement.
+
+    They follow from (seed, n) alone.
+    """
+    random = np.random.default_rng((seed, n))
+    rows = max(1, min(most, _CHUNK // n))
+    for begin in range(0, RESAMPLES, rows):
+        size = min(rows, RESAMPLES - begin)
+        drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
+        yield counts.astype(np.float64)
+
+
+def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement."""
+    return np.concatenate([counts @ scores / len(scores) for counts in draws(len(scores), seed)])
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of resampled values."""
+    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+class Resampled:
+    """The values of many metrics of many models on the same images, and their resamples.
+
+    scores: {key: (n, k)}, the same n; statistics: {metric: f}, of `iou/dog` that of `iou`; pool: for metrics that are
+    no function of a mean (average precision). What is no number (the IoU of a class that is nowhere) is left out.
+    Raises ValueError for different n.
+    """
+
+    def __init__(
+        self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int,
+        pool: Pool | None = None,
+    ) -> None:  # fmt: skip
+        lengths = {len(values) for values in scores.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"scores of one set of images are expected, got {sorted(lengths)} images")
+        (self.n,) = lengths
+        self.values: dict[tuple[str, str], float] = {}
+        self.resamples: dict[tuple[str, str], np.ndarray] = {}
+        if pool is not None:
+            for (model, metric), values in scores.items():
+                centre_of = pool(metric, values, np.ones((1, self.n)))
+                drawn = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
+                for name, (value,) in centre_of.items():
+                    if not np.isnan(value):
+                        self.values[model, name] = float(value)
+                        self.resamples[model, name] = np.concatenate([part[name] for part in drawn])
+            return
+        columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
+        centre, means = columns.mean(axis=0), resampled_means(columns, seed)
+        begin = 0
+        for key, values in scores.items():
+            end, statistic = begin + values.shape[1], statistics.get(base(key[1]), percentage)
+            self.values[key] = float(statistic(centre[begin:end]))
+            self.resamples[key] = statistic(means[:, begin:end])
+            begin = end
+            if np.isnan(self.values[key]):
+                del self.values[key], self.resamples[key]
+
+    def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
+        """None where all images have the same scores: resamples of 0 of 300 are 0, but 1 of 300 is not excluded."""
+        values = self.resamples[model, metric]
+        return interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
+
+    def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
+        """(value, low, high) of `model` − `against`."""
+        a, b = (model, metric), (against, metric)
+        return self.values[a] - self.values[b], *interval(self.resamples[a] - self.resamples[b])
+
+    def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
+        return [
+            Row(run, model, suite, dataset, metric, value, self.n, *self.interval(model, metric))
+            for (model, metric), value in self.values.items()
+        ]
+
+    def differences(self, run: str, suite: str, dataset: str) -> list[Difference]:
+        """Between the arms."""
+        return [
+            Difference(run, model, other, suite, dataset, metric, *self.difference(model, other, metric), self.n)
+            for model, other in COMPARED
+            for metric in dict.fromkeys(metric for _, metric in self.values)
+            if {(model, metric), (other, metric)} <= self.values.keys()
+        ]

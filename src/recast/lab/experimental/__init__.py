@@ -1,0 +1,1 @@
+"""What is not shown to help yet."""

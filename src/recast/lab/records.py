@@ -1,0 +1,330 @@
+"""What a run writes down, one definition for those who write and those who read it; `recast.tables` has the CSV.
+
+metrics.jsonl           Epoch, one a line
+schedule.json           Switching, with a Switch for every swap and a Probe for every look at the gates
+evaluation.json         Evaluation, with a Provenance for every suite
+rows.csv                Row                     differences.csv     Difference
+analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
+analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
+analysis/frontier.csv   FrontierLine            analysis/tsne.csv       PlaneLine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from recast.errors import RecastError
+from recast.fields import check_value, read_fields
+from recast.surgery.schedule import Schedule
+
+ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
+"""The networks of a run, and what they are called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What is known after an epoch of training; epoch 0 is measured before any."""
+
+    epoch: int
+    train_loss: float | None = None
+    val_loss: float
+    val_top1: float
+    """In percent; of segmentation, of the pixels (aAcc); of detection, AP of the boxes at IoU 0.5."""
+    val_miou: float | None = None
+    """Of segmentation, in percent."""
+    val_ap: float | None = None
+    """Of detection, box AP in percent."""
+    lr: float | None = None
+    gate_lr: float | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    data_wait: float | None = None
+    """Share of the time that was spent waiting for data."""
+    bad_images: int = 0
+    """Images that could not be read."""
+    bad_val_images: int = 0
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of every recast layer: gate, backend, how awake its heads are (`recast.analysis.wakefulness`), and of GPSA layers
+    the gates of every head and their spans 1/α."""
+
+    def __post_init__(self) -> None:
+        check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of its line: without mIoU and AP where there is none."""
+        return {name: x for name, x in asdict(self).items() if x is not None or name not in ("val_miou", "val_ap")}
+
+    @property
+    def main(self) -> float:
+        """What the run is judged by."""
+        return next((value for value in (self.val_miou, self.val_ap) if value is not None), self.val_top1)
+
+
+AWAKE = 0.01
+"""Share of a layer's output that a head's content must make, beyond what a global mean would, to count as awake."""
+SLEPT = 0.1
+"""With a smaller share of its heads awake, a network's attention slept."""
+UNIFORM = 0.98
+"""Mean entropy of the content maps, in shares of its maximum, from which on they are called uniform."""
+
+
+@dataclass(frozen=True)
+class Wakefulness:
+    """How much of a network's attention was at work after an epoch."""
+
+    heads: int
+    """Heads that have a content map."""
+    awake: int
+    """Heads whose content makes at least AWAKE of their layer's output beyond the global mean."""
+    entropy: float
+    """Of the content maps over its maximum, in the mean over the heads."""
+
+    @classmethod
+    def of(cls, layers: Mapping[str, Mapping[str, Any]]) -> Wakefulness | None:
+        """From `Epoch.layers`; None where nothing was measured."""
+        shares, entropies = (
+            [value for layer in layers.values() for value in layer.get(name, ()) if value is not None]
+            for name in ("attention_share", "entropy")
+        )
+        if not shares:
+            return None
+        return cls(len(shares), sum(share >= AWAKE for share in shares), sum(entropies) / len(entropies))
+
+    @property
+    def slept(self) -> bool:
+        """Whether a run that ended so is no evidence about attention."""
+        return self.awake < SLEPT * self.heads
+
+    def __str__(self) -> str:
+        if not self.slept:
+            return f"attention is awake in {self.awake} of {self.heads} heads"
+        how = f"attention slept: {self.awake} of {self.heads} heads do what a global mean would not"
+        if self.entropy >= UNIFORM:
+            return f"{how}, their maps are uniform (entropy {self.entropy:.3f} of its maximum)"
+        return f"{how}, their gates stayed nearly closed"
+
+    @property
+    def remedy(self) -> str:
+        """What to try where attention slept; else empty."""
+        if not self.slept:
+            return ""
+        uniform = "start with query_key=images, or raise optim.qk_lr"
+        return uniform if self.entropy >= UNIFORM else "raise optim.gate_lr, or train for more updates"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The network on the validation images."""
+
+    val_loss: float
+    val_top1: float
+    """In percent."""
+
+
+@dataclass
+class Switch:
+    """Layers that became attention before `epoch`; validation right before and right after it, before any training."""
+
+    epoch: int
+    layers: tuple[str, ...]
+    before: Measured
+    after: Measured | None = None
+    """None: not measured yet."""
+
+
+@dataclass
+class Probe:
+    """What a learned schedule compared after an epoch, as falls of the training loss in one epoch."""
+
+    epoch: int
+    train_loss: float | None
+    delivered: float | None
+    """By how much the training loss fell in this epoch; None where the one before was not measured."""
+    promised: dict[str, float]
+    """Layer that is a convolution → fall of the loss that its gates promise for an epoch."""
+    chosen: list[str]
+    """The layers that become attention next."""
+
+
+SWITCHING_VERSION = 1
+"""Of schedule.json."""
+
+
+@dataclass(kw_only=True)
+class Switching:
+    """A schedule and what came of it. Epochs count from 1; a date is the first epoch in which a layer is attention."""
+
+    schedule: Schedule
+    """As far as it is decided."""
+    epochs: int
+    """Of the whole training."""
+    switches: list[Switch]
+    """Those that have happened."""
+    probes: list[Probe]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of schedule.json: the schedule's fields stand beside the others."""
+        others = asdict(self)
+        del others["schedule"]
+        return {"version": SWITCHING_VERSION, **self.schedule.to_dict(), **others}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any], source: str) -> Switching:
+        """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
+        if found["version"] != SWITCHING_VERSION:
+            raise RecastError(
+                f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
+            )
+        read_fields(Schedule, found, source, strict=False)  # names its keys as the file does
+        return read_fields(cls, {**found, "schedule": found}, source, strict=False)
+
+    @property
+    def switched(self) -> list[str]:
+        """The layers that have become attention, in that order."""
+        return [layer for switch in self.switches for layer in switch.layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """How the numbers of one suite were made."""
+
+    command: str
+    date: str
+    seconds: float
+    together_with: list[str] = field(default_factory=list)
+    """Suites of the same pass over the images, which share its seconds."""
+    dataset: str
+    images: int
+    options: dict[str, Any]
+    device: str
+    machine: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    suites: dict[str, Provenance]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured number."""
+
+    run: str
+    model: str
+    """parent, finetuned or recast."""
+    suite: str
+    """clean, fgsm, pgd, basic, cost, ..."""
+    dataset: str
+    metric: str
+    """top1 and the like are in percent; `top1@E` is under an attack with ε = E/255."""
+    value: float
+    n: int
+    """Images behind the number."""
+    low: float | None = None
+    """The 95 % interval of the value over images, from `low` to `high`. None: there is none."""
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """value = what `model` has more than `against`, measured on the same images, with its paired 95 % interval."""
+
+    run: str
+    model: str
+    against: str
+    suite: str
+    dataset: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class FourierLine:
+    """One point of a block's curve (PRS, Fig. 2)."""
+
+    model: str
+    block: str
+    index: int
+    depth: float
+    """0 for the first block, 1 for the last."""
+    frequency: float
+    """In units of π: 1 is the fastest change that the feature map can hold."""
+    delta_log_amplitude: float
+    """Minus that of the constant part."""
+    mode: str
+    n: int
+
+
+@dataclass(frozen=True)
+class HeadLine:
+    """What one head does, measured on `n` images."""
+
+    model: str
+    epoch: int | None
+    """None: the network as it is now."""
+    layer: str
+    head: int
+    tap_row: int
+    tap_column: int
+    gate: float | None
+    """Of the content map: γ, of either sign, or the share 1 − σ(λ); None where there is no gate."""
+    span: float | None
+    """1/α; None where it is infinite or there is none."""
+    distance: float | None
+    """Mean attention distance in pixels of the layer's input."""
+    nonlocality: float | None
+    entropy: float | None
+    """In nats."""
+    is_convolution: bool
+    n: int
+
+
+@dataclass(frozen=True)
+class SimilarityLine:
+    """Linear CKA between a layer of one model and one of another; None where one is the same for all images."""
+
+    model_a: str
+    layer_a: str
+    model_b: str
+    layer_b: str
+    cka: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class PlaneLine:
+    """Where t-SNE puts an image's features."""
+
+    model: str
+    image: int
+    label: int
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class FrontierLine:
+    """A network on the way from all heads open to none: what it reaches, and the time that it takes."""
+
+    model: str
+    heads: int
+    """That are open; 0 for a network without recast layers."""
+    layer: str
+    """Of the head that was closed last; "" where none was."""
+    head: int | None
+    loss: float | None
+    """On the training images that heads are chosen by."""
+    top1: float
+    noise: float
+    """Top-1 under Gaussian noise, in percent as `top1`."""
+    ms: float
+    """An image takes, in batches, folded."""
+    chosen_on: int
+    """Training images."""
+    n: int

@@ -1,0 +1,207 @@
+"""A chart: its words, the numbers that it shows, and its picture, for the page or for paper.
+
+On the page, place-holder colours become CSS variables, text stays text in the page's font and only ids that are
+referred to are kept, made the picture's own: one picture serves light and dark mode, and many share a page. On paper
+it is dark ink on white.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recast.lab.records import FourierLine, FrontierLine, HeadLine, PlaneLine, SimilarityLine
+
+DEPTHS = 9
+"""Steps of the ordered colours, from the first block (or the earliest run) to the last."""
+Role = str | float
+"""What is coloured: an arm, "ink", "muted" or "rule"; or a place in an order, from 0 to 1."""
+
+
+class Palette(dict[str, str]):
+    """The colours of a figure: of the arms, of ink, muted and rule, and of depth0 to depth8."""
+
+    def color(self, role: Role) -> str:
+        return self[role if isinstance(role, str) else f"depth{min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)}"]
+
+
+# Okabe and Ito's blue and vermilion; the ordered ones are cividis without its lightest end, which paper swallows.
+DEPTH_COLORS = [mpl.colors.to_hex(mpl.colormaps["cividis"](0.88 * place / (DEPTHS - 1))) for place in range(DEPTHS)]
+PAPER = Palette(
+    ink="#1d2126",
+    muted="#4c535c",
+    rule="#d9d7d0",
+    parent="#70777f",
+    finetuned="#0a6cb0",
+    recast="#d55e00",
+    **{f"depth{place}": color for place, color in enumerate(DEPTH_COLORS)},
+)
+# Place-holders for CSS variables: no two alike, none a colour anybody would choose.
+PAGE = Palette({name: f"#0102{place:02x}" for place, name in enumerate(PAPER, start=3)})
+VARIABLES = {color: f"var(--{name})" for name, color in PAGE.items()}
+
+
+class Hit(NamedTuple):
+    """A point that says its value where the reader points at it."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+
+
+Panel = Callable[[Axes, Palette], list[Hit]]
+"""Draws into axes that stand; gives what can be pointed at."""
+Cells = Sequence[Sequence[Any]]
+Line = FourierLine | FrontierLine | HeadLine | PlaneLine | SimilarityLine
+
+
+class Key(NamedTuple):
+    """One entry of a legend."""
+
+    label: str
+    role: Role
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of one panel; of several where it has a `layout` of its own."""
+
+    name: str
+    """Stem of its files: letters, digits, `-` and `_`."""
+    title: str
+    story: str
+    """What is seen, for readers who do not see it."""
+    columns: Sequence[str]
+    rows: Cells
+    """The numbers behind it, one observation a row."""
+    panel: Panel = lambda axes, palette: []
+    size: tuple[float, float] = (4.0, 2.4)
+    """Inches."""
+    right: float = 0.97
+    """Where the panel ends, as a share of the width."""
+    keys: Sequence[Key] = ()
+    note: str = ""
+    layout: Callable[[Palette], Figure] | None = None
+
+    def draw(self, palette: Palette) -> tuple[Figure, list[Hit]]:
+        """The picture, drawn in the same way for page and paper; called inside `styled`."""
+        if self.layout is not None:
+            return self.layout(palette), []
+        # Fixed margins: a layout engine costs more time than the whole drawing.
+        left, bottom = 0.5 / self.size[0], 34 / 72 / self.size[1]
+        figure = Figure(self.size)
+        axes = figure.add_axes((left, bottom, self.right - left, 0.96 - bottom))
+        axes.patch.set_visible(False)
+        return figure, self.panel(axes, palette)
+
+    @cached_property
+    def svg(self) -> Markup:
+        """The picture for the page, an <svg> element."""
+        with styled(PAGE):
+            return _inline_svg(*self.draw(PAGE), self.story)
+
+
+def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
+    """The numbers behind a chart of lines of a table, as that table has them."""
+    return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
+
+
+def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
+    """Several charts of one kind as the panels of one figure, each under its own title."""
+    across = min(3, len(charts))
+    down = math.ceil(len(charts) / across)
+
+    def layout(palette: Palette) -> Figure:
+        figure = Figure((3.1 * across, 2.4 * down))
+        grid = figure.subplots(down, across, squeeze=False)
+        figure.subplots_adjust(0.14 / across, 0.2 / down, 1 - 0.06 / across, 1 - 0.12 / down, wspace=0.25, hspace=0.55)
+        for axes, chart in zip(grid.flat, charts, strict=False):
+            chart.panel(axes, palette)
+            axes.set_title(chart.title, fontsize=8.5, loc="left", color=palette["ink"])
+        for axes in grid.flat[len(charts) :]:
+            axes.remove()
+        return figure
+
+    rows = [(chart.title, *row) for chart in charts for row in chart.rows]
+    story = " ".join(chart.story for chart in charts)
+    return Chart(name, title, story, ("panel", *charts[0].columns), rows, keys=charts[0].keys, layout=layout)
+
+
+@contextmanager
+def styled(palette: Palette) -> Iterator[None]:
+    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report."""
+    settings: dict[str, Any] = {
+        "svg.fonttype": "none" if palette is PAGE else "path",
+        "svg.hashsalt": "recast",
+        "text.parse_math": False,  # a dollar in a name is a dollar
+        "font.size": 8.5,
+        "axes.formatter.useoffset": False,
+        "axes.edgecolor": palette["rule"],
+        "axes.linewidth": 0.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.labelcolor": palette["muted"],
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "grid.color": palette["rule"],
+        "grid.linewidth": 0.7,
+        "xtick.color": palette["rule"],
+        "ytick.color": palette["rule"],
+        "xtick.labelcolor": palette["muted"],
+        "ytick.labelcolor": palette["muted"],
+        "ytick.major.size": 0,
+        "xtick.major.size": 3,
+        "text.color": palette["ink"],
+    }
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(settings)  # type: ignore[arg-type]
+        yield
+
+
+def _inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
+    """The figure as it stands on the page, with an invisible circle for each hit: even without a script the browser
+    shows what it says where the reader points."""
+    buffer = io.StringIO()
+    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    # A hundredth of a point is finer than any screen, and half the bytes.
+    text = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
+    prefix = f"f{hashlib.sha1((description + text).encode()).hexdigest()[:8]}-"
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", text)
+    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    view = re.search(r'viewBox="[^"]+"', text)
+    assert view is not None
+    space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
+    width, height = (72 * side for side in figure.get_size_inches())
+    circles = ""
+    for hit in hits:
+        across, up = figure.transFigure.inverted().transform(hit.axes.transData.transform((hit.x, hit.y)))
+        place = f'cx="{across * width:.1f}" cy="{(1 - up) * height:.1f}"'
+        circles += f'<circle class="hit" {place} r="6"><title>{escape(hit.text)}</title></circle>'
+    body = text[text.index(">") + 1 :].strip().removesuffix("</svg>")
+    return Markup(opening + body + circles + "</svg>")

@@ -1,0 +1,131 @@
+"""Charts of accuracy against what it costs: of the arms, and as heads are closed one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from recast.files import number
+from recast.lab.records import FrontierLine
+from recast.lab.report import formats
+from recast.lab.report.charts import Chart, joined, lines_table
+from recast.lab.report.curves import SMALL, settings
+from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
+from recast.lab.report.load import Run
+from recast.lab.suites import METRICS, base, of_kind
+
+COSTS = {
+    "macs": ("MACs per image", formats.compact),
+    "parameters": ("parameters", formats.compact),
+    "images_per_second": ("images per second", formats.compact),
+    "peak_memory": ("peak memory, bytes", formats.memory),
+}
+DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
+MOST_NAMED = 6
+"""With more runs than this their names would hide the points."""
+
+
+def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+    """For each cost that is known, accuracy and robustness against it (T-CNN, Figs. 1 and 2); runs of one data set."""
+    charts: dict[str, list[Chart]] = {}
+    for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
+        if chart := _cost_chart(runs, cost, suite, metric, title):
+            charts.setdefault(cost, []).append(chart)
+    return charts
+
+
+def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
+    """The charts of each cost as one figure."""
+    figures = []
+    for cost, found in charts.items():
+        what = "Top-1" if "top1" in found[0].columns else ", ".join(chart.title for chart in found)
+        figures.append(joined(f"accuracy_{cost}", f"{what}, %, against {COSTS[cost][0]}", found))
+    return figures
+
+
+def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """(suite, metric, title): one number per suite; of an attack at ε = 1/255 as in the paper, or its strongest."""
+    found = [("clean", "top1", "Clean images")]
+    for suite in of_kind("attack"):
+        if strengths := {eps: key for run in runs for eps, key in settings(run, suite).items()}:
+            eps = 1.0 if 1.0 in strengths else max(strengths)
+            found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
+    found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
+    found += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
+    found += [(suite, metric, METRICS[metric].label) for suite, metrics in DENSE.items() for metric in metrics]
+    return [one for one in found if any(row.suite == one[0] for run in runs for row in run.rows)]
+
+
+def _cost(run: Run, arm: str, cost: str) -> float:
+    """As measured; parameters and MACs else from the plan."""
+    found = run.value(arm, "cost", cost)
+    if math.isfinite(found) or cost not in {"macs", "parameters"}:
+        return found
+    totals = run.plan.get("totals") or {}
+    return number(totals.get("after" if arm == "recast" else "before", {}).get(cost))
+
+
+def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:
+    label, as_text = COSTS[cost]
+    rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
+    for run in runs:
+        own = []
+        for arm in words(run).drawn:
+            row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
+            if row is not None and math.isfinite(row.value) and across > 0:
+                name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
+                where = f"{label.partition(',')[0]} {as_text(across)}"
+                own.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
+        if own:
+            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in own]
+            end = run.name if 1 < len(runs) <= MOST_NAMED else ""
+            lines.append(Series("", [one.points[0] for one in own], "muted", "thin", end))
+            dots += own
+    costs = [one.points[0].x for one in dots]
+    if len(set(costs)) < 2:
+        return None
+    name, column, what = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
+    columns = ("run", "arm", "suite", cost, column, "low", "high")
+    ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # near ones differ
+    axis: dict[str, Any] = {"xlabel": label, "xformat": ticks, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
+    told_as, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
+    return series_chart(
+        f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
+    )
+
+
+def frontier(run: Run) -> list[Chart]:
+    """Accuracy against time as the recast network's heads are closed one by one, and the other networks beside it."""
+    path = [line for line in run.frontier if line.model == "recast"]
+    others = [line for line in run.frontier if line.model in words(run).drawn and line.model != "recast"]
+    charts = []
+    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")):
+        if path:
+            series = [
+                Series(words(run).arms[arm := lines[0].model], [_point(line, metric) for line in lines], arm, "points")
+                for lines in (path, *([line] for line in others))
+            ]
+            series.append(Series("", _best(series[0].points), "recast", "thin"))
+            table = lines_table([*others, *path])
+            axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
+            name, said = f"frontier_{metric}", f"{title}: top-1 against milliseconds as heads are closed"
+            charts.append(series_chart(name, title, series, table, told_as=said, unit=" %", **axis))
+    return charts
+
+
+def _best(points: Sequence[Point]) -> list[Point]:
+    """Those that no faster one reaches."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.x, -point.y)):
+        if not found or point.y > found[-1].y:
+            found.append(point)
+    return found
+
+
+def _point(line: FrontierLine, metric: str) -> Point:
+    place = f"{line.heads} heads open, {line.ms:.3g} ms" if line.model == "recast" else f"{line.ms:.3g} ms"
+    return Point(line.ms, getattr(line, metric), place=place)

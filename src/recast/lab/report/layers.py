@@ -1,0 +1,262 @@
+"""Charts of a network's layers: frequencies, attention distances, similarity, and the gates of every head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recast.files import number
+from recast.lab.records import ARMS, FourierLine, HeadLine
+from recast.lab.report import formats
+from recast.lab.report.charts import Chart, Key, lines_table
+from recast.lab.report.draw import Point, Series, draw_heat_map, layer_ticks, series_chart
+from recast.lab.report.labels import words
+from recast.lab.report.load import Run
+from recast.lab.report.maps import head_labels
+from recast.lab.report.tables import last_heads
+
+SMALL = (3.5, 2.5)
+YLABEL = "Δ log amplitude"
+BY_DEPTH: dict[str, Any] = {
+    "title": f"{YLABEL} at the highest frequency, by depth",
+    "xlabel": "depth (0: first block, 1: last)",
+    "size": SMALL,
+}
+PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
+Blocks = Mapping[str, Sequence[FourierLine]]
+
+
+def _blocks(run: Run, arm: str) -> Blocks:
+    """Block → its curve, in the network's order."""
+    blocks: dict[str, list[FourierLine]] = {}
+    for line in sorted(run.fourier, key=lambda line: (line.index, line.frequency)):
+        if line.model == arm and math.isfinite(line.delta_log_amplitude):
+            blocks.setdefault(line.block, []).append(line)
+    return blocks
+
+
+def fourier_charts(run: Run) -> list[Chart]:
+    """A chart of curves per arm, on one scale (PRS, Fig. 2 left), then the arms by depth (right)."""
+    arms = {arm: blocks for arm in ARMS if (blocks := _blocks(run, arm))}
+    deltas = [line.delta_log_amplitude for blocks in arms.values() for curve in blocks.values() for line in curve]
+    if not deltas:
+        return []
+    names = words(run).arms
+    room = 0.05 * (max(deltas) - min(deltas)) or 0.1
+    axis: dict[str, Any] = {"xlabel": "frequency", "xticks": PI, "ylim": (min(deltas) - room, max(deltas) + room)}
+    charts = []
+    for arm, blocks in arms.items():
+        series = [
+            Series(name, [Point(one.frequency, one.delta_log_amplitude) for one in curve], curve[0].depth, "bare")
+            for name, curve in blocks.items()
+        ]
+        table = lines_table([line for curve in blocks.values() for line in curve])
+        keys = [Key(series[0].label, 0.0), Key(series[-1].label, 1.0)]
+        title = f"{names[arm]}: {YLABEL} by frequency"
+        charts.append(series_chart(f"fourier_{arm}", title, series, table, size=SMALL, keys=keys, **axis))
+    deep = {arm: blocks for arm, blocks in arms.items() if len(blocks) > 1}
+    if deep:
+        table = lines_table([curve[-1] for blocks in deep.values() for curve in blocks.values()])
+        series = [_by_depth(names[arm], blocks, arm) for arm, blocks in deep.items()]
+        charts.append(series_chart("fourier_depth", series=series, table=table, **BY_DEPTH))
+    return charts
+
+
+def joint_fourier(runs: Sequence[Run]) -> Chart | None:
+    """The recast networks of several runs by depth, in order of how early they were recast (PRS, Fig. 3)."""
+    found = []
+    for run in runs:
+        switches = run.switching.switches if run.switching else []
+        first = switches[0].epoch if switches else math.inf if run.is_scheduled else 0
+        if len(blocks := _blocks(run, "recast")) > 1:
+            found.append((run, first, blocks))
+    if len(found) < 2:
+        return None
+    found.sort(key=lambda one: -one[1])
+    series, rows = [], list[tuple[Any, ...]]()
+    for place, (run, first, blocks) in enumerate(found):
+        when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
+        said = when if when == "never" else f"recast {when}"
+        series.append(_by_depth(f"{run.name}, {said}", blocks, place / (len(found) - 1), run.name))
+        rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
+    columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
+    return series_chart("fourier_runs", series=series, table=(columns, rows), right=0.8, **BY_DEPTH)
+
+
+def _by_depth(label: str, blocks: Blocks, role: str | float, end: str = "") -> Series:
+    """The blocks at their highest frequency."""
+    ends = [curve[-1] for curve in blocks.values()]
+    return Series(label, [Point(one.depth, one.delta_log_amplitude, place=one.block) for one in ends], role, end=end)
+
+
+def distance_charts(run: Run) -> list[Chart]:
+    """Mean attention distance of every head by depth at the end; by epoch too where kept checkpoints were measured."""
+    layers = last_heads(run)
+    if not layers:
+        return []
+    dots: dict[bool, list[Point]] = {False: [], True: []}
+    means = []
+    for place, (name, heads) in enumerate(layers.items()):
+        means.append(Point(place, _mean(heads), place=name))
+        for head in heads:
+            dots[head.is_convolution].append(Point(place, number(head.distance), place=f"{name}, head {head.head}"))
+    series = [
+        Series("Mean", means, "ink", "thick"),
+        Series("Attention", dots[False], look="points"),
+        Series("Still its convolution", dots[True], look="rings"),
+    ]
+    highest = max((point.y for found in dots.values() for point in found if math.isfinite(point.y)), default=0.0)
+    by_depth = series_chart(
+        "distance_depth", "Mean attention distance, pixels, by layer, input at the left", series,
+        lines_table([head for heads in layers.values() for head in heads]),
+        note="A ring is a head that is still its convolution; the dark line is the mean of a layer.",
+        unit=" pixels", keys=[Key("a head", "recast")], xticks=layer_ticks(list(layers)),
+        xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.08 * highest or 1),
+    )  # fmt: skip
+    return [by_depth, *_distance_by_epoch(run)]
+
+
+def _mean(heads: Sequence[HeadLine]) -> float:
+    known = [head.distance for head in heads if head.distance is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _distance_by_epoch(run: Run) -> list[Chart]:
+    heads = [head for head in run.heads if head.model == "recast"]
+    by_layer: dict[str, dict[int, list[HeadLine]]] = {}
+    for head in heads:
+        epoch = run.epochs if head.epoch is None else head.epoch
+        by_layer.setdefault(head.layer, {}).setdefault(epoch, []).append(head)
+    if len({epoch for found in by_layer.values() for epoch in found}) < 2:
+        return []
+    series = [
+        Series(layer, [Point(epoch, _mean(found[epoch])) for epoch in sorted(found)], place / max(len(by_layer) - 1, 1))
+        for place, (layer, found) in enumerate(by_layer.items())
+    ]
+    return [
+        series_chart(
+            "distance_epochs", "Mean attention distance, pixels, by epoch", series, lines_table(heads),
+            keys=None if len(series) <= 6 else (), xlabel="epoch", whole_x=True, unit=" pixels",
+        )
+    ]  # fmt: skip
+
+
+def similarity_charts(run: Run) -> list[Chart]:
+    """How alike the layers of two arms are, linear CKA: a map for each pair of arms that was compared."""
+    pairs = list(dict.fromkeys((line.model_a, line.model_b) for line in run.cka))
+    pairs.sort(key=lambda pair: (pair[0] == pair[1], "recast" not in pair))  # what was asked for first
+    charts = []
+    for first, second in pairs:
+        found = [line for line in run.cka if (line.model_a, line.model_b) == (first, second)]
+        a, b = (words(run).arms.get(arm, arm) for arm in (first, second))
+        columns = list(dict.fromkeys(line.layer_a for line in found))
+        rows = list(dict.fromkeys(line.layer_b for line in found))
+        values = np.full((len(rows), len(columns)), np.nan)
+        for line in found:
+            values[rows.index(line.layer_b), columns.index(line.layer_a)] = number(line.cka)
+        same = {line.layer_a: line.cka for line in found if line.layer_a == line.layer_b and line.cka is not None}
+        note = ""
+        if same and first != second:
+            least = min(same, key=same.__getitem__)
+            note = f"Of the same layer in both: at least {formats.decimal(same[least], 2)}, in {least}."
+        title = f"CKA: {a} (across) and {b if first != second else 'itself'} (up)"
+        story = f"Similarity of {len(columns)} layers of {a} with {len(rows)} of {b}. {note}".strip()
+        panel = partial(draw_heat_map, values=values, columns=columns, rows=rows, a=a, b=b)
+        charts.append(Chart(f"cka_{first}_{second}", title, story, *lines_table(found), panel, (4.0, 3.6), note=note))
+    return charts
+
+
+QUANTITIES = {
+    "gamma": ("γ", "gate of the content map", 0.0),
+    "s": ("s", "spread: one-hot shift (0) to Gaussian (1)", 0.0),
+    "sigma": ("σ(λ)", "share of the positional map", math.nan),
+    "span": ("1/α", "attention span of the Gaussian", math.nan),
+}
+"""Name in metrics.jsonl → symbol, meaning, and the value of a head that is still its convolution."""
+
+
+class HeadPanel(NamedTuple):
+    """One quantity of one layer; `chart` is None where one epoch is no curve and the reading says it all."""
+
+    symbol: str
+    meaning: str
+    reading: str
+    chart: Chart | None
+
+
+def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]:
+    """Charts of every head's gates and span, by layer, and how many layers were left out for their weight."""
+    kernels = {str(step["name"]): tuple(step.get("kernel") or ()) for step in run.plan["steps"]}
+    recorded = [row for row in run.metrics if row.layers]
+    values = {
+        (name, quantity): found
+        for name in (recorded[-1].layers if recorded else ())
+        for quantity in QUANTITIES
+        if (found := _values(run, name, quantity))
+    }
+    limits: dict[str, tuple[float, float]] = {}
+    for quantity, (_, _, start) in QUANTITIES.items():  # one scale for all layers, so that they can be compared
+        known = [x for (_, of), found in values.items() if of == quantity for heads in found.values() for x in heads]
+        known = [x for x in (start, *known) if math.isfinite(x)] or [0.0, 1.0]
+        room = 0.08 * (max(known) - min(known)) or max(0.1 * abs(max(known)), 0.01)
+        limits[quantity] = (min(known) - room, max(known) + room)
+    # Layers that became attention at different times share an axis too.
+    xlim = (-0.02 * run.epochs, 1.02 * run.epochs) if run.is_scheduled and run.epochs else None
+    layers: dict[str, list[HeadPanel]] = {}
+    spent, names = 0, dict.fromkeys(name for name, _ in values)
+    for name in names:
+        panels = [
+            _head_panel(name, quantity, values[name, quantity], kernels.get(name, ()), limits[quantity], xlim)
+            for quantity in QUANTITIES
+            if (name, quantity) in values
+        ]
+        spent += sum(len(one.chart.svg) for one in panels if one.chart)
+        if layers and spent > budget:
+            break
+        layers[name] = panels
+    return layers, len(names) - len(layers)
+
+
+def _values(run: Run, name: str, quantity: str) -> dict[float, list[float]]:
+    """Epoch → a quantity of the heads of one layer; epochs before its switch are absent."""
+    found = {float(row.epoch): list(map(number, row.layers.get(name, {}).get(quantity) or ())) for row in run.metrics}
+    heads = max(map(len, found.values()))
+    return {epoch: values for epoch, values in found.items() if heads and len(values) == heads}
+
+
+def _head_panel(
+    name: str, quantity: str, values: dict[float, list[float]], kernel: tuple[int, ...], ylim: tuple[float, float],
+    xlim: tuple[float, float] | None,
+) -> HeadPanel:  # fmt: skip
+    """Thin lines for the heads, a thick one for their mean (after T-CNN, Fig. 4 B and C)."""
+    symbol, meaning, start = QUANTITIES[quantity]
+    epochs, heads = list(values), np.array(list(values.values()))
+    labels = head_labels(heads.shape[1], kernel)
+    reading = _reading(heads[-1], labels)
+    if len(epochs) < 2:
+        return HeadPanel(symbol, meaning, reading, None)
+    lines = [list(map(Point, epochs, column)) for column in (*heads.T.tolist(), heads.mean(axis=1).tolist())]
+    series = [Series("", line, "recast", "thin", label) for line, label in zip(lines, labels, strict=False)]
+    rows = [(name, label, epoch, value) for epoch in epochs for label, value in zip(labels, values[epoch], strict=True)]
+    told_as = f"{name}: {symbol} of {len(labels)} heads by epoch, {meaning}. At the end: {reading}"
+    chart = series_chart(
+        f"{quantity}_{name}", f"{symbol}, {meaning}: {name}", [*series, Series("", lines[-1], "ink", "thick")],
+        (("layer", "head", "epoch", quantity), rows), told_as=told_as, size=SMALL, right=0.86, xlabel="epoch",
+        whole_x=True, ylim=ylim, xlim=xlim, level=(start, "muted"),
+    )  # fmt: skip
+    return HeadPanel(symbol, meaning, reading, chart)
+
+
+def _reading(last: np.ndarray, labels: Sequence[str]) -> str:
+    known = np.flatnonzero(np.isfinite(last))
+    if not known.size:
+        return "not finite"
+    low, high = known[np.argmin(last[known])], known[np.argmax(last[known])]
+    mean = f"mean {formats.decimal(float(last[known].mean()), 3)}"
+    ends = [f"{formats.decimal(float(last[place]), 3)} (head {labels[place]})" for place in (low, high)]
+    return mean if last[low] == last[high] else f"{mean}, from {ends[0]} to {ends[1]}"

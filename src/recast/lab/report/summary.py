@@ -1,0 +1,235 @@
+"""What a reader wants first, and would ask last: tiles, notes, facts, images won and lost, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from recast.files import number
+from recast.lab.recipe import functions_of
+from recast.lab.records import ARMS, Wakefulness
+from recast.lab.report import formats
+from recast.lab.report.formats import NBSP
+from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words
+from recast.lab.report.load import Run
+from recast.lab.report.verdict import accuracy, agreement, harmed, test_images
+from recast.lab.statistics import Agreement, net_interval
+from recast.lab.suites import METRICS, SUITES
+from recast.models.trust import follow_up
+
+MANY = 20
+"""Comparisons of which one leaves out 0 by chance, at 95 %."""
+
+
+def tiles(run: Run) -> list[dict[str, str]]:
+    """The few numbers a reader wants first."""
+    if run.is_plain:
+        reached = formats.percent(accuracy(run, "finetuned"))
+        return [{"label": f"{_judged(run)} at the end", "value": reached, "detail": "nothing was recast"}]
+    found = []
+    if run.verify is not None:
+        same, images = agreement(run)
+        relative = formats.error(number(run.verify["max_relative_error"]))
+        detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
+        if run.is_scheduled:
+            detail = f"all layers at once, before training; {detail}"
+        kept = f"{same:,} of{NBSP}{images:,}"
+        found.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
+    end = f"{_judged(run)} at the end" if run.epochs else f"{_judged(run)}, untrained"
+    found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
+    for suite in CORRUPTIONS:
+        corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}
+        if math.isfinite(corrupted["recast"]):
+            images_are = "ImageNet-C" if suite == "imagenet-c" else "corrupted images"
+            found.append(_compared(run, f"Top-1 on {images_are}", corrupted))
+            break
+    found += _extremes(run)
+    if totals := run.plan.get("totals"):
+        before, after = (totals[when]["macs"] for when in ("before", "after"))
+        how = "as attention" if run.recipe.recast.gate == "bias" else "with every head open"
+        detail = f"{formats.compact(before)} → {formats.compact(after)} MACs per image"
+        speeds = {arm: run.value(arm, "cost", "images_per_second") for arm in ARMS}
+        control = "finetuned" if speeds["finetuned"] > 0 else "parent"  # a detector's time hangs on what it was taught
+        if all(speeds[arm] > 0 for arm in (control, "recast")):  # not where it was not measured, NaN
+            old, new = (formats.significant(1000 / speeds[arm], 3) for arm in (control, "recast"))
+            detail += f"; measured {old} → {new}{NBSP}ms"
+        label = f"Compute {how if run.recipe.has_layers else 'with attention pooling'}"
+        found.append({"label": label, "value": formats.share(after, before), "detail": detail})
+    if run.metrics and (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
+        value = f"{attention.awake} of{NBSP}{attention.heads}"
+        detail = "they do what a global mean would not" if not attention.slept else attention.remedy
+        found.append({"label": "Heads whose attention is awake", "value": value, "detail": detail})
+    return found
+
+
+def _judged(run: Run) -> str:
+    return METRICS[run.main[1]].label
+
+
+def _extremes(run: Run) -> list[dict[str, str]]:
+    """The largest gain and the largest loss against the control arm whose intervals leave out 0, over all suites."""
+    compared = [line for line in run.differences if (line.model, line.against) == ("recast", "finetuned")]
+    every = [line for line in compared if is_accuracy(line.metric)]
+    clear = [line for line in every if formats.leaves_out_zero(line.low, line.high)]
+    found = []
+    for what, sign in (("loss", -1),) if harmed(run) else (("gain", 1), ("loss", -1)):
+        line = max(clear, key=lambda line: sign * line.value, default=None)
+        if line is not None and sign * line.value > 0:
+            label = f"Largest {what} against {words(run).control_short}"
+            detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
+            if len(every) >= MANY:
+                few = round(len(every) / 20)
+                detail += f"; the largest of {len(every)} differences, about {few} of which leave out 0 by chance"
+            found.append({"label": label, "value": f"{formats.signed(line.value)}{NBSP}points", "detail": detail})
+    return found
+
+
+def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
+    names, detail = words(run), "nothing to compare with"
+    others = [("parent", names.parent_short), ("finetuned", names.control_short)]  # the last counts
+    if "recast" in harmed(run):
+        others = [others[1], ("parent", names.reference)]
+    for arm, name in others:
+        difference = values["recast"] - values[arm]
+        if math.isfinite(difference) and arm in names.others:
+            size = formats.points(abs(difference))
+            more = f"{size} points {'more' if difference > 0 else 'less'} than {name}"
+            detail = more if abs(difference) >= 0.005 else f"the same as {name}"
+    return {"label": label, "value": formats.percent(values["recast"]), "detail": detail}
+
+
+def notes(run: Run) -> list[str]:
+    """What a careful reader would ask about the table."""
+    found = []
+    images, reached = test_images(run), accuracy(run, "recast")
+    if images and math.isfinite(reached) and not run.is_dense:
+        one = f"{formats.plural(images, 'test image')}: one image is {formats.decimal(100 / images, 2)} points"
+        if any(math.isfinite(line.low) for line in run.differences):
+            found.append(
+                f"{one}. Intervals are of 95 %, bootstrapped over the images; those of differences are paired, as all "
+                "networks saw the same images. A difference is coloured where its interval leaves out 0. They say what "
+                "other images would do, not what another seed would."
+            )
+        else:
+            error = math.sqrt(reached * (100 - reached) / images)
+            found.append(
+                f"{one}, and the standard error of an accuracy of {formats.percent(reached)} is "
+                f"{formats.decimal(error)} points. The shaded bands in the table are ± one standard error of a "
+                "difference, as if the networks had seen different images. A bar inside its band may well be chance."
+            )
+    parent, finetuned = accuracy(run, "parent"), accuracy(run, "finetuned")
+    if finetuned < parent - 0.5:
+        found.append(
+            f"Fine-tuning cost the parent itself {formats.points(parent - finetuned)} points: with a gentler recipe "
+            "(a lower learning rate) the comparison would say more."
+        )
+    return found
+
+
+def plan_lead(run: Run) -> str:
+    """The first sentences of the section "What was recast"."""
+    planned, left = len(run.plan["steps"]), len(run.plan["left"])
+    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.recipe.pool.kind)
+    pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
+    if not run.recipe.has_layers:
+        return f"{pooling}No convolution was recast. Costs are per image, before → after."
+    done = len(run.switching.switched) if run.switching else planned
+    who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
+    what, how = "gated positional self-attention", " with every head open, as in training"
+    if run.recipe.recast.gate == "bias":
+        what, how = "self-attention with a positional bias (C-MHSA)", ""
+    return f"{pooling}{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What the run was made with."""
+    environment = run.environment
+    versions = [f"{name} {environment[name]}" for name in ("recast", "torch", "timm", "python") if name in environment]
+    machine = [str(environment[name]) for name in ("platform", "device") if name in environment]
+    machine += [f"{environment['cpu_count']} CPUs"] if "cpu_count" in environment else []
+    found = {
+        "Command": environment.get("command"),
+        "Run folder": run.name,
+        "Seed": str(run.recipe.seed),
+        "Versions": ", ".join(versions),
+        "Machine": ", ".join(machine),
+        "Date": environment.get("date"),
+        "Time": formats.duration(number(environment.get("seconds"))),
+        "Verified with": (run.verify or {}).get("backend"),
+    }
+    return {name: str(value) for name, value in found.items() if value not in (None, "", formats.MISSING)}
+
+
+def provenance(run: Run) -> list[dict[str, Any]]:
+    """What one command measured on one machine, as evaluation.json has it: suites of the same images and options."""
+    found: dict[tuple[str, str, str], tuple[dict[tuple[str, str], list[str]], set[tuple[str, float]]]] = {}
+    for suite, made in run.provenance.items():
+        versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
+        where = ", ".join(part for part in (made.device, made.machine) if part)
+        data = ", ".join(part for part in (made.dataset, f"{made.images:,} images") if part)
+        options = {name.replace("_", " "): value for name, value in made.options.items() if value not in (None, [], "")}
+        given = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
+        parts, passes = found.setdefault((made.command, versions, where), ({}, set()))
+        parts.setdefault((data, given), []).append(suite_title(suite))
+        passes.add((made.date, made.seconds))  # suites that share a pass over the images share its seconds
+    lines = []
+    for (command, versions, where), (parts, passes) in found.items():
+        days = sorted({date.partition("T")[0] for date, _ in passes if date})
+        took = formats.duration(sum(seconds for _, seconds in passes))
+        when = ", ".join(part for part in (" to ".join(dict.fromkeys(days[:1] + days[-1:])), took) if part)
+        named = [("; ".join(suites), data, options) for (data, options), suites in parts.items()]
+        lines.append({"parts": named, "command": command, "versions": versions, "where": where, "when": when})
+    return lines
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def missing(run: Run) -> tuple[list[str], str]:
+    """(what was not measured, the command that measures it), empty where nothing is missing."""
+    tables = {"fourier": run.fourier, "heads": run.heads, "cka": run.cka, "agreement": run.agreement}
+    have = {row.suite for row in run.rows} | {name for name, table in tables.items() if table}
+    if have & set(CORRUPTIONS):
+        have.add("basic")
+    if run.is_plain:
+        have |= {"cka", "agreement"}  # there is nothing to compare
+    if not run.recipe.has_layers:
+        have.add("heads")
+    have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in (suite.default or suite.tasks)}
+    absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
+    command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
+    return [SUITES[name].missing for name in absent], command if absent else ""
+
+
+def won_and_lost(run: Run) -> list[dict[str, Any]]:
+    """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
+    pairs = []
+    names = words(run)
+    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
+        images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
+        if not images or arm not in names.others:
+            continue
+        found = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
+        won, lost, p = len(found.won), len(found.lost), found.p_value
+        chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+        net = formats.signed(100 * (won - lost) / found.n, 2)
+        paired = run.difference(arm, *run.main)  # the table's own, where it is of these images
+        same = paired is not None and paired.n == found.n and paired.low < paired.high
+        low, high = (paired.low, paired.high) if paired and same else net_interval(won, lost, found.n)
+        spread = formats.interval(low, high, 2)
+        sentence = (
+            f"Against {name}: {formats.plural(won, 'image')} won, {lost:,} lost of {found.n:,}, "
+            f"net {net} points (95 % interval {spread}; McNemar’s exact test {chance})."
+        )
+        changed = {"won": [images[place] for place in found.won], "lost": [images[place] for place in found.lost]}
+        counts = {"right": found.both_right, "won": won, "lost": lost, "wrong": found.both_wrong}
+        pairs.append(
+            {"arm": arm, "name": name, "found": found, "counts": counts, "changed": changed, "sentence": sentence}
+        )
+    return pairs

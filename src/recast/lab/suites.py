@@ -1,0 +1,263 @@
+"""The suites of `recast evaluate`, in one table: command line, evaluation and report read names and metrics here.
+
+How a suite is measured is registered under its name in `recast.lab.evaluation.suites`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from recast.lab.config import Task
+
+Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured number: `top1` is also that of `top1@4` (a setting) and of `top1/fog/3` (a part)."""
+
+    label: str
+    unit: str = "%"
+    """"%", "" for a plain number, or what is counted."""
+    lower_is_better: bool = False
+    is_cost: bool = False
+    """Compared by its ratio, not by its difference."""
+    meaning: str = ""
+    """For who meets the word for the first time."""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """A share of right answers, in percent."""
+        return self.unit == "%" and not self.lower_is_better
+
+
+METRICS = {
+    "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
+    "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
+    "map": Metric(
+        "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
+    ),
+    "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
+    "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
+    "halves": Metric(
+        "Random halves told apart", meaning="training accuracy of a linear classifier of halves of every class"
+    ),
+    "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
+    "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
+    "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
+    "ece": Metric(
+        "Calibration error (ECE)", lower_is_better=True, meaning="how far confidence and accuracy lie apart, on average"
+    ),
+    "no_gradient": Metric(
+        "Images without a gradient", lower_is_better=True,
+        meaning="images where the attack found no direction to go: accuracy under it says little about them",
+    ),
+    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True, meaning="numbers that are learnt"),
+    "macs": Metric(
+        "MACs per image", "", lower_is_better=True, is_cost=True, meaning="multiply-adds that one image takes"
+    ),
+    "images_per_second": Metric(
+        "Images per second", "", is_cost=True, meaning="measured on this machine, the networks taking turns"
+    ),
+    "peak_memory": Metric(
+        "Peak memory", "bytes", lower_is_better=True, is_cost=True,
+        meaning="most that using the network on a batch holds at once; training keeps more: the activation memory",
+    ),
+    "miou": Metric("mIoU", meaning="intersection over union of what is predicted and what is right, mean over classes"),
+    "macc": Metric("mAcc", meaning="share of a class’s pixels that are predicted as it, mean over classes"),
+    "aacc": Metric("aAcc", meaning="share of all pixels that are predicted right"),
+    "boundary_iou": Metric(
+        "Boundary IoU", meaning="mIoU of the pixels near the edge of their class: 2 % of the image’s diagonal or less"
+    ),
+    "iou": Metric("IoU", meaning="intersection over union of what is predicted as a class and what is of it"),
+    **{
+        f"{prefix}ap{part}": Metric(
+            f"{what}{size}{f' at IoU 0.{part}' if part.isdigit() else ''}", meaning=f"average precision of {meaning}"
+            + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + told
+        )
+        for prefix, what, meaning in (("", "Box AP", "boxes"), ("mask_", "Mask AP", "masks"))
+        for part, size, told in (
+            ("", "", ""), ("50", "", ""), ("75", "", ""), ("_small", ", small", ", below 32² pixels"),
+            ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
+        )
+    },
+    "low": Metric("Top-1 on low frequencies", meaning="top-1 on images without their fine detail"),
+    "high": Metric("Top-1 on high frequencies", meaning="top-1 on images without their large forms"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is known of a suite without measuring it."""
+
+    label: str
+    help: str
+    """One line for the command line."""
+    kind: Kind
+    metrics: tuple[str, ...] = ("top1",)
+    setting: str = ""
+    """What a metric's setting says, NAME@SETTING: "ε = {}/255"."""
+    short: str = ""
+    """The label in a figure's title; empty: the label."""
+    missing: str = ""
+    """What a report lacks without the suite; empty: a report does not ask for it."""
+    needs: str = ""
+    """The data set it looks at and where that is from; empty: the run's own images."""
+    default: tuple[Task, ...] = ()
+    """For which data it is measured where no suites are asked for."""
+    tasks: tuple[Task, ...] = ("classify",)
+    """What data must be for."""
+
+    @property
+    def title(self) -> str:
+        """The label for figures."""
+        return self.short or self.label
+
+
+TOP = ("top1", "top5")
+ALL: tuple[Task, ...] = ("classify", "segment", "detect")
+MAIN: dict[Task, tuple[str, str]] = {
+    "classify": ("clean", "top1"), "segment": ("segmentation", "miou"), "detect": ("detection", "ap"),
+}  # fmt: skip
+"""What a run is judged by: suite and metric."""
+VALIDATED: dict[Task, str] = {"classify": "Top-1", "segment": "aAcc", "detect": "Box AP at IoU 0.5"}
+"""What `val_top1` of a run's records is."""
+EPS = "ε = {}/255"
+SUITES = {
+    "clean": Suite(
+        "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
+        missing="accuracy, loss and calibration on clean images", default=("classify",),
+    ),
+    "segmentation": Suite(
+        "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
+        ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes", missing="mIoU and accuracy of the pixels",
+        default=("segment",), tasks=("segment",),
+    ),
+    "detection": Suite(
+        "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
+        tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes",
+        missing="average precision of the objects", default=("detect",), tasks=("detect",),
+    ),
+    "fgsm": Suite(
+        "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
+        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=("classify",),
+    ),
+    "pgd": Suite(
+        "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
+        setting=EPS,
+        short="PGD", missing="accuracy under PGD", default=("classify",),
+    ),
+    "autoattack": Suite(
+        "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-images", "attack", setting=EPS,
+    ),
+    "basic": Suite(
+        "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
+        short="Five corruptions", missing="accuracy on corrupted images", default=("classify",),
+    ),
+    "corruptions": Suite(
+        "Corruptions, made on the fly (not the released ImageNet-C)",
+        "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on", "corruption",
+        short="Corruptions (on the fly)",
+    ),
+    "imagenet-c": Suite(
+        "ImageNet-C", "the released ImageNet-C: mean top-1 and mCE", "corruption", ("top1", "mce"),
+        needs="noise.tar, blur.tar, weather.tar and digital.tar of ImageNet-C, linked at github.com/hendrycks/"
+        "robustness, together in one folder imagenet-c",
+    ),
+    "imagenet-a": Suite(
+        "ImageNet-A", "natural adversarial examples of 200 classes", "test set", TOP,
+        needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples",
+    ),
+    "imagenet-r": Suite(
+        "ImageNet-R", "paintings, toys, … of 200 classes", "test set", TOP,
+        needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r",
+    ),
+    "imagenet-v2": Suite(
+        "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
+        needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
+    ),
+    "imagenet-sketch": Suite(
+        "ImageNet-Sketch", "sketches of all 1,000 classes", "test set", TOP,
+        needs="ImageNet-Sketch.zip, linked at github.com/HaohanWang/ImageNet-Sketch",
+    ),
+    "imagenet-real": Suite(
+        "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
+        needs="ImageNet's validation images under their own names; the labels come with timm",
+    ),
+    "resolution": Suite(
+        "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
+        missing="accuracy by test resolution (T-CNN, Fig. 7)",
+    ),
+    "knn": Suite(
+        "Nearest neighbours of the features", "nearest training images by features", "sweep", setting="k = {}",
+        missing="nearest neighbours of the features",
+    ),
+    "retrieval": Suite(
+        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
+        "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
+    ),
+    "linear": Suite(
+        "Linear classifier on the features", "logistic regression on the frozen features of the training images",
+        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
+    ),
+    "separability": Suite(
+        "Separability of the features", "random halves of every class told apart; energy of the principal components",
+        "accuracy", ("halves", "energy"), "{} components", short="Separability",
+    ),
+    "frequency": Suite(
+        "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),
+        "{}π kept", missing="accuracy on low and high frequencies alone",
+    ),
+    "cost": Suite(
+        "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=ALL,
+        missing="images per second, memory, MACs and parameters", tasks=ALL,
+    ),
+    "fourier": Suite(
+        "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
+        default=("classify", "segment"), missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=ALL,
+    ),
+    "heads": Suite(
+        "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
+        missing="attention distance, non-locality and entropy of the heads", default=ALL, tasks=ALL,
+    ),
+    "cka": Suite(
+        "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
+        missing="similarity of the layers before and after (CKA)", tasks=ALL,
+    ),
+    "agreement": Suite(
+        "Agreement", "table: every model's prediction for every image", "table", (), default=("classify",),
+        missing="images won and lost against the parent",
+    ),
+    "tsne": Suite(
+        "Features on a plane", "table: where t-SNE puts the features of validation images", "table", (),
+    ),
+    "frontier": Suite(
+        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
+        (),
+    ),
+}  # fmt: skip
+
+DEFAULTS = [name for name, suite in SUITES.items() if suite.default]
+CATEGORIES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+"""The 15 corruptions of ImageNet-C."""
+SEVERITIES = (1, 2, 3, 4, 5)
+PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
+PER_CLASS = re.compile("^(?:iou|(?:mask_)?ap)/")
+
+
+def of_kind(*kinds: Kind) -> list[str]:
+    """The suites of some kinds, in order."""
+    return [name for name, suite in SUITES.items() if suite.kind in kinds]
+
+
+def base(metric: str) -> str:
+    """`top1` of `top1@4` and `top1/blur/3`."""
+    return metric.partition("@")[0].partition("/")[0]

@@ -1,0 +1,1 @@
+"""Networks for a task: segmentation, detection, embedding."""

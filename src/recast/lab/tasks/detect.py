@@ -1,0 +1,151 @@
+"""Networks that find objects: what torchvision's detectors take and return, and a small one for the embedded scenes.
+
+Training: images (B, 3, H, W) and targets, a dictionary an image → a dictionary of losses. Otherwise: images → of every
+image the boxes (n, 4), labels (n,) from 1, scores (n,) and, of Mask R-CNN, masks (n, 1, H, W).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import timm
+from timm.models import generate_default_cfgs
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
+
+from recast.errors import RecastError
+from recast.lab.tasks.neck import Stages
+from recast.models.register import pretrained_cfg, register
+from recast.papers.tcnn.small import CifarResNet
+
+__all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "detector", "losing", "total_loss"]
+
+SWITCHED = "torchvision.models.detection."
+"""Modules of which `training` says losses or detections; of all others (norms, dropout) it says how they compute."""
+
+
+@contextmanager
+def losing(model: nn.Module) -> Iterator[None]:
+    """A detector in eval mode gives losses in here, by the statistics of eval mode."""
+    parts = [m for m in model.modules() if m is model or type(m).__module__.startswith(SWITCHED)]
+    before = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.training = True
+        yield
+    finally:
+        for part, training in zip(parts, before, strict=True):
+            part.training = training
+
+
+def total_loss(outputs: Any) -> Tensor:
+    """The sum of a detector's own losses."""
+    if not isinstance(outputs, Mapping) or not outputs or not all(isinstance(v, Tensor) for v in outputs.values()):
+        raise _no_detector(outputs, "the model")
+    return sum(value.float() for value in outputs.values())
+
+
+def check_detections(outputs: Any, images: int, of: str = "the model") -> None:
+    """Raise RecastError unless `outputs` has boxes, labels and scores of every image."""
+    keys = {"boxes", "labels", "scores"}
+    found = outputs if isinstance(outputs, Sequence) else ()
+    if len(found) != images or not all(isinstance(one, Mapping) and keys <= one.keys() for one in found):
+        raise _no_detector(outputs, of)
+
+
+def _no_detector(outputs: Any, of: str) -> RecastError:
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    return RecastError(
+        f"{of} must give losses in training, and boxes, labels and scores of every image otherwise, got {got}: "
+        "detection takes networks such as scenes_rcnn and torchvision:fasterrcnn_resnet50_fpn"
+    )
+
+
+class TimmPyramid(Stages):
+    """A network of timm with torchvision's feature pyramid, for torchvision's detectors: its maps from stride
+    `finest` on, and `extra` ones, by default one that is half the last.
+    `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`."""
+
+    def __init__(
+        self, name: str, out_channels: int = 256, pretrained: bool = False, finest: int = 4,
+        extra: ExtraFPNBlock | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(name, pretrained, **options)
+        self.first = sum(stride < finest for stride in self.strides)
+        self.fpn = FeaturePyramidNetwork(self.channels[self.first :], out_channels, extra or LastLevelMaxPool())
+        self.out_channels = out_channels
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.maps(x)[self.first :]
+        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+        return found
+
+
+def detector(
+    kind: str, name: str, num_classes: int = 80, img_size: int | None = None, pretrained: bool = False
+) -> nn.Module:
+    """`maskrcnn:NAME`, `fasterrcnn:NAME`, `retinanet:NAME`: torchvision's own on a pyramid of timm's NAME, RetinaNet's
+    from stride 8 on (Lin et al. 2017, arXiv:1708.02002). Images are resized to `img_size`, by default as torchvision
+    does, and normalised as the network's were; num_classes is without the background.
+
+    Raises RecastError for a network whose maps are not of strides 4, 8, 16 and 32.
+    """
+    told = timm.get_pretrained_cfg(name)
+    own = {"img_size": img_size} if told is not None and told.fixed_input_size and img_size is not None else {}
+    only = {"finest": 8, "extra": LastLevelP6P7(256, 256)} if kind == "retinanet" else {}
+    body = TimmPyramid(name, pretrained=pretrained, **only, **own)
+    if body.strides != [4, 8, 16, 32]:
+        raise RecastError(f"{name} has maps of strides {body.strides}, a detector takes 4, 8, 16 and 32: take another")
+    options: dict[str, Any] = {} if img_size is None else {"min_size": img_size, "max_size": img_size}
+    if told is not None:
+        options |= {"image_mean": list(told.mean), "image_std": list(told.std)}
+    make = {"maskrcnn": MaskRCNN, "fasterrcnn": FasterRCNN, "retinanet": RetinaNet}[kind]
+    return make(body, num_classes + 1, **options)
+
+
+class _AsLarge(GeneralizedRCNNTransform):
+    """Images stay as large as they are."""
+
+    def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
+        return image, target
+
+
+class SceneRCNN(MaskRCNN):
+    """Mask R-CNN with a small ResNet's three maps, of strides 2, 4 and 8, and heads of 64 channels: for objects of 10
+    to 50 pixels, in minutes on a CPU. Images stay as large as they are."""
+
+    def __init__(self, num_classes: int = 8, width: int = 64, in_chans: int = 3) -> None:
+        widths = (24, 48, 96)
+        trunk = CifarResNet((1,) * 3, widths, num_classes=0, in_chans=in_chans, stem_stride=2)
+        layers = {f"layer{stage}": str(stage) for stage in (1, 2, 3)}
+        sizes = MultiScaleRoIAlign(["1", "2", "3"], 5, 2), MultiScaleRoIAlign(["1", "2", "3"], 8, 2)
+        super().__init__(
+            BackboneWithFPN(trunk, layers, list(widths), width),
+            rpn_anchor_generator=AnchorGenerator(((8,), (16,), (28,), (44,)), ((0.5, 1.0, 2.0),) * 4),
+            rpn_pre_nms_top_n_train=400, rpn_post_nms_top_n_train=200, rpn_pre_nms_top_n_test=200,
+            rpn_post_nms_top_n_test=60, box_batch_size_per_image=64, rpn_batch_size_per_image=64,
+            box_roi_pool=sizes[0], box_head=TwoMLPHead(width * 25, 128),
+            box_predictor=FastRCNNPredictor(128, num_classes + 1),
+            mask_roi_pool=sizes[1], mask_head=MaskRCNNHeads(width, (width,) * 2, 1),
+            mask_predictor=MaskRCNNPredictor(width, width, num_classes + 1),
+        )  # fmt: skip
+        self.transform = _AsLarge(96, 96, [0.5] * 3, [0.25] * 3)
+        self.num_classes = num_classes
+
+
+HEAD = "roi_heads.box_predictor.cls_score"
+STEM = "backbone.body.conv1"
+default_cfgs = generate_default_cfgs(
+    {"scenes_rcnn": pretrained_cfg(96, 8, ((0.0,) * 3, (1.0,) * 3), first_conv=STEM, classifier=HEAD)}
+)
+register("scenes_rcnn", SceneRCNN, "A small Mask R-CNN, for the embedded scenes.", {})

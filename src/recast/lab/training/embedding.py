@@ -1,0 +1,201 @@
+"""What Grafit minimises (Touvron et al. 2021, Grafit: Learning fine-grained image representations with coarse labels).
+
+    L = w_knn · L_knn + w_inst · L_inst + w_label · L_label
+
+g is the embedding of length 1 of an image, m_j that of training image j as it was when last seen (the memory), q the
+predictor, ξ the weights' moving average (the target network), t_1 … t_T random views of the image.
+
+    L_knn(i)  = −log Σ_{j≠i, y_j=y_i} p_ij,   p_ij = softmax over j ≠ i of ⟨g(t_1 x_i), m_j⟩/σ    (SNCA, Wu et al. 2018)
+    L_inst(i) = −1/(T(T−1)) Σ_{a≠b} cos(q(g(t_a x_i)), g_ξ(t_b x_i))                              (as in BYOL)
+    L_label   = the recipe's loss of labels, at t_1
+
+Without labels (DINO, Caron et al. 2021, arXiv:2104.14294), z the products with K prototypes, c the mean of z_ξ so far:
+
+    L_dino(i) = −mean over b ≤ 2, a ≠ b of Σ_k softmax((z_ξ(t_b x_i) − c)/τ)_k · log softmax(z(t_a x_i)/0.1)_k
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from recast.lab.config import Recipe
+from recast.lab.data import Data
+from recast.lab.data.loading import WHOLE_VIEWS
+from recast.lab.training.distill import widened
+from recast.lab.training.distributed import gathered
+from recast.lab.training.regularization import set_drop_path_, train_mode
+
+STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
+"""DINO's."""
+SIMILARITIES = 2**24
+"""Of a chunk of the memory with the images of a part: 64 MiB in float32."""
+
+
+def neighbour_loss(
+    embeddings: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int = SIMILARITIES
+) -> Tensor:
+    """L_knn (B,) of unit embeddings (B, D), images number `indices` (B,) of the memory (N, D) with labels (N,).
+
+    An image that is alone in its class has no positive: its loss is 0, it is skipped. The memory gets no gradient.
+    In float32 at least, with at most `most` similarities at a time, in the forward and in the backward pass.
+    """
+    return _NeighbourLoss.apply(widened(embeddings), indices, memory, labels, sigma, most)
+
+
+class _NeighbourLoss(torch.autograd.Function):
+    """log(1 + Σ_negatives/Σ_positives): unlike a difference of two sums' logarithms, exact where it is near 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int
+    ) -> Tensor:
+        positives = negatives = torch.full_like(z[:, 0], -math.inf)
+        for logits, same, _ in _chunks(z, indices, memory, labels, sigma, most):
+            positives = torch.logaddexp(positives, logits.masked_fill(~same, -math.inf).logsumexp(1))
+            negatives = torch.logaddexp(negatives, logits.masked_fill(same, -math.inf).logsumexp(1))
+        alone = positives.isneginf()
+        ctx.save_for_backward(z, indices, memory, labels, positives, torch.logaddexp(positives, negatives), alone)
+        ctx.sigma, ctx.most = sigma, most
+        return F.softplus(negatives - positives).masked_fill(alone, 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """∂L/∂z_i = 1/σ Σ_j (p_ij − p_ij/Σ_positives p) m_j, the second term for positives only."""
+        z, indices, memory, labels, positives, every, alone = ctx.saved_tensors
+        total = torch.zeros_like(z)
+        for logits, same, part in _chunks(z, indices, memory, labels, ctx.sigma, ctx.most):
+            weights = (logits - every[:, None]).exp() - (logits - positives[:, None]).exp().masked_fill(~same, 0.0)
+            total += weights.masked_fill(alone[:, None], 0.0) @ part
+        return total * (grads[0] / ctx.sigma)[:, None], None, None, None, None, None
+
+
+def _chunks(
+    z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(similarities/σ (B, n), own one −inf; whether of the same class (B, n); memory (n, D)) of parts of the memory."""
+    size, rows = max(1, most // len(z)), torch.arange(len(z), device=z.device)
+    for begin in range(0, len(memory), size):
+        part = memory[begin : begin + size].to(z.dtype)
+        logits = z @ part.T / sigma
+        here = (indices >= begin) & (indices < begin + len(part))
+        logits[rows[here], indices[here] - begin] = -math.inf
+        yield logits, labels[indices][:, None] == labels[begin : begin + size], part
+
+
+def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """L_inst (B,) of q(g(t_a x)) and g_ξ(t_b x), both (B, T, D): at least −1, where all agree."""
+    ours, theirs = F.normalize(widened(predictions), dim=-1), F.normalize(widened(targets), dim=-1)
+    views = ours.shape[1]
+    pairs = (ours.sum(1) * theirs.sum(1)).sum(-1) - (ours * theirs).sum((1, 2))
+    return -pairs / (views * (views - 1))
+
+
+def dino_loss(ours: Tensor, theirs: Tensor, center: Tensor, temperature: float) -> Tensor:
+    """L_dino (B,) of products of the network (B, T, K) and of its moving average (B, G, K), G ≤ T, the first views."""
+    logs = (widened(ours) / STUDENT_TEMPERATURE).log_softmax(-1)
+    wanted = ((widened(theirs) - center) / temperature).softmax(-1)
+    views, whole = ours.shape[1], theirs.shape[1]
+    pairs = torch.einsum("bgk,btk->b", wanted, logs) - (wanted * logs[:, :whole]).sum((1, 2))
+    return -pairs / (whole * (views - 1))
+
+
+@torch.no_grad()
+def remember_(memory: Tensor, indices: Tensor, embeddings: Tensor) -> None:
+    """m_i ← (m_i + g(x_i))/2, of length 1 again. Of an image that is there twice the first counts, in every process."""
+    order = indices.argsort(stable=True)
+    is_first = torch.ones_like(order, dtype=torch.bool)
+    is_first[1:] = indices[order][1:] != indices[order][:-1]
+    chosen = order[is_first]
+    memory[indices[chosen]] = F.normalize((memory[indices[chosen]] + embeddings[chosen]) / 2, dim=1)
+
+
+class EmbeddingLoss(nn.Module):
+    """L of the outputs of a network with an `EmbeddingHead`; holds the memory and the target network, which are part of
+    a run's state. Every process has the whole memory, the same in all.
+
+    The mean is over all images, those that L_knn skips too: so it does not depend on how a batch is shared out. The
+    target is normalised by the statistics of the batch, as in BYOL, and leaves out no branch; its decay τ rises to 1 by
+    a cosine over the run. DINO's is what is measured and kept, as in its paper.
+    """
+
+    memory: Tensor
+    center: Tensor
+    classes: Tensor
+
+    def __init__(
+        self, recipe: Recipe, data: Data, student: nn.Module, label_loss: Callable[[Tensor, Tensor], Tensor],
+        steps: int, device: torch.device, amp: torch.dtype | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.recipe = recipe
+        self.config, self.label_loss, self.steps, self.step, self.amp = recipe.embedding, label_loss, steps, 0, amp
+        self.is_dino = self.config.projector == "dino"
+        remembered = 0 if self.is_dino else len(data.train)
+        self.register_buffer("memory", torch.zeros(remembered, self.config.dim, device=device))
+        self.register_buffer("center", torch.zeros(self.config.dim if self.is_dino else 0, device=device))
+        self.register_buffer("classes", data.train.labels.to(device), persistent=False)
+        self.target: ModelEmaV3 | None = None
+        if self.config.instance_weight or self.is_dino:
+            self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
+            train_mode(set_drop_path_(self.target.module, 0.0), recipe)
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._centers: list[Tensor] = []
+
+    def forward(self, outputs: tuple[Tensor, Tensor, Tensor], images: Tensor, indices: Tensor) -> Tensor:
+        """The mean of L over a part: T views (B·T, …) side by side of the training images number `indices` (B,)."""
+        config, views = self.config, self.config.views
+        if self.target is not None and not self.target.module.training:  # it was measured
+            train_mode(self.target.module, self.recipe)
+        logits, projected, predicted = outputs
+        told = self.label_loss(logits[::views], self.classes[indices])
+        # without a weight the classifier learns as a probe, and its loss is not counted
+        loss = config.label_weight * told if config.label_weight else told - told.detach()
+        if self.is_dino:
+            return loss + self._dino(predicted, images)
+        first = F.normalize(widened(projected[::views]), dim=1)
+        if config.knn_weight:
+            found = neighbour_loss(first, indices, self.memory, self.classes, config.sigma)
+            loss = loss + config.knn_weight * found.mean()
+        if self.target is not None:
+            with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
+                wanted = self.target(images)[1]
+            ours, theirs = (each.unflatten(0, (-1, views)) for each in (predicted, wanted))
+            loss = loss + config.instance_weight * instance_loss(ours, theirs).mean()
+        self._seen.append((indices, first.detach()))
+        return loss
+
+    def _dino(self, predicted: Tensor, images: Tensor) -> Tensor:
+        """The mean of L_dino over a part; the moving average sees the first two views of each image."""
+        views = self.config.views
+        assert self.target is not None
+        whole = images.unflatten(0, (-1, views))[:, :WHOLE_VIEWS].flatten(0, 1)
+        with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
+            wanted = widened(self.target(whole)[2])
+        self._centers.append(wanted.mean(0))
+        theirs = wanted.unflatten(0, (-1, WHOLE_VIEWS))
+        ours = predicted.unflatten(0, (-1, views))
+        return dino_loss(ours, theirs, self.center, self.config.teacher_temperature).mean()
+
+    def after_step(self, model: nn.Module) -> None:
+        """The weights have moved: remember the embeddings of the whole batch, let the target follow."""
+        if self.is_dino:
+            mean = gathered(torch.stack(self._centers)).mean(0)
+            self._centers.clear()
+            self.center.lerp_(mean, 1 - CENTER_MOMENTUM)
+        else:
+            indices, embeddings = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+            self._seen.clear()
+            remember_(self.memory, gathered(indices), gathered(embeddings))
+        if self.target is not None:
+            rest = (1 - self.config.target_decay) * (1 + math.cos(math.pi * self.step / max(1, self.steps))) / 2
+            self.target.decay = 1 - rest
+            self.target.update(model)

@@ -1,0 +1,179 @@
+"""Optimiser, learning rate and the sparsity of gates.
+
+Every group of parameters has a peak rate of its own (`recast.param_groups`); one factor f(t) scales them all over the
+updates t = 0 … T − 1 of the run:
+
+    f(t) = a + (1 − a)·t/W                          t < W         linear warm-up from a = warmup_lr/lr
+    f(t) = e + (1 − e)·(1 + cos π·u)/2              t ≥ W         cosine to e = min_lr/lr
+    f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017); linear: ^1
+    f(t) = e + (1 − e)·0.1^([u ≥ 3/4] + [u ≥ 11/12])  t ≥ W       decay=steps (COCO's 3×: epochs 27 and 33 of 36)
+
+With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
+Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
+here the rate moves at every update. timm's schedulers start and end every group at the same absolute rate, which would
+lose the gates' ratio to the base rate; and this one has no state.
+
+With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, qk_lr, pool_lr, warmup_lr
+and min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled rate, pooling without a pool_lr has
+it, and so have queries and keys without a qk_lr.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import timm.optim
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from recast.errors import RecastError, first_line, suggest
+from recast.lab.config import OptimConfig, Recipe, check_recipe
+from recast.lab.device import choose_device
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
+
+RATES = {
+    "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
+}  # fmt: skip
+"""Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
+POWERS = {"poly": 0.9, "linear": 1.0}
+STEPS = 27 / 36, 33 / 36
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
+    check_recipe(recipe)
+    optimizer_options(recipe.optim)
+    if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
+        raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
+
+
+def optimizer_options(config: OptimConfig) -> dict[str, Any]:
+    """momentum, betas and eps as keyword arguments of the optimiser `config.opt`, without what it does not take.
+
+    Raises RecastError for an optimiser that timm has not, and for an option that was set and that it does not take.
+    """
+    name, default = config.opt.lower(), OptimConfig()
+    known = [str(each) for each in timm.optim.list_optimizers()]
+    if name not in known:
+        raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, known)}")
+    info = timm.optim.get_optimizer_info(name)
+    if info.second_order:
+        raise RecastError(f"optimiser {config.opt} needs second derivatives: choose another optim.opt")
+    options: dict[str, Any] = {}
+    for option, taken in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
+        value = getattr(config, option)
+        if not taken and value != getattr(default, option):
+            raise RecastError(f"optim.{option} is {value}, but optimiser {config.opt} has no {option}: leave it out")
+        if taken and value is not None:
+            options[option] = value
+    if "betas" in options and info.num_betas != len(options["betas"]):
+        raise RecastError(f"optimiser {config.opt} has {info.num_betas} betas, optim.betas 2: leave it out")
+    if "lamb" in name:
+        # LAMB would clip the gradient's norm at 1 by itself; apex's hands the number to a kernel, which takes no None
+        options["max_grad_norm"] = math.inf if name.startswith("fused") else None
+    return options
+
+
+def peak_lr(config: OptimConfig, batch_size: int) -> float:
+    """Peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
+    return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
+
+
+def gate_rate(config: OptimConfig, batch_size: int) -> float:
+    """Peak rate of the linear gates: gate_lr, or 10 × that of the weights."""
+    return peak_lr(config, batch_size) * LINEAR_GATE_LR_RATIO if config.gate_lr is None else config.gate_lr
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:
+    """timm's optimiser `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr".
+
+    `batch_size`: images an update, over all processes and accumulated parts. Raises RecastError for a network with
+    nothing to train or, with layer decay, without layers, and for an optimiser that cannot be had or takes no such
+    options.
+    """
+    lr, options = peak_lr(config, batch_size), optimizer_options(config)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "every recast layer is frozen")  # a recipe says what it freezes
+        groups = param_groups(
+            model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr,
+            qk_lr=config.qk_lr,
+        )  # fmt: skip
+    if not groups:
+        raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
+    for group in groups:
+        group["peak_lr"] = group["lr"]
+    try:
+        return timm.optim.create_optimizer_v2(groups, config.opt, lr, config.weight_decay, **options)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:  # apex's and bitsandbytes' too
+        reason = f"optimiser {config.opt} cannot be used here ({first_line(error)})"
+        raise RecastError(f"{reason}: choose another optim.opt") from error
+
+
+class WarmupDecay:
+    """f(t) of the module's docstring. A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run
+    fills it."""
+
+    def __init__(self, config: OptimConfig, epochs: int, steps_per_epoch: int, batch_size: int) -> None:
+        lr = peak_lr(config, batch_size)
+        self.start, self.end = (min(1.0, rate / lr) if lr else 0.0 for rate in (config.warmup_lr, config.min_lr))
+        self.steps = epochs * steps_per_epoch
+        self.warmup = min(self.steps, round(config.warmup_epochs * steps_per_epoch))
+        self.falling = (self.warmup, self.steps - 1) if config.warmup_prefix else (0, self.steps)
+        self.decay = config.decay
+
+    def factor(self, step: int) -> float:
+        """Share of the peak rate at update `step`."""
+        if step < self.warmup:
+            return self.start + (1 - self.start) * step / self.warmup
+        first, last = self.falling
+        done = min(1.0, (step - first) / max(1, last - first))
+        if self.decay == "steps":
+            left = 0.1 ** sum(done >= part for part in STEPS)
+        elif self.decay == "cosine":
+            left = (1 + math.cos(math.pi * done)) / 2
+        else:
+            left = (1 - done) ** POWERS[self.decay]
+        return self.end + (1 - self.end) * left
+
+
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+    """Give every group `factor` times its peak rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+
+
+def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
+    """The rate of the weights and that of the gates (None without gates), as they are now; the head's end of it where
+    layers have rates of their own. Where no weights train besides, the pooling's or the gates' stands for theirs."""
+    rates: dict[str, float] = {}
+    for group in optimizer.param_groups:
+        of = RATES.get(str(group["name"]).partition("/")[0], "weights")
+        rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
+    return next(rates[of] for of in ("weights", "pool", "keys", "gates") if of in rates), rates.get("gates")
+
+
+@torch.no_grad()
+def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
+    """The proximal step of gate_l1·‖(γ, s)‖₁: γ ← sign(γ)·max(|γ| − η·gate_l1, 0), η the gates' rate now; s likewise.
+
+    A gradient step on the penalty would leave gates trembling around 0; this one leaves them at exactly 0.
+    """
+    for group in optimizer.param_groups:
+        if str(group["name"]).partition("/")[0] == "gates":
+            for gate in group["params"]:
+                gate.copy_(F.softshrink(gate, group["lr"] * gate_l1))
+
+
+@torch.no_grad()
+def close_averaged_gates_(averaged: nn.Module, model: nn.Module) -> None:
+    """Set the gates of the average to 0 where the model's are exactly 0: an average by itself never gets there."""
+    layers = gpsa_layers(model)
+    for name, layer in gpsa_layers(averaged).items():
+        if layer.config.gate == "linear":
+            layer.gamma.masked_fill_(layers[name].gamma == 0, 0.0)
+            layer.spread.masked_fill_(layers[name].spread == 0, 0.0)

@@ -1,0 +1,341 @@
+"""What a run starts from: the folder, the recipe with nothing left open, the data and the parent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recast.analysis.transformers import is_attention
+from recast.errors import RecastError, first_line
+from recast.files import LOCK, as_json, is_ours, read_lines, read_names, read_text
+from recast.lab.config import Recipe
+from recast.lab.data import Data, Loader, load_data
+from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
+from recast.lab.data.fingerprint import FINGERPRINT
+from recast.lab.data.objects import ObjectImages
+from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.data.shards import ImageStream
+from recast.lab.data.sources import labelled_images
+from recast.lab.device import check_memory, choose_device
+from recast.lab.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe
+from recast.lab.tasks.detect import check_detections
+from recast.lab.tasks.embedding import add_embedding_
+from recast.lab.tasks.segment import class_maps
+from recast.lab.training.distributed import process_count
+from recast.lab.training.optim import check_trainable
+from recast.layers.attention_pool import attention_pools
+from recast.models.adapt import draw_
+from recast.models.build import build, check_logits, input_defaults
+from recast.models.names import DETECTORS, split_name
+from recast.models.trust import follow_up
+from recast.reading import decode, read_bytes
+from recast.surgery.limits import Budget
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan, plan_best
+from recast.surgery.scales import batch_norms
+from recast.surgery.select import is_auto
+from recast.tracing.hooks import in_eval
+from recast.tracing.observe import observe
+
+PARENT = "parent"
+"""The one thing that may be in a run folder before the run: a folder with the training of its parent."""
+
+WRITTEN = ("classes.json", FINGERPRINT, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json",
+           "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
+"""The files that a run folder holds before its first state, in the order in which they are written."""
+MARKS = {"recipe.yaml": SEAL.encode(), "environment.json": b'"recast": "', PARENT_WEIGHTS: b'"recast":"'}
+"""What those of them say that a run wrote."""
+BEFORE_STATES = {"checkpoints": "epoch-0000.safetensors", "tensorboard": "events.out.tfevents.*"}
+"""Folders of a run before its first state, and what they hold."""
+
+WAKING_IMAGES = 512
+"""Training images that queries and keys are taken from with query_key=images."""
+
+
+RANKED_IMAGES = 512
+"""Training images that layers are ranked on with where=auto."""
+
+SMALL = 2**25
+"""Bytes of a batch of images below which memory is not looked at."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data and parent of a run."""
+
+    recipe: Recipe
+    """With what was left open filled in (classes, normalisation, the files that the run keeps): it replays the run."""
+    data: Data
+    parent: nn.Module
+    plan: Plan | None
+    """None where nothing is recast."""
+    keeps_parent: bool
+    """The parent's weights are found nowhere else (random ones, or a new head): the run folder is to keep them."""
+    pixels: str
+    """A line on the size and normalisation of the images, and where they are from."""
+    coarse: str | None
+    """The text of the file of coarse classes, which the run folder is to keep."""
+
+
+def never_began(out: Path) -> bool:
+    """Whether `out` is free, or holds what a run writes before its first state and nothing else: the run that left it
+    was killed, or its disk was full, and the same command may start again."""
+    there = {path.name for path in out.iterdir()} - {PARENT, LOCK} if out.is_dir() else set()
+    if not there:
+        return True
+    first = WRITTEN[: WRITTEN.index("recipe.yaml")]
+    return (
+        _is_ours(out / "classes.json")
+        and all(is_ours(out / name, mark) for name, mark in MARKS.items() if name in there)
+        and (there <= {*first} or "recipe.yaml" in there)
+        and there <= {*WRITTEN, *BEFORE_STATES, "resume", "wandb.id", "wandb"}
+        and not any((out / "resume").glob("*"))
+        and all(path.match(name) for folder, name in BEFORE_STATES.items() for path in (out / folder).glob("*"))
+        and (len(read_lines(out / "metrics.jsonl")[0]) < 2 if "metrics.jsonl" in there else True)
+    )
+
+
+def _is_ours(classes: Path) -> bool:
+    """Whether the names of classes are written as a run writes them."""
+    try:
+        return read_text(classes) == as_json(read_names(classes))
+    except RecastError:
+        return False
+
+
+def withdraw(out: Path, parent: str | None) -> None:
+    """Remove what a run wrote into `out` that never came to its first state, but the weights that it started from."""
+    for path in (out / name for name in WRITTEN):
+        if parent is None or path.resolve() != Path(parent).resolve():
+            path.unlink(missing_ok=True)
+    for folder, name in BEFORE_STATES.items():
+        for path in (out / folder).glob(name):
+            path.unlink()
+    for folder in (*BEFORE_STATES, "resume"):
+        with suppress(OSError):  # there is none
+            (out / folder).rmdir()
+
+
+def refuse_used(out: Path) -> None:
+    """Raise RecastError unless a new run may start in `out`."""
+    if never_began(out):
+        return
+    used = sorted(path.name for path in out.iterdir() if path.name not in (PARENT, LOCK))
+    if "recipe.yaml" in used:
+        raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
+    raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
+
+
+def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
+    if not (out / "recipe.yaml").is_file():
+        raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
+    stored = load_recipe(out / "recipe.yaml", complete=True)
+    filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
+    if _is_chosen_here(recipe):
+        recipe = replace(recipe, where=stored.where, budget=stored.budget)
+    if recipe.data.img_size is None:
+        recipe = replace(recipe, data=replace(recipe.data, img_size=stored.data.img_size))
+    if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
+        raise RecastError(
+            f"{out} was started with another {', '.join(changed)}: go on with "
+            f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
+            f"{out}/recipe.yaml"
+        )
+    # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
+    kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
+    checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
+    teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
+    return replace(
+        recipe,
+        data=replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir),
+        model=replace(stored.model, checkpoint=checkpoint),
+        distill=replace(stored.distill, teacher_checkpoint=teacher),
+    )
+
+
+def with_size(recipe: Recipe) -> Recipe:
+    """A network built for one size gets images of that size, where the recipe leaves their size open."""
+    if recipe.data.img_size is not None or recipe.model.input_size is None:
+        return recipe
+    return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
+
+
+def with_pixels(data: Data, size: int, test_size: int) -> Data:
+    """The same image files, as large as this."""
+    train, val = (
+        replace(part, img_size=side) if isinstance(part, ImageFiles) else part
+        for part, side in ((data.train, size), (data.val, test_size))
+    )
+    return replace(data, train=train, val=val, img_size=size)
+
+
+def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
+    """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
+    check_trainable(recipe)
+    config = recipe.model
+    is_trained = bool(config.checkpoint or config.pretrained)
+    if is_trained and not resume:
+        for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
+            if getattr(recipe.regularization, name) is not None:
+                raise RecastError(f"regularization.{name} would wipe the trained {wiped}: it is for random weights")
+    recipe = with_size(recipe)
+    data = load_data(recipe.data, recipe.augment)
+    if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
+        raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
+    if recipe.embedding.is_on and isinstance(data.train, ImageStream):
+        raise RecastError("an embedding is remembered by an image's number, and shards are a stream: use image files")
+    Loader(  # a batch that the data cannot fill is found now, not after the recast
+        data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
+    )
+    if data.task == "detect":
+        if process_count() > 1:
+            raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
+        source, name = split_name(config.name)
+        if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
+            config = replace(config, input_size=data.img_size)  # images come as large as they shall be
+    with seeded(mix_seed("parent", recipe.seed)):
+        parent = build(config, num_classes=len(data.classes))
+        if recipe.regularization.init_std is not None and not is_trained:
+            draw_(parent, recipe.regularization.init_std)
+    with seeded(mix_seed("embedding", recipe.seed)):
+        add_embedding_(parent, recipe.embedding, len(data.classes))
+    defaults, size_from = input_defaults(parent), ""
+    is_stated = defaults is not None or split_name(config.name)[0] == "torchvision"
+    if not is_stated and recipe.data.img_size is None and isinstance(data.train, ImageFiles):
+        size = data.train.own_size(recipe.data.bad_image == "skip")
+        data = with_pixels(data, size, recipe.data.test_size or size)
+        recipe = replace(recipe, data=replace(recipe.data, img_size=size))
+        size_from = " (the files' own, as the network states none; --img-size)"
+    norm_from = "the data set's"
+    if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
+        mean = data.mean if recipe.data.mean else defaults.mean
+        std = data.std if recipe.data.std else defaults.std
+        data, norm_from = replace(data, mean=mean, std=std), "the network's"
+    elif (data.mean, data.std) == IMAGENET:
+        norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
+    if recipe.data.mean or recipe.data.std:
+        norm_from = "measured on training images" if "data" in (recipe.data.mean, recipe.data.std) else "as given"
+    cfg = getattr(parent, "pretrained_cfg", None)
+    own_classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
+    own_head = config.name.startswith("torchvision:") or own_classes == len(data.classes)
+    is_new = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+    if recipe.distill.name == "parent" and is_new:
+        raise RecastError(
+            "distill.name=parent: the parent's classifier is a new one, which knows nothing of these classes. Train it "
+            "on them first (--where none), then give its weights as --checkpoint"
+        )
+    size, example = data.img_size, torch.zeros(1, 3, data.img_size, data.img_size)
+    _check_memory(parent, example, recipe)
+    try:
+        with torch.no_grad(), in_eval(parent):
+            logits = parent(example)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise RecastError(
+            f"{config.name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
+            f"model.input_size={size} for a network built for one size"
+        ) from None
+    if data.task == "segment":
+        class_maps(logits, len(data.classes), (size, size), config.name)
+    elif data.task == "detect":
+        check_detections(logits, 1, config.name)
+        parts = [part for part in (data.train, data.val) if isinstance(part, ObjectImages)]
+        if "masks" in logits[0] and any(one.masks is None for part in parts for one in part.objects):
+            raise RecastError(
+                f"{config.name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
+                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
+            )
+    else:
+        check_logits(logits, 1, len(data.classes), data.name)
+    if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
+        raise RecastError(
+            f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
+            "pool.kind=single"
+        )
+    _check_frozen(recipe, parent)
+    planned = None
+    if not recipe.is_plain:
+        if _is_chosen_here(recipe) and is_new:
+            raise RecastError(
+                "layers are ranked by what a trained network's gates promise, and this classifier is new: train it on "
+                "these images first (--where none), then give its weights as --checkpoint"
+            )
+        planned = _plan(recipe, parent, data, example)
+        if _is_chosen_here(recipe):
+            recipe = replace(recipe, where=[step.name for step in planned.steps], budget="tokens=none")
+    config = replace(config, num_classes=config.num_classes or len(data.classes))
+    if keeps_parent := is_new and planned is not None and not resume:
+        kept_weights = f"{(out / PARENT_WEIGHTS).resolve()}"
+        config = replace(config, checkpoint=kept_weights, checkpoint_key=None, pretrained=False, new_head=False)
+    norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
+    pixels = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(size, size_from, *norm, norm_from)
+    kept, coarse = replace(recipe.data, mean=data.mean, std=data.std), None
+    if kept.coarse_file is not None:
+        coarse = decode(read_bytes(kept.coarse_file), kept.coarse_file)
+        kept = replace(kept, coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    return Prepared(replace(recipe, model=config, data=kept), data, parent, planned, keeps_parent, pixels, coarse)
+
+
+def _is_chosen_here(recipe: Recipe) -> bool:
+    """Whether the recipe leaves the layers to a measurement: recipe.yaml of the run then names those that it found."""
+    return is_auto(recipe.where) or (recipe.has_layers and Budget.parse(recipe.budget).ms is not None)
+
+
+def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) -> Plan:
+    limits = Budget.parse(recipe.budget)
+    if _is_chosen_here(recipe) and process_count() > 1:
+        raise RecastError(
+            f"{process_count()} processes would measure for themselves which layers to take: write the plan first, "
+            "recast plan … --out plan.json, and give it as --plan"
+        )
+    if not is_auto(recipe.where):
+        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        return plan(parent, example, recipe.recast, where=where, budget=limits, pool=recipe.pool)
+    if data.task != "classify":
+        raise RecastError(f"where=auto ranks layers on images with one class each, {data.name} is for another task")
+    images, labels = labelled_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
+    timed = limits.ms is not None
+    return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool, timed=timed)[0]
+
+
+def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
+    """Raise RecastError where the network has nothing of what the recipe would train."""
+    freeze = recipe.regularization.freeze
+    has = {
+        "all_but_attention": recipe.has_layers or any(map(is_attention, parent.modules())),
+        "all_but_batch_norm": batch_norms(parent),
+    }
+    if not has.get(freeze, True):
+        what = freeze.removeprefix("all_but_").replace("_", " ")
+        raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {what}; take freeze=trunk")
+
+
+def _check_memory(parent: nn.Module, example: torch.Tensor, recipe: Recipe) -> None:
+    """Raise RecastError for a training whose batches cannot fit. What a step keeps is halved (amp), as the parent's."""
+    count = recipe.data.batch_size // (recipe.accumulate * process_count())
+    if count * example.nbytes < SMALL:
+        return
+    try:
+        kept = 0 if recipe.grad_checkpointing else observe(parent, example, set()).activation_bytes / 2
+    except RecastError:  # told by the pass that follows
+        return
+    what = f"batches of {count:,} images of {recipe.data.img_size or example.shape[-1]:,} pixels a side"
+    check_memory(count * (example.nbytes + kept), what, choose_device(recipe.device))
+
+
+def some_images(
+    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
+) -> Iterator[torch.Tensor]:
+    """`count` images of a part in the order of the recipe's seed, normalised, in batches; `whole`: uncut ones."""
+    size, missing = min(recipe.data.batch_size, 128), count
+    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
+        images = images if whole else images[:missing]
+        yield data.normalised(images, device)
+        missing -= len(images)
+        if missing <= 0:
+            return

@@ -1,0 +1,153 @@
+"""Regularisation that is a property of the network: stochastic depth, LayerScale, what is frozen.
+
+Everything here works on a network that exists, recast or not, and leaves the names of its state_dict alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import torch
+from timm.layers import DropPath
+from timm.models.cait import LayerScaleBlockClassAttn
+from timm.models.vision_transformer import ParallelThingsBlock
+from timm.models.volo import ClassBlock
+from timm.models.xcit import ClassAttentionBlock
+from torch import nn
+from torchvision.ops import StochasticDepth
+
+from recast.analysis.transformers import is_attention
+from recast.errors import RecastError
+from recast.lab.config import Freeze, Recipe
+from recast.layers.attention_pool import attention_pools
+from recast.models.adapt import classifiers
+from recast.surgery.scales import batch_norms, layer_scales
+from recast.tracing.hooks import computes_as
+
+DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
+"""Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
+SHORTCUTS = ("identity", "shortcut", "residual")
+"""What is None or False in a block of timm without a shortcut (MobileOne and RepVGG, ByobNet, VoVNet)."""
+CLASS_ATTENTION = (LayerScaleBlockClassAttn, ClassAttentionBlock, ClassBlock)
+"""Blocks that only update class tokens; CaiT, XCiT and VOLO are trained without stochastic depth in them."""
+
+
+def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Where stochastic depth is, or could be, by block: (module, attribute); blocks in the order of `named_modules`.
+
+    A ViT's block has two places, ParallelThingsBlock as many as it has branches, a block without a shortcut none: it
+    counts, as in timm, but without a shortcut a dropped path would leave nothing.
+    """
+    blocks: dict[str, list[tuple[nn.Module, str]]] = {}
+    several: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, ParallelThingsBlock):
+            several.append(name)
+        if isinstance(module, CLASS_ATTENTION):
+            continue
+        kept = {k: v for k, v in vars(module).items() if v is None} | dict(module.named_children())
+        for attribute, value in kept.items():
+            if DROP_PATH.fullmatch(attribute) and (
+                value is None or computes_as(value, DropPath, StochasticDepth, nn.Identity)
+            ):
+                block = next((outer for outer in several if name.startswith(f"{outer}.")), name)
+                places = blocks.setdefault(block, [])
+                if not any(getattr(module, name, True) in (None, False) for name in SHORTCUTS):
+                    places.append((module, attribute))
+    return list(blocks.values()) if any(blocks.values()) else []
+
+
+def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "uniform"] = "linear") -> nn.Module:
+    """Stochastic depth (Huang et al. 2016): in training, per image, y = x + F(x)·b/(1 − p), b ~ Bernoulli(1 − p).
+
+    uniform: p = rate in all of the L blocks (CaiT, DeiT III). linear: p = rate·l/(L − 1) in block l = 0 … L − 1, timm's
+    rule. Whatever probabilities were there before are replaced; rate 0 removes them. Nothing changes in eval mode.
+
+    Raises RecastError for a rate outside [0, 1), and for a network without a place for it (torchvision's ResNets).
+    """
+    if not 0 <= rate < 1:
+        raise RecastError(f"drop_path must be at least 0 and below 1, got {rate}")
+    if mode not in ("linear", "uniform"):
+        raise RecastError(f"drop_path_mode must be linear or uniform, got {mode!r}")
+    blocks = drop_path_places(model)
+    if rate and not blocks:
+        raise RecastError(
+            f"{type(model).__name__} has no residual block with a place for stochastic depth: leave drop_path out, "
+            "or take timm's version of the network"
+        )
+    last = max(1, len(blocks) - 1)
+    for number, places in enumerate(blocks):
+        share = 1.0 if mode == "uniform" or len(blocks) == 1 else number / last
+        for holder, attribute in places:
+            dropped = DropPath(rate * share) if rate * share else nn.Identity()
+            setattr(holder, attribute, dropped.train(holder.training))
+    return model
+
+
+def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
+    """What trains where the rest is frozen: attention pooling, where there is any, and the classifiers; what `freeze`
+    leaves out beside them, where the network has it.
+
+    Raises RecastError where one cannot tell which layer is the classifier (`recast.models.adapt.classifiers`).
+    """
+    parts = [*attention_pools(model).values(), *map(model.get_submodule, classifiers(model, num_classes))]
+    if freeze == "all_but_attention":
+        parts += filter(is_attention, model.modules())
+    elif freeze == "all_but_batch_norm":
+        parts += batch_norms(model)
+    return parts
+
+
+def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, what is
+    frozen, memory format.
+
+    LayerScale, y = x + γ·F(x) with γ one number a channel (Touvron et al. 2021, CaiT), is set in class-attention blocks
+    too, as in the published code, and whatever weights the network has: weights to go on from are loaded after this.
+    Checkpointing recomputes activations in the backward pass, block by block (Chen et al. 2016). Where something is
+    frozen, nothing but `trained_parts` asks for a gradient, so that no optimiser is given it. Raises RecastError for
+    what the network has not.
+    """
+    config = recipe.regularization
+    if config.drop_path is not None:
+        set_drop_path_(model, config.drop_path, config.drop_path_mode)
+    if config.layer_scale is not None:
+        if not (scales := layer_scales(model)):
+            raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
+        for scale in scales.values():
+            nn.init.constant_(scale, config.layer_scale)
+    if config.freeze != "none":
+        parts = trained_parts(model, config.freeze, recipe.model.num_classes)
+        trained = {id(p) for part in parts for p in part.parameters()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained)
+    if recipe.grad_checkpointing:
+        try:
+            model.set_grad_checkpointing(True)  # type: ignore[operator]
+        except (AssertionError, AttributeError, NotImplementedError):  # not timm's, or timm's way to say no
+            raise RecastError(
+                f"{type(model).__name__} cannot recompute its activations: leave grad_checkpointing out, "
+                "or use a larger accumulate"
+            ) from None
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)
+    return model
+
+
+def train_mode(model: nn.Module, recipe: Recipe) -> None:
+    """Training mode, but for what the recipe freezes.
+
+    A frozen trunk is in eval mode: BatchNorm uses its stored statistics and does not update them, dropout and
+    stochastic depth let everything through; so it is with all_but_batch_norm, but for BatchNorm itself. Beside
+    attention that trains the rest drops what it drops, on stored statistics. With `freeze_bn` statistics rest wherever
+    they are, and BatchNorm's weight and bias train.
+    """
+    config = recipe.regularization
+    rests = config.freeze in ("trunk", "all_but_batch_norm")
+    model.train(not rests)
+    for part in trained_parts(model, config.freeze, recipe.model.num_classes) if rests else ():
+        part.train()
+    if config.freeze_bn or config.freeze == "all_but_attention":
+        for norm in batch_norms(model):
+            norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

@@ -1,0 +1,281 @@
+"""`train`: everything that `recast train` does, from a recipe to a run folder with both arms."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recast.errors import RecastError
+from recast.files import number, read_json, read_text, write_json, write_text
+from recast.io import write_model
+from recast.lab.config import Recipe
+from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
+from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.device import surroundings
+from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
+from recast.lab.tasks.embedding import without_embedding
+from recast.lab.training import distributed
+from recast.lab.training.checkpoint import newest_state, states
+from recast.lab.training.loop import fit
+from recast.lab.training.prepare import (
+    WAKING_IMAGES,
+    Prepared,
+    never_began,
+    prepare,
+    recipe_of_run,
+    refuse_used,
+    some_images,
+    withdraw,
+)
+from recast.layers.cmhsa import recast_layers
+from recast.layers.config import ScheduleConfig
+from recast.models.build import Images, constructor
+from recast.models.trust import follow_up, trusting
+from recast.surgery.apply import recast_
+from recast.surgery.calibrate import calibrate_
+from recast.surgery.folding.model import fold_
+from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
+from recast.surgery.proof import note_, proof_of
+from recast.surgery.records import Left
+from recast.surgery.scales import recalibrate_batch_norm_
+from recast.surgery.schedule import Schedule
+from recast.surgery.verify import verify
+from recast.surgery.wake import told, wake_
+
+VERIFIED = 500
+"""How many validation images parent and child are compared on before training."""
+
+ASLEEP = 16.0
+"""Above this relative bias too little of the gradient reaches C-MHSA's attention (results/cmhsa_training.csv)."""
+
+
+def train(
+    recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True, command: str = "",
+    say: Callable[[str], object] = lambda text: None, trust: bool = False,
+) -> Path:  # fmt: skip
+    """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
+
+    With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention
+    pooling (`recipe.pool`) goes in before training all the same. The control arm keeps the network's own pooling.
+
+    out/                recipe.yaml classes.json environment.json plan.json verify.json
+                        metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
+    out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
+    out/parent.safetensors   only where nothing else holds the parent's weights: random ones, or a new head
+    out/coarse.csv           a copy of `data.coarse_file`, where the recipe names one
+
+    Where the recipe recasts nothing (`where: [none]`, `pool.kind: none`) the network itself is trained into `out`: no
+    plan, no control.
+    recipe.yaml is the recipe with what was left open filled in (classes, normalisation), so that it replays the run.
+    With `resume` a run goes on where it stopped, with the recipe in its folder; what is finished is left alone.
+    `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text. A recipe that
+    names a function of its own (`pkg.module:function`) needs `trust`.
+
+    Raises RecastError for a folder in use, whatever is wrong with recipe, data or parent (before the folder is made),
+    and what `fit` raises; Interrupted after Ctrl-C or SIGTERM.
+    """
+    out = Path(out)
+    with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
+        given = recipe.model.checkpoint
+        if resume and distributed.on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
+            # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
+            resume = given is not None and Path(given).parent == out.resolve()
+        if resume:
+            recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
+        else:
+            distributed.on_first(lambda: refuse_used(out))
+        distributed.on_first(lambda: distributed.check_shares(recipe))
+        prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
+        if distributed.is_first():
+            say(prepared.pixels)
+            _warn(prepared)
+        if resume:
+            distributed.on_first(lambda: check_classes(out, prepared.data))
+            distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
+        run = _Run(prepared, out, device, resume, progress, say, command)
+        try:
+            run.train()
+        except (RecastError, OSError):  # the mistake mended, the same command starts again
+            if distributed.is_first() and not resume and never_began(out):
+                withdraw(out, given)
+            raise
+        except KeyboardInterrupt as stopped:
+            again = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
+            saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
+            what = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
+            raise distributed.Interrupted(f"{what}; continue with: {again}", saved) from None
+    return out
+
+
+def _warn(prepared: Prepared) -> None:
+    bad, config = prepared.data.bad_images, prepared.recipe.recast
+    if bad:
+        named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
+        warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
+    if prepared.recipe.embedding.is_on and prepared.recipe.embedding.knn_weight:
+        sizes = prepared.data.train.labels.bincount()
+        if alone := int((sizes == 1).sum()):
+            reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
+            warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
+    if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
+        warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
+    if (
+        len(prepared.data.classes) == 1
+        and prepared.recipe.data.task == "classify"
+        and prepared.recipe.embedding.projector != "dino"
+    ):
+        warnings.warn("there is one class: whatever a network says of it is right", stacklevel=3)
+    if config.gate == "bias" and config.bias_init > ASLEEP:
+        reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
+        warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
+
+
+class _Run:
+    """Both arms of a run, in its folder."""
+
+    def __init__(
+        self, prepared: Prepared, out: Path, device: torch.device, resume: bool, progress: bool,
+        say: Callable[[str], object], command: str,
+    ) -> None:  # fmt: skip
+        self.prepared, self.recipe, self.data, self.parent = prepared, prepared.recipe, prepared.data, prepared.parent
+        self.out, self.device, self.resume, self.progress, self.say = out, device, resume, progress, say
+        self.command, self.started = command, time.time()
+        self.environment: dict[str, Any] = {}
+        """The content of environment.json, once `open` wrote it."""
+
+    def train(self) -> None:
+        """Train every arm; nothing is written before all that may refuse the run has been looked at."""
+        if not (self.resume and distributed.on_first(lambda: bool(states(self.out)))):
+            distributed.on_first(self.open)
+        try:
+            self._train()
+            distributed.on_first(self.open)  # where all was trained before: where things lie may have changed
+        finally:
+            if self.environment:
+                spent = self.environment["seconds"] + time.time() - self.started
+                with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
+                    write_json(self.out / "environment.json", {**self.environment, "seconds": round(spent, 1)})
+
+    def open(self) -> None:
+        """Write what is known before training, once: the parent's weights too where nothing else holds them."""
+        if self.environment:
+            return
+        path, before = self.out / "environment.json", dict[str, Any]()
+        try:
+            before = read_json(path) if path.is_file() else {}
+        except RecastError as error:
+            warnings.warn(f"{error}; it is written anew", stacklevel=4)
+        if not self.resume:
+            withdraw(self.out, self.recipe.model.checkpoint)
+            before = {}
+            write_json(self.out / "classes.json", self.data.classes)
+            write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
+        if self.prepared.coarse is not None:
+            write_text(self.out / COARSE_FILE, self.prepared.coarse)
+        if self.prepared.keeps_parent:
+            made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
+            data = self.data
+            images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
+            write_model(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by, images, tried=False)
+        save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
+        environment = {
+            **surroundings(self.device),
+            "processes": distributed.process_count(),
+            "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": before.get("command") or self.command,
+            "seconds": number(before.get("seconds", 0.0)),
+        }
+        write_json(path, environment)
+        self.environment = environment
+
+    def _train(self) -> None:
+        """The recast arm and the control arm, or the parent alone where nothing is recast."""
+        recipe, distill = self.recipe, self.recipe.distill
+        teacher = copy.deepcopy(self.parent) if distill.name == "parent" or distill.feature_epochs > 0 else None
+        arm = partial(
+            fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
+        )
+        if self.prepared.plan is None:
+            arm(self.parent, recipe=recipe, out=self.out, name="trained")
+            return
+        child, planned = self._start(self.prepared.plan)
+        later = recipe.schedule.is_during
+        arm(child, recipe=recipe, out=self.out, name="recast", plan=planned if later else None)
+        if later:
+            distributed.on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
+        if recipe.control:  # the control arm stays the network that it is
+            unscheduled = replace(recipe, schedule=ScheduleConfig())
+            arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
+
+    def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
+        """The network that training starts with, and the plan of the run, in plan.json: recast, or, where layers leave
+        the convolution on their dates, with the plan's pooling alone. A resumed run has its own plan, and the network
+        has its shape only (`fit` loads the weights)."""
+        recipe, file = self.recipe, self.out / "plan.json"
+        images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
+        later = recipe.schedule.is_during
+        if distributed.on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
+            planned = Plan.from_json(read_text(file), str(file))
+            child = copy.deepcopy(self.parent)
+            if not later:
+                recast_(child, planned)
+        else:
+            self.parent.to(self.device)
+            with seeded(mix_seed("recast", recipe.seed)):
+                child = recast_(copy.deepcopy(self.parent), planned)
+                if recipe.schedule.name == "never":
+                    fold_(child)  # every head is closed
+            if recipe.recast.query_key == "images" and recast_layers(child):
+                batches = images(self.data.train.plain(), WAKING_IMAGES)
+                woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)
+                distributed.on_first(lambda: self.say(told(woken)))
+            schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
+            distributed.on_first(lambda: self._announce(planned, child, schedule))
+            if later:
+                child = copy.deepcopy(self.parent)
+            else:
+                if recipe.calibrate:
+                    calibrate_(child, self.parent, images(self.data.train.plain(), recipe.calibrate))
+                if recipe.recalibrate_bn:
+                    recalibrate_batch_norm_(child, images(self.data.train.plain(), recipe.recalibrate_bn))
+                planned = applied_plan(child)
+            distributed.on_first(lambda: write_text(file, planned.to_json()))
+        if later and planned.pool is not None:
+            with seeded(mix_seed("pool", recipe.seed)):
+                recast_(child, planned.without_steps())
+        return child, planned
+
+    def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
+        """Compare parent and child on the first VERIFIED validation images; keep what is found, and say it."""
+        batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
+        found = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
+        write_json(self.out / "verify.json", found.to_dict())
+        if found.ok():
+            note_(child, replace(proof_of(child), verified=found))  # of all batches
+        if schedule is None:
+            self.say(f"{planned}\nagainst the parent on {found.images} validation images: {found}\n")
+        else:
+            how = f"recast as it is now, it would differ on {found.images} validation images by: {found}"
+            self.say(f"{planned}\n{how}\n{schedule}\n")
+
+
+def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
+    """The plan with the steps that were taken; what never left the convolution is among the layers that were left."""
+    done = plan_of(child)
+    ended = done if done is not None and done.steps else planned.without_steps()
+    taken = {step.name for step in ended.steps}
+    stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
+    return replace(ended, left=planned.left + stayed)

@@ -1,0 +1,93 @@
+"""Whose code may run: `pkg.module:function` in a file runs only where the user said so.
+
+A recipe, a run folder and a saved file may come from anywhere. A function is imported if the user typed its name, or
+said `--trust` (`trust=True` in Python). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from recast.errors import RecastError
+from recast.models.names import REGISTRIES
+
+_TYPED: ContextVar[frozenset[str]] = ContextVar("_TYPED", default=frozenset())
+_TRUST: ContextVar[bool] = ContextVar("_TRUST", default=False)
+
+
+@contextmanager
+def trusting(*typed: str | None, trust: bool = False) -> Iterator[None]:
+    """While the block runs, the functions whose names were `typed` may run; with `trust` those that files name too."""
+    typed_before = _TYPED.set(_TYPED.get() | set(filter(None, typed)))
+    trust_before = _TRUST.set(_TRUST.get() or trust)
+    try:
+        yield
+    finally:
+        _TYPED.reset(typed_before)
+        _TRUST.reset(trust_before)
+
+
+def is_function(name: str | None) -> bool:
+    """Whether a model's name means a function of the user's."""
+    return name is not None and ":" in name and name.partition(":")[0] not in REGISTRIES
+
+
+def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
+    """A command as a user may type it next, with what it needs where a file names `functions` of the user's."""
+    named = any(map(is_function, functions))
+    return "PYTHONPATH=. " * named + shlex.join([*_program(), *words]) + " --trust" * named
+
+
+def _program() -> list[str]:
+    """What this program was started as: `recast` where a shell finds it, else its path, or Python's with -m."""
+    script, here = Path(sys.argv[0] or "-"), f"{os.getcwd()}{os.sep}"
+    if (script.parent.name, script.name) == ("recast", "__main__.py"):
+        python = "python" if shutil.which("python") == sys.executable else sys.executable
+        return [python.removeprefix(here), "-m", "recast"]
+    is_hidden = script.stem == "recast" and script.is_file() and shutil.which("recast") != os.path.abspath(script)
+    return [str(script).removeprefix(here) if is_hidden else "recast"]
+
+
+def may_run(name: str) -> bool:
+    """Whether the user typed the name of a function, or trusts what files name."""
+    return name in _TYPED.get() or _TRUST.get()
+
+
+def check_trusted(*names: str | None) -> None:
+    """Raise RecastError for a function that a file names and the user did not."""
+    for name in names:
+        if name is not None and is_function(name) and not may_run(name):
+            raise RecastError(
+                f"{name} is code that a file asks to run, and code may do anything: add --trust if you trust whoever "
+                f"wrote the file (in Python trust=True), and put the folder of {name.partition(':')[0]} on PYTHONPATH"
+            )
+
+
+def elsewhere(name: str) -> str:
+    """What a message adds where `import_path` leaves the current folder out."""
+    return "" if name in _TYPED.get() else " (not looked for in the current folder: put its folder on PYTHONPATH)"
+
+
+@contextmanager
+def import_path(name: str) -> Iterator[None]:
+    """Where the module of a function is looked for: in the current folder first if the user typed its name, and never
+    there if a file names it, unless PYTHONPATH says so."""
+    before, here = list(sys.path), os.path.realpath(os.getcwd())
+    if name in _TYPED.get():
+        # a console script does not look there, `python -m` does: both should find the user's file
+        sys.path.insert(0, here)
+    else:
+        said = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        asked = any(os.path.realpath(path) == here for path in said)
+        sys.path[:] = [path for path in before if asked or (path and os.path.realpath(path) != here)]
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,1 @@
+"""What only the papers' experiments need: networks and settings."""

@@ -1,0 +1,1 @@
+"""DeiT, DeiT III, CaiT, ResMLP: variants that timm lacks."""

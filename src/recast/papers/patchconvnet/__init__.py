@@ -1,0 +1,1 @@
+"""PatchConvNet (Touvron et al. 2021)."""

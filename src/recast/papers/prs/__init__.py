@@ -1,0 +1,1 @@
+"""PRS and C-MHSA (progressive reparameterization)."""

@@ -1,0 +1,157 @@
+"""When layers leave the convolution: `Schedule`, dates for the layers of a plan. Plain data, no torch in here.
+
+Epochs count from 1. A layer's date is the first epoch that it is attention in; the swap itself
+(`recast.recast_during_training_`) is made before that epoch begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from recast.errors import RecastError, suggest
+from recast.fields import Checked, check_value, mismatch, read_fields
+from recast.layers.config import Order, ScheduleConfig, parse_dates
+
+if TYPE_CHECKING:
+    from recast.surgery.plan import Plan
+
+
+@dataclass(frozen=True)
+class Schedule(Checked):
+    """Which steps of a plan become attention before which epoch. Plain data: `due` reads, nothing is ever changed.
+
+    Made by `at_once`, `progressive`, `listed` and `learned`; each takes the plan, whose steps it dates.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    """The plan's steps, in the network's order."""
+    dates: Mapping[str, int] = field(default_factory=dict)
+    """Layer → first epoch as attention, from 1. A layer without a date stays a convolution (so far)."""
+    slots: tuple[int, ...] = ()
+    """Dates that have no layer yet, ascending: training decides which (`order="learned"`)."""
+
+    @classmethod
+    def at_once(cls, plan: Plan, epoch: int) -> Schedule:
+        """Every layer becomes attention before `epoch`; 1: before any training.
+
+        T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
+        """
+        check_value(int, epoch, "epoch")
+        return cls.listed(plan, {epoch: ["*"]}, name="at_once")
+
+    @classmethod
+    def progressive(cls, plan: Plan, epochs: int, order: Order = "last_first") -> Schedule:
+        """One layer after the other at equal distances: PRS (Lee et al. 2022, Eq. 7), for any network.
+
+        Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
+        becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date
+        depends on rounding. `order="first_first"` begins with the first layer instead; with "learned" training decides
+        at each of these dates which layer it is (`decided`).
+        """
+        check_value(Order, order, "order")
+        check_value(int, epochs, "epochs")
+        if epochs < 1:
+            raise RecastError(f"a progressive schedule needs at least one epoch, got {epochs}")
+        layers = _layers(plan)
+        last = len(layers) + 1
+        dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
+        if order == "learned":
+            return cls("progressive", layers, slots=tuple(sorted(dates)))
+        return cls(
+            "progressive", layers, dict(zip(layers if order == "last_first" else layers[::-1], dates, strict=True))
+        )
+
+    @classmethod
+    def listed(cls, plan: Plan, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
+        """Dates of one's own: epoch → names or globs of layers. Layers that are not named stay convolutions.
+
+        Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
+        """
+        layers, found = _layers(plan), dict[str, int]()
+        check_value(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
+        for epoch, patterns in dates.items():
+            if epoch < 1:
+                raise RecastError(f"epochs count from 1, got {epoch} for {', '.join(patterns)}")
+            for pattern in patterns:
+                named = [layer for layer in layers if fnmatchcase(layer, pattern)]
+                if not named:
+                    raise RecastError(
+                        f"the schedule names {pattern!r}, which is not among the layers to recast (where): "
+                        f"{', '.join(layers)}.{suggest(pattern, layers)}"
+                    )
+                for layer in named:
+                    if found.setdefault(layer, epoch) != epoch:
+                        raise RecastError(f"{layer} has two dates, epoch {found[layer]} and {epoch}: keep one")
+        return cls(name, layers, found)
+
+    @classmethod
+    def learned(cls, plan: Plan) -> Schedule:
+        """No dates yet: training adds them (`decided`) as its measurements say (`recast.lab.training.switches`)."""
+        return cls("learned", _layers(plan))
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
+        """The schedule that a recipe describes; None where layers are recast before training."""
+        if not config.is_during:
+            return None
+        if config.name == "at_once":
+            return cls.at_once(plan, config.conv_epochs + 1)
+        if config.name == "progressive":
+            return cls.progressive(plan, epochs, config.order)
+        if config.name == "learned":
+            return cls.learned(plan)
+        return cls.listed(plan, parse_dates(config.dates))
+
+    def due(self, epoch: int) -> tuple[str, ...]:
+        """Layers that become attention before `epoch` (from 1) begins, in the network's order."""
+        return tuple(layer for layer in self.layers if self.dates.get(layer) == epoch)
+
+    def decided(self, layer: str, epoch: int) -> Schedule:
+        """The same schedule with one more date; it takes a slot of that epoch where there is one."""
+        if layer not in self.layers or layer in self.dates:
+            raise RecastError(f"{layer} is no step that waits for a date: {', '.join(self.waiting()) or 'none waits'}")
+        slots = list(self.slots)
+        if epoch in slots:
+            slots.remove(epoch)
+        return replace(self, dates={**self.dates, layer: epoch}, slots=tuple(slots))
+
+    def waiting(self) -> tuple[str, ...]:
+        """Layers without a date."""
+        return tuple(layer for layer in self.layers if layer not in self.dates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields."""
+        return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates), "slots": list(self.slots)}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Schedule:
+        """The inverse of `to_dict`."""
+        return read_fields(cls, found, "the schedule")
+
+    def __str__(self) -> str:
+        """Every layer with its date, in the order of the dates."""
+        if self.name == "learned" and not self.dates:
+            return f"schedule: learned, dates are decided after every epoch for {len(self.layers)} layers"
+        width = max(map(len, self.layers), default=0)
+        lines = [
+            f"  {layer:<{width}}  attention from epoch {date}" + (" (the start)" if date == 1 else "")
+            for layer, date in sorted(self.dates.items(), key=lambda item: item[1])
+        ]
+        if self.slots:
+            lines += [f"  {'(the gates decide)':<{width}}  attention from epoch {date}" for date in self.slots]
+        else:
+            lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
+        return "\n".join([f"schedule: {self.name}", *lines])
+
+
+def _layers(plan: Plan) -> tuple[str, ...]:
+    if not isinstance(getattr(plan, "steps", None), tuple):
+        raise mismatch("plan", "a Plan, as recast.plan gives", plan)
+    layers = tuple(step.name for step in plan.steps)
+    if "" in layers:
+        raise RecastError("the model itself is the convolution: put it into a module to recast it during training")
+    return layers

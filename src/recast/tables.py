@@ -1,0 +1,137 @@
+"""Tables as CSV files: records of one kind a line, or columns of one's own. Written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from recast.errors import RecastError
+from recast.fields import describe, mismatch
+from recast.files import replaced
+from recast.lab.records import Difference, Row
+from recast.reading import decode, read_bytes
+
+T = TypeVar("T")
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns and their rows; None is an empty cell."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def of(cls, name: str, kind: type[Any], lines: Iterable[Any]) -> Table:
+        """The table of records of one kind: their fields are its columns."""
+        return cls(name, _columns(kind), tuple(astuple(line) for line in lines))
+
+    @property
+    def images(self) -> int:
+        """How many images are behind it: the largest `n`, or a row each."""
+        if "n" not in self.columns:
+            return len(self.rows)
+        place = self.columns.index("n")
+        return max((int(str(row[place])) for row in self.rows), default=0)
+
+
+def write_table(folder: str | Path, table: Table) -> Path:
+    """Write FOLDER/NAME.csv whole or not at all: floats with 6 digits, "true" and "false"; returns its path."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{table.name}.csv"
+    _write(path, table.columns, ([_short(cell) for cell in row] for row in table.rows))
+    return path
+
+
+def read_table(path: str | Path) -> Table:
+    """The table of a CSV file, its cells as text. Raises `RecastError` if it is missing or its rows are not even."""
+    path = Path(path)
+    columns, lines = _cells(path)
+    if not columns:
+        raise RecastError(f"{path} is no table: expected a line of columns, then rows with as many cells")
+    return Table(path.stem, tuple(columns), tuple(tuple(cells) for _, cells in lines))
+
+
+def read_records(path: str | Path, kind: type[T]) -> list[T]:
+    """The records of a CSV file. Raises RecastError with file and line when it is missing or not a table of these."""
+    path, names, hints = Path(path), _columns(kind), get_type_hints(kind)
+    columns, lines = _cells(path)
+    if tuple(columns) != names:
+        raise RecastError(
+            f"{path} must start with the columns {','.join(names)}, got {','.join(columns)!r}: move it away, and "
+            "recast evaluate writes a new one"
+        )
+    return [
+        kind(*(_value(hints[name], cell, f"{where}: {name}") for name, cell in zip(names, cells, strict=True)))
+        for where, cells in lines
+    ]
+
+
+def write_records(path: str | Path, kind: type[Row] | type[Difference], records: Iterable[Row | Difference]) -> None:
+    """Put rows or differences into a run's CSV file: those of a suite replace all older ones of that suite.
+
+    So what stands there of a suite was measured together. The records that stay get the new ones' name of the run: the
+    folder may have been renamed. An existing file that is no table of this kind is left alone: RecastError.
+    """
+    path, new = Path(path), list(records)
+    measured = {record.suite for record in new}
+    older = [one for one in (read_records(path, kind) if path.exists() else []) if one.suite not in measured]
+    kept = [replace(one, run=new[0].run) for one in older] if new else older
+    _write(path, _columns(kind), map(astuple, (*kept, *new)))
+
+
+def _columns(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(column.name for column in fields(kind))
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    with replaced(path) as temporary:
+        write_csv(temporary, columns, rows)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """A line of columns, then the rows; names of files need not be text."""
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The columns of a CSV file, and (its place, its cells) of every other line that is not empty."""
+    try:
+        reader = csv.reader(io.StringIO(decode(read_bytes(path), path), newline=""))
+        lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
+    except FileNotFoundError:
+        raise RecastError(f"no such file of results: {path}. Write one with `recast evaluate`") from None
+    except csv.Error as error:
+        raise RecastError(f"cannot read {path}: {error}") from None
+    columns = lines[0][1] if lines else []
+    for where, cells in lines:
+        if len(cells) != len(columns):
+            raise RecastError(f"{where}: expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}")
+    return columns, lines[1:]
+
+
+def _value(hint: Any, text: str, where: str) -> Cell:
+    """A cell as the type that `hint` names; empty for None."""
+    kind, *optional = get_args(hint) or (hint,)
+    if optional and not text:
+        return None
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise mismatch(where, describe(kind), text) from None
+
+
+def _short(cell: Cell) -> str:
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
