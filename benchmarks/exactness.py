@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 from trained import CIFAR, trained
 
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import IMAGENET
 from recast.layers.config import Backend
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan

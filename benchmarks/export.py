@@ -25,12 +25,12 @@ from timing import RESULTS, machine, write
 from torch import nn
 
 import recast
-import recast.models
+import recast.papers
 from recast.exporting import SUFFIX
 from recast.layers.cmhsa import recast_layers
 from recast.surgery.scales import randomize_scales_
 
-assert recast.models  # registers networks
+assert recast.papers  # registers networks
 SIZE = 96
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {},

@@ -25,10 +25,11 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.training.loop import fit
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
 from recast.surgery.planning import plan

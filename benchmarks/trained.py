@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
 
 CIFAR = {
     "cifar10_resnet20_akamaster": ("cifar_resnet20_a", "cifar10"),

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.planning import plan

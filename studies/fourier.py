@@ -25,10 +25,11 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.fourier import FourierCurves, fourier
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import IMAGENET
 from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
 from recast.surgery.scales import randomize_scales_
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -40,7 +40,7 @@ from timing import RESULTS, machine, write, write_table
 from torch.nn import functional as F
 
 from recast.io import load
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.libraries import NORMS
@@ -55,6 +55,7 @@ from recast.lab.training.embedding import neighbour_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.run import train
 from recast.models.build import build
+from recast.models.config import ModelConfig
 
 CLUSTERFIT, PARENT = "ClusterFit+", "parent"
 ARMS = {

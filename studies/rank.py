@@ -38,16 +38,17 @@ import torch
 from scipy.stats import spearmanr
 from timing import RESULTS, write_table
 
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.analysis.records import Wakefulness
+from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.experimental.ranking import Ranking, rank
 from recast.lab.recipe import load_recipe
 from recast.lab.recipes import make_recipe
-from recast.lab.records import Wakefulness
 from recast.lab.training.prepare import labelled_images
 from recast.lab.training.run import train
 from recast.layers.config import RecastConfig
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 

@@ -34,11 +34,12 @@ from odd_digit import WITHOUT
 from timing import RESULTS, machine, write_table
 
 import recast
+from recast.analysis.records import Wakefulness
 from recast.lab.data.scenes import KINDS
 from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipes import make_recipe
-from recast.lab.records import Row, Wakefulness
+from recast.lab.records import Row
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import MAIN
 from recast.lab.training.metrics import read_metrics

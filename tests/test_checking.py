@@ -19,10 +19,10 @@ from recast.errors import RecastError
 from recast.exporting import export, missing_packages
 from recast.io import load, save
 from recast.lab.cli import main
-from recast.lab.config import ModelConfig
 from recast.layers.config import PoolConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
+from recast.models.config import ModelConfig
 from recast.models.weights import CHECKSUM, HEADER, read_header
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_

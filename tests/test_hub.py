@@ -24,8 +24,8 @@ from recast.checking import check
 from recast.errors import RecastError
 from recast.hub import push_to_hub
 from recast.io import load, save
-from recast.lab.config import ModelConfig
 from recast.models.build import build, constructor
+from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 from recast.surgery.verify import verify

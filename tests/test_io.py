@@ -15,11 +15,11 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load, save
-from recast.lab.config import ModelConfig
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
+from recast.models.config import ModelConfig
 from recast.models.weights import read_header, read_weights
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_

@@ -1,4 +1,7 @@
-"""The package as a whole: its public names, what importing it costs, and which way imports go."""
+"""The package as a whole: the wall between its three parts, its public names, what importing it costs.
+
+core ← lab ← papers: a part imports itself and those to its left, in any way that Python has.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,9 @@ import pytest
 import recast
 
 ROOT = Path(recast.__file__).parent
-ROOMS = [
-    {"errors"},
-    {"run"},
-    {"report", "recipes"},
-    {"tracing"},
-    {"layers"},
-    {"surgery"},
-    {"device", "threads"},
-    {"data", "models"},
-    {"io", "exporting"},
-    {"checking", "hub"},
-    {"analysis"},
-    {"evaluation"},
-    {"explain", "training", "zoo"},
-    {"cli"},
-]
-"""A room imports those of the lines above it and itself."""
-LIGHT = {"run", "report", "recipes", "threads"}
-"""Rooms that start without torch."""
-HEAVY = {"torch", "timm", "torchvision", "numpy", "matplotlib"}
+PARTS = ("core", "lab", "papers")
+COMPOSITION = {"recast.__main__"}
+"""Modules that put the parts together."""
 
 
 def module_name(path: Path) -> str:
@@ -44,101 +30,74 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+def part(name: str) -> str:
+    first = name.split(".")[1] if "." in name else ""
+    return first if first in PARTS else "core"
+
+
+def imported(source: str) -> set[str]:
+    """Return the modules of this package that a source names: imports anywhere in it, also for type checkers alone, and
+    texts such as "recast.lab.cli" (`import_module`)."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            names.add(str(node.args[0].value))
+    modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+    return {name for name in modules if name in MODULES}
 
 
 @cache
-def imports(name: str, inside_functions: bool = True) -> set[str]:
-    """Full names of what a module imports when it runs: of this package as modules, of others as written."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if is_type_checking(node):
-            return
-        if not inside_functions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name} uses a relative import"
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES else str(node.module))
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(MODULES[name].read_text(encoding="utf-8")))
-    return found
+def imports(name: str) -> set[str]:
+    return imported(MODULES[name].read_text(encoding="utf-8"))
 
 
-def reached(name: str, inside_functions: bool = True, packages: bool = True) -> set[str]:
-    """Everything that importing (or running) a module pulls in, the `__init__` of its packages included or not."""
-    seen: set[str] = set()
-    todo = [name]
+def closure(*names: str) -> set[str]:
+    """Return the modules that importing these reads, with the packages that they lie in."""
+    todo, seen = [*names], {"recast"}  # its __init__ imports nothing before it is asked
     while todo:
-        current = todo.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if current in MODULES:
-            todo += imports(current, inside_functions)
-            parent = current.rpartition(".")[0]
-            todo += [parent] if parent and packages else []
-    return seen
+        name = todo.pop()
+        if name in MODULES and name not in seen:
+            seen.add(name)
+            todo += [*imports(name), name.rpartition(".")[0]]
+    return seen - {"recast"}
 
 
-def room(name: str) -> str:
-    return name.split(".")[1] if name.startswith("recast.") else ""
+def lines(names: set[str]) -> int:
+    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in names)
 
 
-def rank(name: str) -> int | None:
-    return next((i for i, rooms in enumerate(ROOMS) if room(name) in rooms), None)
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name in MODULES
+        for other in imports(name)
+        if PARTS.index(part(other)) > PARTS.index(part(name)) and name not in COMPOSITION
+    ]
+    assert not wrong
 
 
-def test_every_room_has_its_place() -> None:
-    placed = {one for rooms in ROOMS for one in rooms}
-    assert {room(name) for name in MODULES} == placed | {"", "__main__"}
+def test_the_check_sees_every_kind_of_import() -> None:
+    for source in (
+        "from recast.lab import cli", "import recast.lab.cli", "def f():\n    import recast.lab.cli",
+        "if TYPE_CHECKING:\n    from recast.lab.cli import main", 'importlib.import_module("recast.lab.cli")',
+    ):  # fmt: skip
+        assert {part(name) for name in imported(source)} == {"lab"}, source
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) not in ("", "__main__")])
-def test_imports_go_one_way(name: str) -> None:
-    own = rank(name)
-    for other in imports(name):
-        theirs = rank(other)
-        if theirs is not None and own is not None:
-            assert theirs < own or room(other) == room(name), f"{name} imports {other}"
+def test_a_reader_of_the_layer_needs_few_lines() -> None:
+    assert lines(closure("recast.layers.gpsa")) <= 3600
+    assert lines(closure("recast.surgery.planning", "recast.surgery.apply", "recast.surgery.verify")) <= 8000
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "report"])
-def test_a_report_reaches_no_torch(name: str) -> None:
-    assert not {n for n in reached(name) if n.split(".")[0] in {"torch", "timm", "torchvision"}}
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) in LIGHT])
-def test_light_rooms_start_light(name: str) -> None:
-    heavy = {n.split(".")[0] for n in reached(name, inside_functions=False)} & HEAVY
-    assert not heavy or room(name) == "report", f"{name} imports {heavy}"
-
-
-def test_there_are_no_cycles() -> None:
-    for name in MODULES:
-        for other in imports(name, inside_functions=False):
-            if other in MODULES:
-                back = reached(other, inside_functions=False, packages=False)
-                assert name not in back, f"{name} and {other} import each other"
-
-
-def test_the_checks_see_something() -> None:
-    assert "recast.layers.geometry" in imports("recast.layers.functional.backends")
-    assert "recast.layers.geometry" in reached("recast.layers.functional")
-    assert "torch" in reached("recast.surgery.apply")
-    assert rank("recast.errors") == 0
-
-
-def test_importing_the_package_and_the_report_imports_no_torch() -> None:
+def test_light_modules_import_no_torch() -> None:
     code = (
-        "import sys, recast, recast.lab.recipe, recast.lab.report; print(sorted({'torch', 'timm'} & set(sys.modules)))"
+        "import sys, recast, recast.lab.recipe, recast.lab.recipes, recast.lab.report, recast.__main__\n"
+        "print(sorted({'torch', 'timm'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -25,13 +25,13 @@ from part import precision, start
 from rows import Row, Unit, row
 from torch import Tensor, nn
 
-from recast.lab.config import ModelConfig
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import RecastConfig
 from recast.layers.functional.relative_bias import biased_reference
 from recast.layers.functional.streaming import stream
 from recast.layers.gpsa import GPSA
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.rules import convert
 from recast.surgery.scales import randomize_scales_

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from recast.models.names import watch_timm
+from recast._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from recast.hub import push_to_hub as push_to_hub
     from recast.io import load as load
     from recast.io import save as save
-    from recast.lab.evaluation import evaluate as evaluate
-    from recast.lab.experimental.ranking import rank as rank
     from recast.layers.cmhsa import CMHSA as CMHSA
     from recast.layers.config import PoolConfig as PoolConfig
     from recast.layers.config import RecastConfig as RecastConfig
@@ -44,28 +42,24 @@ if TYPE_CHECKING:
     from recast.surgery.verify import verify as verify
     from recast.surgery.wake import wake_ as wake_
 
-__version__ = "0.1.0"
-
 _HOME = {
     "CMHSA": "layers.cmhsa",
     "GPSA": "layers.gpsa",
     "Geometry": "layers.geometry",
     "Plan": "surgery.plan",
-    "PoolConfig": "run.config",
-    "RecastConfig": "run.config",
+    "PoolConfig": "layers.config",
+    "RecastConfig": "layers.config",
     "RecastError": "errors",
-    "Schedule": "run.schedule",
+    "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
     "check": "checking",
-    "evaluate": "evaluation",
     "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
     "push_to_hub": "hub",
-    "rank": "surgery.ranking",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",
@@ -90,6 +84,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-watch_timm()

@@ -1,4 +1,4 @@
-"""`python -m recast`: the command, for torchrun (`torchrun -m recast train ...`) and for Python without scripts."""
+"""The command: `recast`, and `python -m recast` for torchrun and for Python without scripts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import os
 import sys
 from contextlib import suppress
 
-with suppress(OSError):  # the current folder was deleted
-    if not sys.flags.safe_path and os.path.realpath(sys.path[0]) == os.path.realpath(os.getcwd()):
-        del sys.path[0]  # -m puts the current folder first, where a downloaded yaml.py would be taken for the real one
 
-from recast.lab.cli import main
+def main() -> int:
+    """Run the command line with the papers' networks and recipes."""
+    from recast.lab.cli import main as run
+    from recast.models.names import PLUGINS
 
-sys.exit(main())
+    PLUGINS.append("recast.papers")  # imported once a network is looked up: torch takes seconds
+    return run()
+
+
+if __name__ == "__main__":
+    with suppress(OSError):  # the current folder was deleted
+        if not sys.flags.safe_path and os.path.realpath(sys.path[0]) == os.path.realpath(os.getcwd()):
+            del sys.path[
+                0
+            ]  # -m puts the current folder first, where a downloaded yaml.py would be taken for the real one
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: `push_to_hub` writes a repository from a model, a file or a run; `load("hf-hub:user/name")` and
+"""The Hugging Face Hub: `push_to_hub` writes a repository from a model or a file; `load("hf-hub:user/name")` and
 timm read it."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from timm.models import register_model
 from timm.models._pretrained import filter_pretrained_cfg
 from torch import nn
 
@@ -27,22 +28,24 @@ from recast.surgery.proof import proof_of
 UNKNOWN = "unknown: ask whoever trained the parent"
 
 
-@typed("subject", "repo", "license", "private", "trust")
+@typed("subject", "repo", "license", "results", "private", "trust")
 def push_to_hub(
     subject: nn.Module | str | Path,
     repo: str,
     *,
     constructor: str | dict[str, Any] | None = None,
     license: str | None = None,
+    results: str = "",
     private: bool = False,
     token: str | None = None,
     trust: bool = False,
 ) -> str:
-    """Upload a model, a file of `save` or a run folder to the Hub repository `user/name`; returns its address.
+    """Upload a model, a file of `save` or a folder with `weights.safetensors` to the Hub; return the address.
 
-    The repository holds `model.safetensors` (the file of `save`), `config.json` for timm, and a model card, unless it
-    has one: what was recast, how to load it, what `recast check` can verify, the arms with their intervals where it is
-    a run that was evaluated, the parent and its licence. A model needs the `constructor` of its parent, as for `save`.
+    The repository `user/name` holds `model.safetensors` (the file of `save`), `config.json` for timm, and a model card,
+    unless it has one: what was recast, how to load it, what `recast check` can verify, `results` (Markdown;
+    `recast.lab.report.results_of(run)` gives those of a run), the parent and its licence. A model needs the
+    `constructor` of its parent, as for `save`.
     `license`: of the weights, for the card's metadata; without it the card says what timm says of the parent's.
     `token`: by default that of `hf auth login`.
 
@@ -50,13 +53,12 @@ def push_to_hub(
     """
     from huggingface_hub import HfApi
 
-    run = Path(subject) if isinstance(subject, str | Path) and Path(subject).is_dir() else None
     with TemporaryDirectory() as name:
         folder = Path(name)
         if isinstance(subject, nn.Module):
             save(subject, folder / HUB_FILE, constructor)
         else:
-            source = Path(subject) if run is None else run / "weights.safetensors"
+            source = Path(subject) / "weights.safetensors" if Path(subject).is_dir() else Path(subject)
             read_header(source)
             shutil.copyfile(source, folder / HUB_FILE)
         made_by = read_header(folder / HUB_FILE)["constructor"]
@@ -64,7 +66,7 @@ def push_to_hub(
             raise RecastError("who loads it has no parent: say how to build it, push_to_hub(constructor='resnet50')")
         model = load(folder / HUB_FILE, trust=trust or isinstance(subject, nn.Module))
         write_text(folder / "config.json", json.dumps(_config(model), indent=1, default=str) + "\n")
-        write_text(folder / "README.md", model_card(model, repo, made_by, license, run))
+        write_text(folder / "README.md", model_card(model, repo, made_by, license, results))
         with reaching(f"could not push to {repo}", "look at the name, and at hf auth login"):
             api = HfApi(token=token, library_name="recast")
             address = api.create_repo(repo, private=private, exist_ok=True)
@@ -82,8 +84,8 @@ def _config(model: nn.Module) -> dict[str, Any]:
     return {"architecture": IN_TIMM, "num_classes": getattr(model, "num_classes", None), "pretrained_cfg": told}
 
 
-def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: str | None, run: Path | None) -> str:
-    """The text of README.md: only what the file, the run and timm tell."""
+def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: str | None, results: str) -> str:
+    """The text of README.md: only what the file, `results` and timm tell."""
     from huggingface_hub import ModelCardData
 
     plan, proof = plan_of(model), proof_of(model)
@@ -116,30 +118,19 @@ def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: st
         lines.append(f"- Compared with its parent before training: {proof.verified}")
     if proof.folded:
         lines.append(f"- {sum(done.convolution for done in proof.folded)} of {len(proof.folded)} layers folded back")
-    lines += ["", *(_measured(run) if run is not None else []), "## Parent and licence\n"]
+    lines += ["", *([results] if results else []), "## Parent and licence\n"]
     tag = f"{cfg.get('architecture', parent)}.{cfg['tag']}" if cfg.get("tag") else parent
     lines.append(f"- Parent: `{tag}`" + (f" (its published weights: {source})" if source else ""))
     theirs = f"timm tells {cfg['license']} for those; of other weights, {UNKNOWN}" if cfg.get("license") else UNKNOWN
     return "\n".join([*lines, f"- Licence: {license or theirs}", ""])
 
 
-def _measured(run: Path) -> list[str]:
-    """The arms side by side, where the run was evaluated."""
-    from recast.lab.report.arms_table import arms_table
-    from recast.lab.report.load import read_run
-    from recast.lab.report.table import NOTE, markdown
+def recast_hub(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any) -> nn.Module:
+    """Build what `timm.create_model("hf-hub:user/name", pretrained=True)` asks for.
 
-    found = read_run(run)
-    if not found.rows:
-        return []
-    table = arms_table(found)
-    heads = ["", *(cell.text.replace("\n", " ") for cell in table.heads[1:])]
-    return [f"## Measured on {found.recipe.data.name}\n", markdown(table.groups, heads), "", NOTE, ""]
-
-
-def from_timm(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any) -> nn.Module:
-    """What timm's entry point builds: the network of a repository or folder that timm has read the config of; with
-    random weights unless `pretrained`. Takes `num_classes`, for a new classifier, and nothing else."""
+    timm has read the config of a repository or folder; the weights are random unless `pretrained`. Takes `num_classes`,
+    for a new classifier, and nothing else.
+    """
     cfg = pretrained_cfg if isinstance(pretrained_cfg, dict) else getattr(pretrained_cfg, "__dict__", {})
     repo, folder, classes = cfg.get("hf_hub_id"), cfg.get("file"), kwargs.pop("num_classes", None)
     if not repo and not folder:
@@ -152,3 +143,6 @@ def from_timm(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: An
     if classes is not None and classes != getattr(model, "num_classes", None):
         model.reset_classifier(classes)  # type: ignore[operator]
     return model
+
+
+register_model(recast_hub)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from recast.errors import RecastError
 from recast.fields import describe, mismatch
 from recast.files import replaced
-from recast.lab.records import Difference, Row
 from recast.reading import decode, read_bytes
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ class Table:
     @classmethod
     def of(cls, name: str, kind: type[Any], lines: Iterable[Any]) -> Table:
         """The table of records of one kind: their fields are its columns."""
-        return cls(name, _columns(kind), tuple(astuple(line) for line in lines))
+        return cls(name, columns_of(kind), tuple(astuple(line) for line in lines))
 
     @property
     def images(self) -> int:
@@ -46,7 +45,7 @@ def write_table(folder: str | Path, table: Table) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{table.name}.csv"
-    _write(path, table.columns, ([_short(cell) for cell in row] for row in table.rows))
+    write_rows(path, table.columns, ([_short(cell) for cell in row] for row in table.rows))
     return path
 
 
@@ -61,7 +60,7 @@ def read_table(path: str | Path) -> Table:
 
 def read_records(path: str | Path, kind: type[T]) -> list[T]:
     """The records of a CSV file. Raises RecastError with file and line when it is missing or not a table of these."""
-    path, names, hints = Path(path), _columns(kind), get_type_hints(kind)
+    path, names, hints = Path(path), columns_of(kind), get_type_hints(kind)
     columns, lines = _cells(path)
     if tuple(columns) != names:
         raise RecastError(
@@ -74,24 +73,11 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
     ]
 
 
-def write_records(path: str | Path, kind: type[Row] | type[Difference], records: Iterable[Row | Difference]) -> None:
-    """Put rows or differences into a run's CSV file: those of a suite replace all older ones of that suite.
-
-    So what stands there of a suite was measured together. The records that stay get the new ones' name of the run: the
-    folder may have been renamed. An existing file that is no table of this kind is left alone: RecastError.
-    """
-    path, new = Path(path), list(records)
-    measured = {record.suite for record in new}
-    older = [one for one in (read_records(path, kind) if path.exists() else []) if one.suite not in measured]
-    kept = [replace(one, run=new[0].run) for one in older] if new else older
-    _write(path, _columns(kind), map(astuple, (*kept, *new)))
-
-
-def _columns(kind: type[Any]) -> tuple[str, ...]:
+def columns_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(column.name for column in fields(kind))
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
     with replaced(path) as temporary:
         write_csv(temporary, columns, rows)
 

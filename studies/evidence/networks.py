@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 import recast
-from recast.lab.config import ModelConfig
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
 from recast.surgery.stride import Edit, apply_edits_
 

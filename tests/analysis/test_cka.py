@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import recast.models  # noqa: F401  (registers the small networks with timm)
+import recast.papers  # noqa: F401  (registers the small networks with timm)
 from recast.analysis.cka import cka, tabulate_cka
 from recast.errors import RecastError
 from recast.surgery.apply import recast_

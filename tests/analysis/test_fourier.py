@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import recast.models  # noqa: F401  (registers the small networks with timm)
+import recast.papers  # noqa: F401  (registers the small networks with timm)
 from recast.analysis.blocks import find_blocks, unwrapped
 from recast.analysis.fourier import FREQUENCIES, diagonal_log_amplitude, fourier, tabulate_fourier
 from recast.errors import RecastError

@@ -15,7 +15,7 @@ from PIL import Image
 
 import recast
 from recast.errors import RecastError
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation import frontier
@@ -24,6 +24,7 @@ from recast.lab.evaluation.runner import open_context
 from recast.lab.records import FrontierLine
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.folding.closing import heads_left
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tables import Table, read_records, write_table

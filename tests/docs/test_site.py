@@ -31,7 +31,7 @@ def test_the_reference_has_what_the_pages_import() -> None:
         for name in names.replace(" ", "").rstrip(",").split(",")
     }
     assert imported
-    assert imported - REFERENCE == {"evaluation.evaluate"}  # which is recast.evaluate
+    assert imported <= REFERENCE
 
 
 def test_pictures_and_notebooks_are_small() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.lab.config import DataConfig, EmbeddingConfig, ModelConfig, Recipe
+from recast.lab.config import DataConfig, EmbeddingConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, load_data
 from recast.lab.data.coarse import Coarse
@@ -36,6 +36,7 @@ from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.tasks.embedding import add_embedding_, embedding_head
 from recast.lab.training.run import train
+from recast.models.config import ModelConfig
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 1])

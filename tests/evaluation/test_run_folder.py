@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.files import locked
-from recast.lab.config import DataConfig, ModelConfig, Recipe
+from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run, write_pictures
@@ -23,6 +23,7 @@ from recast.lab.evaluation.runner import Results
 from recast.lab.records import Row
 from recast.lab.training.run import train
 from recast.layers.gpsa import GPSA
+from recast.models.config import ModelConfig
 from recast.tables import read_records
 
 

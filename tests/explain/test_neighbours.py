@@ -12,13 +12,14 @@ from torch import nn
 from recast.errors import RecastError
 from recast.files import write_json
 from recast.lab.cli import main
-from recast.lab.config import DataConfig, ModelConfig, Recipe
+from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.explain.inputs import read_inputs
 from recast.lab.explain.neighbours import find_neighbours
 from recast.lab.report import write_report
 from recast.lab.report.neighbours import Neighbours, Query, Shown, draw_neighbours, read_neighbours
 from recast.lab.training.run import train
+from recast.models.config import ModelConfig
 
 PNG = "data:image/png;base64,AAAA"
 

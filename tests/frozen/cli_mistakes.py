@@ -60,8 +60,6 @@ COMMANDS = [
     "explain weights.safetensors images/a.png", "explain run images/a.png --device banana",
     "report", "report nowhere", "report empty", "report run run", "report run --out empty",
     "report run --out nowhere/report.html", "report run --figures images", "report run --figure x",
-    "zoo --workers 0", "zoo --memory -1", "zoo --timeout 0", "zoo --out nowhere/zoo.csv", "zoo timm:nothing_like_it",
-    "zoo resnet18 --out notes.txt", "zoo --workers two", "zoo nothing:* --out new.csv",
     "quickstart --out notes.txt", "quickstart --out run", "quickstart --out images", "quickstart --resume --out empty",
     "quickstart --seed one", "quickstart --epochs 1", "quickstart now",
 ]  # fmt: skip
@@ -222,6 +220,6 @@ API = {
     "plan json": "recast.Plan.from_json('{')",
     "plan json list": "recast.Plan.from_json('[]')",
     "plan json version": "recast.Plan.from_json('{\"version\": 99}')",
-    "evaluate suite": "recast.evaluate(net(), 'claen', data)",
-    "evaluate none": "recast.evaluate(net(), [], data)",
+    "evaluate suite": "recast.lab.evaluation.evaluate(net(), 'claen', data)",
+    "evaluate none": "recast.lab.evaluation.evaluate(net(), [], data)",
 }

@@ -62,7 +62,7 @@ def test_a_mistake_in_python_is_a_recast_error(name: str, tmp_path: Path) -> Non
     from torch import nn
 
     import recast
-    import recast.papers.tcnn.small
+    import recast.lab.networks
     from recast.lab.data import Data
     from recast.lab.data.datasets import ImageTensors
 

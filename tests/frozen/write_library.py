@@ -25,15 +25,16 @@ from commands import call, platform
 from torch import Tensor, nn
 
 import recast
-import recast.models  # registers the networks of our own
+import recast.papers  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.recipe import recipe_to_dict
 from recast.lab.recipes import RECIPES
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
+from recast.models.config import ModelConfig
 
 FOLDER = Path(__file__).parent
 GONE = "(none)"

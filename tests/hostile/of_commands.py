@@ -47,6 +47,8 @@ def command_cases(scale: int, number: int, world: Path) -> Iterator[Case]:
 
 def _asked() -> dict[str, list[str]]:
     """Command → its options, as the help has them."""
+    from recast.lab.cli.zoo import ZooOptions
+
     from recast.lab.cli.evaluate import EvaluateOptions
     from recast.lab.cli.explain import Options
     from recast.lab.cli.fold import Options as FoldOptions
@@ -56,7 +58,6 @@ def _asked() -> dict[str, list[str]]:
     from recast.lab.cli.report import ReportOptions
     from recast.lab.cli.train import TrainOptions
     from recast.lab.cli.verify import VerifyOptions
-    from recast.lab.cli.zoo import ZooOptions
 
     kinds: dict[str, Callable[[], Any]] = {
         "plan": PlanOptions, "verify": VerifyOptions, "train": TrainOptions, "evaluate": EvaluateOptions,
@@ -338,8 +339,8 @@ NAMES = (
     "canary :net",
     "TIMM:canary", "torchvision:canary:net", "hf-hub:a/b", "local-dir:run", "timm:local-dir:.", "timm:hf-hub:a/b",
     "hf_hub:a/b",
-    "code:interact", "antigravity:fly", "this:s", "idlelib:run", "turtle:Turtle", "recast.lab.cli:main", "numpy:fromfile",
-    "ctypes:CDLL",
+    "code:interact", "antigravity:fly", "this:s", "idlelib:run", "turtle:Turtle", "recast.lab.cli:main",
+    "numpy:fromfile",    "ctypes:CDLL",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import recast
-import recast.papers.tcnn.small
+import recast.lab.networks
 from recast.files import read_lines, sealed
 from recast.lab.cli import main
 from recast.lab.training.checkpoint import states
@@ -44,7 +44,7 @@ import os
 open(os.environ[{RAN!r}], "a").write("ran")
 from timm import create_model
 def net(**kwargs):
-    import recast.papers.tcnn.small
+    import recast.lab.networks
     return create_model("digits_resnet", num_classes=10)
 """
 
@@ -66,7 +66,7 @@ def import_all() -> None:
 
 def make_world(folder: Path) -> Path:
     """Fill `folder`: weights, a recipe, a finished run, one that was cut short, a saved model, a plan, images, data."""
-    assert recast.papers.tcnn.small
+    assert recast.lab.networks
     torch.manual_seed(0)
     network = timm.create_model("digits_resnet", num_classes=10).eval()
     save_file(network.state_dict(), folder / "weights.safetensors")

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.lab.config import ModelConfig
 from recast.models.adapt import classifiers, resampled
 from recast.models.build import build, constructor, input_defaults
+from recast.models.config import ModelConfig
 from recast.papers.patchconvnet.network import PatchConvNet
 
 DEIT = "deit_tiny_patch16_224"

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from recast.errors import RecastError
-from recast.lab.config import ModelConfig
 from recast.models.build import build, build_from, constructor
-from recast.models.names import OWN
+from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
 OWN_NETWORKS = """
@@ -129,23 +128,23 @@ def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
     assert (tmp_path / "imported").exists()
 
 
-def test_timm_knows_our_names_without_importing_them() -> None:
-    import recast.models  # noqa: F401
-
-    ours = {name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("recast.")}
-    assert ours == {*OWN, "recast_hub"}
+def test_timm_knows_the_papers_networks_once_they_are_imported() -> None:
     code = (
-        "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm\n"
-        "assert 'patchconvnet_s60' in timm.list_models('patchconvnet*') and timm.is_model('recast_hub')\n"
-        "assert not {'recast.models', 'recast.hub'} & set(sys.modules)\n"
+        "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm, recast.io\n"
+        "assert not timm.is_model('patchconvnet_s60'); import recast.papers\n"
+        "assert 'patchconvnet_s60' in timm.list_models('patchconvnet*')\n"
         "print(type(timm.create_model('digits_resnet')).__module__)\n"
-        "try: timm.create_model('recast_hub')\n"
-        "except recast.RecastError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
-    said = done.stdout.splitlines()
-    assert said[:1] == ["recast.papers.tcnn.small"], done.stderr
-    assert said[1].startswith("recast_hub is in a repository: timm.create_model('hf-hub:user/name'")
+    assert done.stdout.split() == ["recast.lab.networks"], done.stderr
+
+
+def test_timm_knows_the_networks_of_the_hub() -> None:
+    import recast.hub
+
+    assert timm.is_model("recast_hub")
+    with pytest.raises(RecastError, match="hf-hub:user/name"):
+        recast.hub.recast_hub()
 
 
 def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:

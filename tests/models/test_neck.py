@@ -9,9 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast.errors import RecastError
 from recast.lab.tasks.neck import Neck
 from recast.lab.tasks.segment import UperHead, fcn_head
-from recast.models import patchconvnet
-
-assert patchconvnet  # registers the names
 
 CLASSES = 150
 

@@ -9,10 +9,11 @@ import torch
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
-from recast.lab.config import DataConfig, ModelConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
+from recast.lab.networks import CifarResNet, SubsampleShortcut
 from recast.models.build import build, input_defaults
-from recast.papers.tcnn.small import CifarResNet, SubsampleShortcut
+from recast.models.config import ModelConfig
 
 NAMES = ["cifar_resnet20", "cifar_resnet56", "cifar_resnet20_a", "cifar_resnet56_a", "digits_resnet"]
 

@@ -10,10 +10,6 @@ import timm
 import torch
 from torch import nn
 
-import recast.papers.deit.variants  # noqa: F401  registers our names with timm
-import recast.papers.patchconvnet.network
-import recast.papers.prs.network
-import recast.papers.tcnn.small
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.models.names import split_name
 from recast.models.sources import create

@@ -10,8 +10,8 @@ import timm
 import torch
 
 import recast
+import recast.lab.networks  # both register our names with timm
 import recast.papers.prs.network
-import recast.papers.tcnn.small  # both register our names with timm
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.layers.config import RecastConfig
 from recast.surgery.plan import Plan

@@ -10,13 +10,14 @@ import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.recipes import RECIPES
 from recast.lab.training import prepare
 from recast.lab.training.run import train
+from recast.models.config import ModelConfig
 
 CLASSES = 4
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from recast.lab.records import Difference, Row
-from recast.tables import read_records, write_records
+from recast.lab.records import Difference, Row, write_records
+from recast.tables import read_records
 
 
 def rewrite(path: Path, **changes: Any) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from changed_runs import rewrite, set_recipe, set_values
 
-from recast.lab.records import ARMS, Row
-from recast.tables import read_records, write_records
+from recast.lab.records import ARMS, Row, write_records
+from recast.tables import read_records
 
 FROZEN = Path(__file__).with_name("runs")
 

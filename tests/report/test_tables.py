@@ -12,7 +12,7 @@ from changed_runs import rewrite, set_recipe, set_values
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites
-from recast.lab.records import Difference, Row
+from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.load import Run, read_run
@@ -22,7 +22,6 @@ from recast.lab.report.table import Cell
 from recast.lab.report.tables import head_table, left_by_reason, seeds_table
 from recast.lab.report.verdict import why_no_mean
 from recast.lab.suites import DEFAULTS
-from recast.tables import write_records
 
 MakeRun = Callable[..., Path]
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}

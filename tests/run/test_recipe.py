@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 
 from recast.errors import RecastError
-from recast.lab.config import (
-    AugmentConfig,
-    DataConfig,
-    DistillConfig,
-    ModelConfig,
-    OptimConfig,
-    Recipe,
-    RegularizationConfig,
-)
+from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 from recast.layers.config import RecastConfig
+from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
 
 

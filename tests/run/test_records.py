@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
-from recast.lab.records import Difference, Row, Wakefulness
-from recast.tables import read_records, write_records
+from recast.lab.records import Difference, Row, write_records
+from recast.tables import read_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [

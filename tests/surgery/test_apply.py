@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
+from recast.lab.experimental.ranking import rank
 from recast.layers.gpsa import gpsa_layers
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -219,7 +220,7 @@ def test_a_network_with_autocast_in_its_code_is_woken_ranked_and_folded() -> Non
 
     model, x = Half().eval(), torch.randn(64, 3, 8, 8)
     planned = recast.plan(model, x, where=["net.2"])
-    assert recast.rank(model, planned, x, torch.arange(64) % 4, timed=False).layers
+    assert rank(model, planned, x, torch.arange(64) % 4).layers
     recast.recast_(model, planned)
     assert len(recast.wake_(model, x)) == 1
     (folded,) = recast.fold_(model, data=x)

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
+from recast.lab.networks import CifarResNet
 from recast.layers.config import PoolConfig, RecastConfig
-from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Edited, Plan, plan_table
 from recast.surgery.planning import plan, replan

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast import RecastConfig, RecastError, plan, rank, recast_, wake_
-from recast.lab.experimental.ranking import Ranking
+from recast import RecastConfig, RecastError, plan, recast_, wake_
+from recast.lab.experimental import ranking
+from recast.lab.experimental.ranking import plan_best, rank
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.budget import Times
 from recast.surgery.limits import Budget, Limit
 
 TWO = ["early", "late"]
@@ -48,13 +48,13 @@ def corner(telling: str, count: int = 128) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize("telling", TWO)
 def test_the_layer_that_can_bring_the_answer_ranks_first(telling: str) -> None:
     model, images, labels = corner(telling)
-    found = rank(model, plan(model, images, where="all"), images, labels, timed=False)
+    found = rank(model, plan(model, images, where="all"), images, labels)
     promised = {layer.name: layer.promised for layer in found.layers}
     (other,) = set(TWO) - {telling}
-    assert found.order("macs")[0] == found.layers[0].name == telling
+    assert found.order()[0] == found.layers[0].name == telling
     assert promised[telling] > 10 * promised[other], promised
     assert found.images == 64
-    chosen = plan(model, images, where="auto", ranking=found, budget=Budget(params=Limit(1e9)))
+    chosen, _ = plan_best(model, images, labels, RecastConfig(), Budget(params=Limit(1e9)))
     assert chosen.steps[0].name == telling
 
 
@@ -63,26 +63,16 @@ def test_a_ranking_is_repeatable_and_leaves_everything_as_it_was() -> None:
     model.get_submodule("early").eval()
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     todo, state = plan(model, images, where="all"), torch.get_rng_state()
-    first = rank(model, todo, images, labels, timed=False)
-    assert torch.equal(torch.get_rng_state(), state)
-    timed = rank(model, todo, images, labels)
+    first = rank(model, todo, images, labels)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    assert rank(model, todo, images, labels, timed=False) == first
-    assert [replace(layer, ms=None) for layer in sorted(timed.layers, key=lambda layer: layer.name)] == sorted(
-        first.layers, key=lambda layer: layer.name
-    )
-    assert timed.times is not None
-    assert all(layer.ms == timed.times.added[layer.name] for layer in timed.layers)
-    assert timed.times.added["early"] == timed.times.added["late"], "layers of one shape are measured once"
+    assert rank(model, todo, images, labels) == first
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(isinstance(module, GPSA) for module in model.modules())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    told = json.loads(timed.to_json())
-    assert [len(layer["slopes"]) for layer in told["layers"]] == [9, 9]
-    assert "per ms" in str(timed)
-    assert "per ms" not in str(first)
+    assert [len(layer["slopes"]) for layer in json.loads(first.to_json())["layers"]] == [9, 9]
+    assert "per GMAC" in str(first)
 
 
 @pytest.mark.parametrize("options", [{}, {"content": "linear"}, {"attend_padding": True}])
@@ -90,7 +80,7 @@ def test_what_a_gate_promises_is_what_a_small_opening_gives(options: dict[str, A
     model, images, labels = corner("late")
     model, images = model.double(), images.double()
     todo = plan(model, images, RecastConfig(**options), where="late")
-    found = rank(model, todo, images, labels, timed=False).layers[0]
+    found = rank(model, todo, images, labels).layers[0]
     child = recast_(copy.deepcopy(model), todo)
     wake_(child, images[::2])
     losses = []
@@ -103,42 +93,30 @@ def test_what_a_gate_promises_is_what_a_small_opening_gives(options: dict[str, A
     assert found.promised == pytest.approx(sum(beyond))
 
 
-def ranking(promised: tuple[float, float], ms: tuple[float, float], parent_ms: float = 1.0) -> Ranking:
-    """One that somebody measured."""
-    model, images, labels = corner("early", 32)
-    found = rank(model, plan(model, images, where="all"), images, labels, timed=False)
-    by_name = {layer.name: layer for layer in found.layers}
-    layers = tuple(replace(by_name[name], promised=p, ms=m) for name, p, m in zip(TWO, promised, ms, strict=True))
-    return replace(found, layers=layers, times=Times(parent_ms, dict(zip(TWO, ms, strict=True))))
+def test_auto_takes_what_promises_most_for_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images, labels = corner("early")
+    measured = rank(model, plan(model, images, where="all"), images, labels)
+    early, late = (next(layer for layer in measured.layers if layer.name == name) for name in TWO)
+    both = plan(model, images, where="all")
+    added = [step.after.macs - step.before.macs for step in both.steps]
+    assert added[0] == added[1] > 0
 
+    def chosen(promised: tuple[float, float], budget: str) -> list[str]:
+        layers = [replace(layer, promised=value) for layer, value in zip((early, late), promised, strict=True)]
+        ordered = replace(measured, layers=tuple(sorted(layers, key=lambda layer: -layer.per("macs"))))
+        monkeypatch.setattr(ranking, "rank", lambda *_: ordered)
+        steps = plan_best(model, images, labels, RecastConfig(), Budget.parse(budget))[0].steps
+        return sorted(step.name for step in steps)
 
-def test_auto_takes_what_promises_most_for_its_cost() -> None:
-    model, images, _ = corner("early")
-
-    def chosen(found: Ranking, budget: str) -> list[str]:
-        return [step.name for step in plan(model, images, where="auto", ranking=found, budget=budget).steps]
-
-    assert chosen(ranking((0.2, 0.1), (0.5, 0.5)), "ms=1.6") == ["early"]
-    assert chosen(ranking((0.2, 0.1), (0.5, 0.1)), "ms=1.5x") == ["late"], "twice the promise, five times the cost"
-    assert chosen(ranking((0.2, 0.1), (0.5, 0.1), parent_ms=2), "ms=1.5x") == TWO
-    left = plan(model, images, where="auto", ranking=ranking((0.2, 0.0), (0.1, 0.1))).left
-    assert [(item.name, item.reason) for item in left] == [
-        ("late", "its gates promise nothing that 16 images tell from 0")
-    ]
-    named = plan(model, images, where=["late"], ranking=ranking((0.2, 0.0), (0.1, 0.1)))
-    assert [step.name for step in named.steps] == ["late"], "what is named is taken"
-    with pytest.raises(RecastError, match=r"nothing is within the budget: late does not fit .* 1\.05 ms for the whole"):
-        chosen(ranking((0.2, 0.1), (0.5, 0.1)), "ms=1.05")
-    with pytest.raises(RecastError, match="no layer's gates promise anything: rank on more images"):
-        chosen(ranking((0.0, 0.0), (0.5, 0.1)), "ms=2")
-
-
-def test_milliseconds_are_measured_for_a_plan_without_a_ranking() -> None:
-    model, images, _ = corner("early")
-    assert len(plan(model, images, where="all", budget="ms=9999").steps) == 2
-    with pytest.raises(RecastError, match=r"nothing is within the budget: late does not fit .* ms for the whole"):
-        plan(model, images, where="all", budget="ms=1.0x")
-    assert len(plan(model, (images,), where="all", budget="ms=9999").steps) == 2
+    one = f"macs={both.before.macs + added[0]}"
+    assert chosen((0.2, 0.1), one) == ["early"]
+    assert chosen((0.1, 0.2), one) == ["late"]
+    assert chosen((0.1, 0.2), "macs=99x") == TWO
+    assert chosen((0.2, 0.0), "macs=99x") == ["early"], "nothing is promised by the other"
+    with pytest.raises(RecastError, match="does not fit the budget"):
+        chosen((0.2, 0.1), "macs=1.0x")
+    with pytest.raises(RecastError, match="no layer's gates promise anything"):
+        chosen((0.0, 0.0), "macs=99x")
 
 
 def test_what_cannot_be_ranked_is_refused() -> None:
@@ -166,8 +144,3 @@ def test_what_cannot_be_ranked_is_refused() -> None:
     nn.init.constant_(model.get_submodule("head").weight, float("inf"))  # type: ignore[arg-type]
     with pytest.raises(RecastError, match="the loss of the network is not finite on these images"):
         rank(model, todo, images, labels)
-    for where in ("auto", ["auto"]):
-        with pytest.raises(RecastError, match="where='auto' takes what a ranking on images finds best"):
-            plan(model, images, where=where)
-    with pytest.raises(RecastError, match="chooses among all layers: give it alone"):
-        plan(model, images, where=["auto", "late"], ranking=ranking((0.2, 0.1), (0.5, 0.1)))

@@ -14,7 +14,7 @@ from timm.models import resnet
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
 
-import recast.papers.tcnn.small
+import recast.lab.networks
 from recast.errors import RecastError
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
@@ -34,7 +34,7 @@ def timm_resnet(block: Any, **options: Any) -> nn.Module:
 
 
 def cifar(shortcut: Any) -> nn.Module:
-    return recast.papers.tcnn.small.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
+    return recast.lab.networks.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
 
 
 # deep stem and pooled shortcuts, as in ResNet-RS (but without SE, whose mean is over more positions)

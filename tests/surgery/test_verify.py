@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.lab.networks import CifarResNet
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
 from recast.surgery.folding.model import fold_

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.training.loop import fit
 from recast.layers.config import RecastConfig
+from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan

@@ -15,7 +15,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import AugmentConfig, DataConfig, ModelConfig, OptimConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.tasks.detect import SceneRCNN, TimmPyramid, losing
@@ -26,6 +26,7 @@ from recast.lab.training.run import train
 from recast.layers.gpsa import gpsa_layers
 from recast.models.adapt import classifiers
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.models.sources import create
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

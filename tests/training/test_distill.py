@@ -17,11 +17,12 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import DistillConfig, ModelConfig, RegularizationConfig
+from recast.lab.config import DistillConfig, RegularizationConfig
 from recast.lab.training import distill
 from recast.lab.training.distill import Distillation, Teacher, build_teacher, hard_loss, soft_loss, train_token_
 from recast.lab.training.objective import label_loss
 from recast.models.build import build
+from recast.models.config import ModelConfig
 
 Z_CLS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
 Z_DIST = torch.tensor([[1.0, 0.5, -1.0, 0.0], [0.2, 0.1, 2.0, -1.0]])

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from recast import param_groups
 from recast.errors import RecastError
+from recast.lab.networks import CifarResNet
 from recast.lab.training.features import FeatureDistillation, keep_recast_gradients_
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.apply import recast_
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.planning import plan

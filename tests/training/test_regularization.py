@@ -18,12 +18,13 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from torch import nn
 
 from recast.errors import RecastError
-from recast.lab.config import ModelConfig, Recipe, RegularizationConfig
+from recast.lab.config import Recipe, RegularizationConfig
+from recast.lab.networks import CifarResNet
 from recast.lab.training.prepare import prepare
 from recast.lab.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
 from recast.models.adapt import draw_
+from recast.models.config import ModelConfig
 from recast.papers.patchconvnet.network import PatchConvNet
-from recast.papers.tcnn.small import CifarResNet
 from recast.surgery.scales import layer_scales
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "num_classes": 3}

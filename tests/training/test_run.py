@@ -22,13 +22,13 @@ from small import assert_same, digits_recipe
 from torch import nn
 from torchvision.transforms.v2.functional import normalize
 
+from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.io import load
-from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, ModelConfig, OptimConfig, RegularizationConfig
+from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, RegularizationConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipe import load_recipe
-from recast.lab.records import Wakefulness
 from recast.lab.training import loop, prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states
@@ -39,6 +39,7 @@ from recast.lab.training.run import train
 from recast.layers.config import RecastConfig, ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan, applied_plan
 
 pytest.importorskip("sklearn")
@@ -386,7 +387,7 @@ def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path
     sized = digits_recipe(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
     sized = replace(sized, data=replace(sized.data, img_size=None))
     kept = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
-    auto = digits_recipe(model=trained(run), where=["auto"], budget="ms=99x", epochs=0)
+    auto = digits_recipe(model=trained(run), where=["auto"], budget="macs=99x", epochs=0)
     for name, recipe in (("sized", sized), ("kept", kept), ("auto", auto)):
         for resume in (False, True):
             train(recipe, tmp_path / name, resume=resume, progress=False)

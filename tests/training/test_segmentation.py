@@ -16,15 +16,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import (
-    AugmentConfig,
-    DataConfig,
-    DistillConfig,
-    ModelConfig,
-    OptimConfig,
-    Recipe,
-    RegularizationConfig,
-)
+from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import Data, scenes
 from recast.lab.data.pairs import IGNORE, ImagePairs
 from recast.lab.evaluation.run_folder import open_run
@@ -37,6 +29,7 @@ from recast.lab.training.run import train
 from recast.models import sources
 from recast.models.adapt import classifiers
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.models.sources import create
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from zoo import examine as examining
+from zoo.architectures import Instance, spatial_convolutions
+from zoo.examine import examine
 
-from recast.lab.zoo import examine as examining
-from recast.lab.zoo.architectures import Instance, spatial_convolutions
-from recast.lab.zoo.examine import examine
 from recast.layers import functional
 from recast.layers.functional import backends
 

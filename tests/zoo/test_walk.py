@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from zoo import walk as walking
+from zoo.architectures import architectures
+from zoo.rows import ZooRow, read_zoo, summary, write_zoo
+from zoo.walk import Job, next_name, walk
 
 from recast.errors import RecastError
-from recast.lab.zoo import walk as walking
-from recast.lab.zoo.architectures import architectures
-from recast.lab.zoo.rows import ZooRow, read_zoo, summary, write_zoo
-from recast.lab.zoo.walk import Job, next_name, walk
 
 NAMES = ["torchvision:swin_t", "timm:efficientvit_m0", "torchvision:r3d_18"]
 

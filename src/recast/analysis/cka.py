@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.analysis.records import SimilarityLine
 from recast.errors import RecastError
-from recast.lab.records import SimilarityLine
 from recast.tables import Table
 
 MIN_IMAGES = 4

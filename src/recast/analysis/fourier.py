@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.analysis.records import FourierLine
 from recast.errors import RecastError
-from recast.lab.records import FourierLine
 from recast.tables import Table
 
 Mode = Literal["true", "notebook"]

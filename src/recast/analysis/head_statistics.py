@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
 from recast.analysis.queries import pieces
+from recast.analysis.records import HeadLine
 from recast.errors import RecastError
-from recast.lab.records import HeadLine
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import positions, under_taps

@@ -1,1 +1,6 @@
-"""The bench: train, evaluate, explain, report, the command line."""
+"""The bench: train, evaluate, explain and report, and the command line. Imports no torch."""
+
+from recast.models.names import PLUGINS
+
+if "recast.lab.networks" not in PLUGINS:
+    PLUGINS.append("recast.lab.networks")

@@ -17,20 +17,11 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, shown
 from recast.fields import Checked, Classes, Finite, Pixels, Positive, check_value, read_fields
-from recast.lab.config import ModelConfig
-from recast.lab.tasks.neck import with_body
 from recast.models.adapt import other_classes, resampled, with_own_classifier
+from recast.models.config import ModelConfig
 from recast.models.names import split_name
 from recast.models.sources import create
-from recast.models.weights import (
-    first_nonfinite,
-    load_weights_,
-    read_header,
-    read_weights,
-    select_weights,
-)
-from recast.papers.patchconvnet.network import PatchConvNet
-from recast.papers.patchconvnet.weights import checkpoint_filter_fn
+from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights, select_weights
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import Proof, note_
@@ -43,6 +34,7 @@ KWARGS = ("num_classes", "img_size")
 def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = False) -> nn.Module:
     """The network that `config` names, in training mode, on the CPU, with its weights.
 
+    A part of the network that has `adapt_weights(model, weights, whole, origin)` gives published weights its own names.
     `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes).
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
@@ -73,14 +65,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
                 header = read_header(config.checkpoint)
             model = model if header is None else replayed(model, header, config.checkpoint)
             weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
-        if isinstance(model, PatchConvNet):  # published names are another layout's; one class token serves every class
-            weights = checkpoint_filter_fn(weights, model)
-        inner = next((part for part in model.modules() if isinstance(part, PatchConvNet) and part is not model), None)
-        around = with_body(model, weights if inner is None else checkpoint_filter_fn(weights, inner))
-        if around is not None:
-            if not config.new_head:
-                raise RecastError(f"{origin} has no head of {config.name}, only its body: set model.new_head")
-            weights = around
+        for part in reversed([part for part in model.modules() if hasattr(part, "adapt_weights")]):  # inner ones first
+            weights = part.adapt_weights(model, weights, whole=not config.new_head, origin=origin)  # type: ignore[operator]
         if config.new_head:
             weights = with_own_classifier(model, weights, kwargs.get("num_classes"))
         elif differ := other_classes(model, weights):

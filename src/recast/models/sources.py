@@ -18,10 +18,11 @@ import timm
 from torch import nn
 
 from recast.errors import RecastError, first_line, suggest
-from recast.lab.tasks.detect import detector
-from recast.lab.tasks.segment import UperNet
-from recast.models.names import FORMS, ON_TIMM, unknown_model
+from recast.models.names import FORMS, ON_TIMM, PLUGINS, unknown_model
 from recast.models.trust import check_trusted, elsewhere, import_path, trusting
+
+ON_TIMM_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
+"""Prefix of `names.ON_TIMM` → what builds such a network on timm's NAME; `recast.lab.tasks` fills it."""
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
@@ -35,10 +36,17 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
         return make(name, kwargs, pretrained)
 
 
+def plug_in() -> None:
+    """Import the modules that register networks (`names.PLUGINS`)."""
+    for name in PLUGINS:
+        importlib.import_module(name)
+
+
 def check_registered(source: str, name: str) -> None:
     """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
     if source == "function":
         return
+    plug_in()
     source = "timm" if source in ON_TIMM else source
     architecture, _, tag = name.partition(".")
     if source == "timm" and timm.is_model(architecture):
@@ -50,7 +58,9 @@ def check_registered(source: str, name: str) -> None:
     from torchvision import models
 
     if source == "timm":
-        raise unknown_model("timm", architecture, timm.list_models(), models.list_models())
+        error = unknown_model("timm", architecture, timm.list_models(), models.list_models())
+        plugins = "" if "recast.papers" in sys.modules else " (networks of the papers: import recast.papers)"
+        raise RecastError(f"{error}{plugins}")
     if name not in models.list_models():
         raise unknown_model("torchvision", name, models.list_models())
 
@@ -78,7 +88,9 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
-    make = partial(UperNet if kind == "upernet" else partial(detector, kind), name, **kwargs)
+    if kind not in ON_TIMM_BUILDERS:
+        raise RecastError(f"{kind}:{name} is built by recast.lab.tasks: import recast.papers first")
+    make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)
     if pretrained:
         _check_published(name)
         return _fetched(name, lambda: make(pretrained=True))

@@ -25,15 +25,13 @@ class Limit(NamedTuple):
 class Budget:
     """Limits of a plan. `tokens` per layer (padded pixels; None: any); the others hold for the whole recast model.
 
-    `macs` and `memory` (what is kept for the backward pass) are those of one image; `ms` is the time that
-    an image takes with every head open, in batches of 16 on this machine, now.
+    `macs` and `memory` (what is kept for the backward pass) are those of one image.
     """
 
     tokens: int | None = DEFAULT_TOKENS
     macs: Limit | None = None
     params: Limit | None = None
     memory: Limit | None = None
-    ms: Limit | None = None
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
@@ -41,7 +39,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | int | Budget | None) -> Budget:
-        """`"macs=1.3x,params=30M,memory=2GiB,ms=2x,tokens=1024"`, a number of tokens, or None for the default.
+        """`"macs=1.3x,params=30M,memory=2GiB,tokens=1024"`, a number of tokens, or None for the default.
 
         Amounts take k, M, G, T (memory: KiB, MiB, GiB or kB, MB, GB) or `x`, a multiple of the parent's;
         `tokens=none` lifts that limit. Raises `RecastError`.
@@ -67,14 +65,13 @@ def _parse_part(part: str) -> tuple[str, int | Limit | None]:
     if name == "tokens" and text == "none":
         return name, None
     match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)", text)
-    units = {"tokens": {"": 1}, "memory": _BYTES, "ms": {"": 1, "ms": 1}}.get(name, _DECIMAL)
+    units = {"tokens": {"": 1}, "memory": _BYTES}.get(name, _DECIMAL)
     unit = match[2].lower() if match else "?"
     if match and unit == "x" and name != "tokens":
         return name, Limit(float(match[1]), relative=True)
     if match is None or unit not in units:
         got = shown(part)
         examples = {"tokens": "tokens=1024", "memory": "memory=2GiB or memory=1.5x", "params": "params=30M or 1.3x"}
-        examples["ms"] = "ms=12.5 or ms=1.5x"
         raise RecastError(f"the budget's {name} is a number, {examples.get(name, 'macs=5G or 1.3x')}; got {got}")
-    value = float(match[1]) if name == "ms" else round(float(match[1]) * units[unit])
+    value = round(float(match[1]) * units[unit])
     return name, int(value) if name == "tokens" else Limit(value)

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 from recast.fields import typed
-from recast.lab.experimental.ranking import Ranking, rank
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
-from recast.surgery.budget import UNTIMED, keep_within, measure_times
+from recast.surgery.budget import keep_within
 from recast.surgery.limits import Budget
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, noise, put_pool_
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
-from recast.surgery.select import Where, is_auto, is_none, is_spatial, select
+from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
@@ -32,7 +31,7 @@ from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Observation, observe, on_meta
 
 
-@typed("model", "config", "budget", "pool", "ranking")
+@typed("model", "config", "budget", "pool")
 def plan(
     model: nn.Module,
     example: Example,
@@ -41,7 +40,6 @@ def plan(
     where: Where | None = None,
     budget: Budget | str | int | None = None,
     pool: PoolConfig | None = None,
-    ranking: Ranking | None = None,
 ) -> Plan:
     """Say which convolutions of `model` become GPSA, at what cost, and why the others stay. Reads only.
 
@@ -50,15 +48,15 @@ def plan(
     `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
     has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
     predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
-    activation memory of the recast model, and its milliseconds on this machine (`run.budget.Budget`); layers are taken
-    from the end, or with a `ranking` (`recast.rank`) those that promise most for their cost first; `where="auto"` is
-    "all" with a ranking. With `pool` the network's own pooling becomes attention too; `where="none"` then leaves every
-    convolution as it is. Raises `RecastError` for a selection that matches nothing, a budget that leaves nothing, an
+    activation memory of the recast model (`surgery.limits.Budget`); layers are taken from the end. With `pool` the
+    network's own pooling becomes attention too; `where="none"` then leaves every convolution as it is.
+
+    Raises `RecastError` for a selection that matches nothing, a budget that leaves nothing, an
     example that does not fit, a stride that cannot go, or pooling that cannot be replaced.
     """
     pool, model = pool if pool is not None and pool.is_on else None, unwrapped(model)
     with torch.inference_mode(False), undisturbed(model):
-        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool, ranking)
+        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)
 
 
 def _plan(
@@ -68,15 +66,7 @@ def _plan(
     where: Where | None,
     limits: Budget,
     pool: PoolConfig | None,
-    ranking: Ranking | None,
 ) -> Plan:
-    if is_auto(where) and where not in ("auto", ["auto"], ("auto",)):
-        raise RecastError(f"where='auto' chooses among all layers: give it alone, got {shown(where)}")
-    if ranking is None and is_auto(where):
-        raise RecastError(
-            "where='auto' takes what a ranking on images finds best: plan(ranking=rank(…)) in Python; "
-            "recast plan --where auto --data NAME --out plan.json writes such a plan, which --plan takes"
-        )
     if is_none(where) and pool is None:
         raise RecastError(
             "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
@@ -123,18 +113,7 @@ def _plan(
     if pool is not None:
         place, pool_cost = _pool(model, example, pool, seen, layers, edits)
         after += pool_cost
-    order, times = list(seen.calls), UNTIMED
-    if ranking is not None:
-        order = [*reversed(ranking.order(by="macs" if limits.ms is None else "ms"))]
-        rest = [step.name for step in steps if step.name not in order]
-        idle = {name: ranking.why_not(name) for name in rest if name not in explicit}
-        order = [*rest, *order]
-        reasons |= idle
-        if not (steps := [step for step in steps if step.name not in idle]):
-            raise RecastError("no layer's gates promise anything: rank on more images (num_images), or name layers")
-    if limits.ms is not None:
-        times = (ranking and ranking.times) or measure_times(model, example, steps, config)
-    steps, over, after = keep_within(steps, added, order, explicit, limits, after, before, times)
+    steps, over, after = keep_within(steps, added, list(seen.calls), explicit, limits, after, before)
     reasons |= over
     kept = {step.name for step in steps}
     # a layer that the budget left is a convolution still, and must fit to the denser map
@@ -166,16 +145,6 @@ def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
                     "by name, and the config can be changed; the rest follows from the model"
                 )
     return planned
-
-
-def plan_best(
-    model: nn.Module, images: Tensor, labels: Tensor, config: RecastConfig, limits: Budget, pool: PoolConfig | None,
-    timed: bool = True,
-) -> tuple[Plan, Ranking]:  # fmt: skip
-    """The plan of `where="auto"`, and the ranking of every layer that it is from (`rank`)."""
-    every = plan(model, images[:1], config, where="all", budget=Budget(tokens=limits.tokens))
-    ranking = rank(model, every, images, labels, timed=timed)
-    return plan(model, images[:1], config, where="auto", budget=limits, pool=pool, ranking=ranking), ranking
 
 
 def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:

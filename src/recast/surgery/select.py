@@ -43,11 +43,6 @@ def is_none(where: Where | None) -> bool:
     return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
 
 
-def is_auto(where: Where | None) -> bool:
-    """Whether a selection is "auto": what a ranking finds best."""
-    return where == "auto" or (isinstance(where, list | tuple) and "auto" in where)
-
-
 def select(
     where: Where | None, model: nn.Module, convolutions: Modules, seen: Observation, config: RecastConfig
 ) -> tuple[dict[str, RecastLayer], set[str], dict[str, str]]:
@@ -145,7 +140,7 @@ def _wanted(
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
     """Names of the convolutions that a pattern means, 1×1 ones among them. Raises `RecastError` for none."""
     spatial = [name for name, module in convolutions.items() if is_spatial(module)]
-    if pattern in ("all", "auto"):
+    if pattern == "all":
         return spatial
     if pattern == "last_stage":
         if not sizes:
@@ -165,7 +160,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, auto, stage:N, a layer's name, a glob such "
+            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, a glob such "
             f"as layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names

@@ -32,7 +32,6 @@ COMMANDS = {
     "check": "verify again what a saved file says of itself: weights, plan, parent, folds, exports",
     "export": "write a run or a saved network as ONNX or a program of torch.export, and check the file",
     "report": "one HTML page of one or several runs",
-    "zoo": "recast and verify the architectures of timm and torchvision, one row each",
 }
 
 USAGE = (

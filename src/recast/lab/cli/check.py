@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recast.errors import RecastError
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
-from recast.lab.config import ModelConfig
+from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from recast.errors import RecastError
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, parse_size, print_json
 from recast.lab.config.explain import ExplainOptions
-from recast.models.names import check_name, no_subject
 from recast.models.trust import trusting
 
 if TYPE_CHECKING:
@@ -49,11 +48,6 @@ def run(argv: Sequence[str]) -> int:
     usage = "RUN|MODEL [IMAGE …] [options]"
     options = parse(Command("explain", usage, ABOUT, EXAMPLES), Options(), argv)
     size = None if options.img_size is None else parse_size(options.img_size, 0)
-    if not (Path(options.subject).exists() or options.subject.endswith(".safetensors")):
-        try:
-            check_name(options.subject)
-        except RecastError as error:
-            raise no_subject(options.subject, error) from None
     if options.serve:
         return _serve(options, size)
     if options.port is not None:

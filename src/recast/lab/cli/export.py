@@ -11,7 +11,7 @@ from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
-from recast.lab.config import ModelConfig
+from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from recast.fields import CountOrZero, NotNegative
 from recast.files import check_place
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
-from recast.lab.config import ModelConfig
 from recast.lab.records import FrontierLine
+from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
 EXAMPLES = """  recast fold runs/mine                  (exact: heads that stayed closed; runs/mine/folded.safetensors)

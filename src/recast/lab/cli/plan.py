@@ -13,8 +13,8 @@ from recast.fields import Count
 from recast.files import check_place, write_text
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ModelOptions, parse, parse_size, print_json
-from recast.lab.config import DataConfig, ModelConfig, Recipe
-from recast.models.names import check_name
+from recast.lab.config import DataConfig, Recipe
+from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 from recast.reading import decode, read_bytes
 from recast.surgery.limits import Budget
@@ -131,7 +131,6 @@ def read_edited(path: str, asked: ModelOptions | Recipe, before: ModelOptions | 
 def run(argv: Sequence[str]) -> int:
     """Print a plan, or write it to a file."""
     options = parse(Command("plan", "MODEL [options]", ABOUT, EXAMPLES), PlanOptions(), argv)
-    check_name(options.model)
     Budget.parse(options.budget)
     out = Path(options.out) if options.out else None
     if out is not None:
@@ -164,9 +163,8 @@ def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ran
     import torch
 
     from recast.lab.data.sources import labelled_images
-    from recast.lab.experimental.ranking import rank
+    from recast.lab.experimental.ranking import plan_best, rank
     from recast.models.build import check_logits
-    from recast.surgery.planning import plan_best
     from recast.tracing.hooks import in_eval
 
     if data.task != "classify":

@@ -23,7 +23,6 @@ from recast.lab.records import ARMS
 from recast.lab.report.formats import duration
 from recast.lab.suites import MAIN, METRICS
 from recast.layers.config import PoolConfig
-from recast.models.names import check_name
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
 
@@ -93,9 +92,6 @@ def _train(argv: Sequence[str]) -> int:
     if resume == AUTO:
         resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
     out = Path(resume or folder)
-    check_name(recipe.model.name)
-    if (teacher := recipe.distill.name) not in (None, "parent"):
-        check_name(teacher, f"the teacher {teacher}: ")
     Budget.parse(recipe.budget)
 
     from recast.lab.training.run import train

@@ -16,7 +16,6 @@ from recast.lab.cli.help import Command
 from recast.lab.cli.options import ModelOptions, parse, print_json
 from recast.lab.cli.plan import example_shape, load_named, make_plan, open_parent
 from recast.layers.config import Backend
-from recast.models.names import check_name
 from recast.surgery.limits import Budget
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ class VerifyOptions(ModelOptions):
 def run(argv: Sequence[str]) -> int:
     """Print how far the recast model is from its parent in each form of the layer; 1 if it is another function."""
     options = parse(Command("verify", "MODEL [options]", ABOUT, EXAMPLES), VerifyOptions(), argv)
-    check_name(options.model)
     Budget.parse(options.budget)
 
     import torch

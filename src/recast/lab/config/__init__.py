@@ -5,29 +5,20 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
-from recast.lab.config.inputs import AugmentConfig, Crop, DataConfig, ModelConfig, Task
+from recast.lab.config.inputs import AugmentConfig, Crop, DataConfig, Task
 from recast.lab.config.recipe import Recipe, check_recipe
 from recast.lab.config.training import DistillConfig, EmbeddingConfig, Freeze, OptimConfig, RegularizationConfig
-from recast.layers.config import Backend, Order, PoolConfig, PoolStart, RecastConfig, ScheduleConfig, parse_dates
 
 __all__ = [
     "AugmentConfig",
-    "Backend",
     "Crop",
     "DataConfig",
     "DistillConfig",
     "EmbeddingConfig",
     "Freeze",
-    "ModelConfig",
     "OptimConfig",
-    "Order",
-    "PoolConfig",
-    "PoolStart",
-    "RecastConfig",
     "Recipe",
     "RegularizationConfig",
-    "ScheduleConfig",
     "Task",
     "check_recipe",
-    "parse_dates",
 ]

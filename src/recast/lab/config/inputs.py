@@ -7,7 +7,6 @@ from typing import Literal
 
 from recast.fields import (
     Checked,
-    Classes,
     Count,
     CropShare,
     Finite,
@@ -25,27 +24,6 @@ Crop = Literal["none", "pad", "random", "simple"]
 Task = Literal["classify", "segment", "detect"]
 TASKS: dict[str, Task] = {"scenes": "segment", "masks": "segment", "scene_objects": "detect", "coco": "detect"}
 """Of data sets by name; all others are for classification."""
-
-
-@dataclass
-class ModelConfig(Checked, prefix="model."):
-    """The parent: a trained convolutional network (or any network, where nothing is recast)."""
-
-    name: str = "resnet18"
-    """timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME (on timm's NAME), or
-    pkg.module:function."""
-    checkpoint: str | None = None
-    """Weights of the parent, .safetensors or .pth (never unpickled)."""
-    pretrained: bool = False
-    """Let timm or torchvision fetch its pretrained weights."""
-    num_classes: Classes | None = None
-    """Classes of the head; None: the model's own, or the data set's when training."""
-    new_head: bool = False
-    """Load the checkpoint without its classifier and draw a new one: for data with other classes."""
-    input_size: Pixels | None = None
-    """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
-    checkpoint_key: str | None = None
-    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, a moving average (EMA) first."""
 
 
 @dataclass

@@ -8,9 +8,10 @@ from typing import Literal
 
 from recast.errors import RecastError
 from recast.fields import Checked, Count, CountOrZero, Seed, check_fields
-from recast.lab.config.inputs import AugmentConfig, DataConfig, ModelConfig
+from recast.lab.config.inputs import AugmentConfig, DataConfig
 from recast.lab.config.training import DistillConfig, EmbeddingConfig, OptimConfig, RegularizationConfig
 from recast.layers.config import PoolConfig, RecastConfig, ScheduleConfig, parse_dates
+from recast.models.config import ModelConfig
 
 
 @dataclass

@@ -31,14 +31,14 @@ from recast.lab.evaluation.predictions import draw_predictions
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import EVALUATORS, check_suites, check_task, groups
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
-from recast.lab.records import Difference, Provenance, Row
+from recast.lab.records import Difference, Provenance, Row, write_records
 from recast.lab.suites import MAIN
 from recast.lab.tasks.embedding import add_embedding_
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
 from recast.models.trust import check_trusted, follow_up
-from recast.tables import read_records, write_records, write_table
+from recast.tables import read_records, write_table
 from recast.tracing.hooks import hooked, in_eval
 
 NUM_PICTURES = 4

@@ -25,11 +25,12 @@ from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError, blamed
 from recast.fields import typed
-from recast.layers.config import RecastConfig
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
-from recast.surgery.budget import UNTIMED, Times, measure_times
+from recast.surgery.limits import Budget
 from recast.surgery.plan import Plan, plan_of, set_plan_
+from recast.surgery.planning import plan as make_plan
 from recast.surgery.table import WIDTH, quantity, render
 from recast.surgery.wake import wake_
 from recast.surgery.wrappers import unwrapped
@@ -59,76 +60,57 @@ class Ranked:
     errors: tuple[float, ...]
     macs: int
     activation_bytes: int
-    ms: float | None
-    """In batches on this machine, with every head open; None: not measured."""
 
-    def per(self, cost: Literal["ms", "macs", "activation_bytes"]) -> float:
-        """Promised fall of the loss per added millisecond, 10⁹ multiply-adds or MiB."""
-        units = {"ms": 1.0, "macs": 1e9, "activation_bytes": 2**20}
-        # an addition that is none to within the noise of a clock must not be divided by
-        return self.promised / max((getattr(self, cost) or 0) / units[cost], 1e-6)
+    def per(self, cost: Literal["macs", "activation_bytes"]) -> float:
+        """Promised fall of the loss per 10⁹ added multiply-adds or added MiB."""
+        units = {"macs": 1e9, "activation_bytes": 2**20}
+        return self.promised / max(getattr(self, cost) / units[cost], 1e-6)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Layers by what their gates promise per added millisecond (per multiply-add where none was measured)."""
+    """Layers by what their gates promise per added multiply-add."""
 
     model: str
     images: int
     """Held out of the start of queries and keys: what the gradient is taken over."""
     layers: tuple[Ranked, ...]
-    times: Times | None
 
-    def order(self, by: Literal["ms", "macs"]) -> list[str]:
-        """Names of the layers that promise something, those first that promise most for their cost."""
-        found = [layer for layer in self.layers if layer.promised > 0]
-        return [layer.name for layer in sorted(found, key=lambda layer: -layer.per(by))]
-
-    def why_not(self, name: str) -> str:
-        """Why a layer is not in `order`."""
-        if name not in [layer.name for layer in self.layers]:
-            return "was not ranked"
-        return f"its gates promise nothing that {self.images} images tell from 0"
+    def order(self) -> list[str]:
+        """Return the names of the layers that promise something, those first that promise most for their cost."""
+        return [layer.name for layer in self.layers if layer.promised > 0]
 
     def to_json(self) -> str:
         """Every layer and head, as indented JSON."""
-        parent_ms = None if self.times is None else self.times.model
         layers = [asdict(layer) for layer in self.layers]
-        found = {"model": self.model, "images": self.images, "parent_ms": parent_ms, "layers": layers}
-        return json.dumps(found, indent=1)
+        return json.dumps({"model": self.model, "images": self.images, "layers": layers}, indent=1)
 
     def __str__(self) -> str:
-        table, timed = Table(), self.times is not None
+        table = Table()
         table.add_column("layer", no_wrap=True)
         heads = ("heads that promise", "loss promised")
-        for column in (*heads, *("ms", "per ms") * timed, "MACs", "per GMAC", "activations", "per MiB"):
+        for column in (*heads, "MACs", "per GMAC", "activations", "per MiB"):
             table.add_column(column, justify="right", no_wrap=True)
         for layer in self.layers:
             telling = sum(abs(slope) > 2 * error for slope, error in zip(layer.slopes, layer.errors, strict=True))
             table.add_row(
                 layer.name or "(the model)", f"{telling} of {len(layer.slopes)}", f"{layer.promised:.3g}",
-                *((f"{layer.ms:+.3g}", f"{layer.per('ms'):.3g}") if timed else ()),
                 f"+{quantity(layer.macs)}", f"{layer.per('macs'):.3g}",
                 f"+{quantity(layer.activation_bytes, 'B', 1024)}", f"{layer.per('activation_bytes'):.3g}",
             )  # fmt: skip
         title = f"{self.model}: {len(self.layers)} layers by the fall of the loss that their gates promise"
-        clock = f"; the parent takes {self.times.model:.3g} ms" if self.times is not None else ""
-        note = f"to first order, over {self.images} images; costs are for one image, with every head open{clock}"
+        note = f"to first order, over {self.images} images; costs are for one image, with every head open"
         return f"{title}\n{render(table, WIDTH)}\n{note}\n"
 
 
-@typed("model", "plan", "labels", "timed")
-def rank(
-    model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss: Loss | None = None,
-    timed: bool = True,
-) -> Ranking:  # fmt: skip
-    """Rank the layers of a `plan` by what attention promises there, per millisecond that it adds; `model` is only read.
+@typed("model", "plan", "labels")
+def rank(model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss: Loss | None = None) -> Ranking:
+    """Rank the layers of a `plan` by what attention promises per added multiply-add; `model` is only read.
 
     images (N, C, H, W): normalised, training images, in any order: every other one gives queries and keys their start;
     other arguments as for `plan`, with a row for each image. labels (N,): what `loss(outputs, labels)` takes, by
-    default cross entropy of the logits. timed: measure milliseconds too, a second
-    for each layer; without, the same images give the same ranking. Raises `RecastError` for too few images, labels that
-    do not fit them, a plan without layers or whose strides go, and a loss that is not finite.
+    default cross entropy of the logits. The same images give the same ranking. Raises `RecastError` for too few images,
+    labels that do not fit them, a plan without layers or whose strides go, and a loss that is not finite.
     """
     if (count := batch_of(images)) != len(labels) or count < LEAST:
         raise RecastError(f"a ranking takes {LEAST} images or more and their labels, got {count}, {len(labels)}")
@@ -145,19 +127,17 @@ def rank(
     awake = replace(plan, config=replace(plan.config, query_key="images"))
     with torch.inference_mode(False), undisturbed(model):
         slopes = gate_slopes(model, awake, names, batches, loss or _cross_entropy, seen)
-        times = measure_times(model, part_of(images, slice(0, 1)), plan.steps, plan.config) if timed else None
     layers = []
     for step in plan.steps:
         every = slopes[step.name][: len(answers) // size].double()
         every = every[:, : every.shape[1] // 2].cpu()  # γ; the rest is s
         mean, error = every.mean(0), every.std(0) / len(every) ** 0.5
         promised = float((mean.abs() - 2 * error).clamp_min(0).sum())
-        added, ms = step.after - step.before, (times or UNTIMED).added.get(step.name)
+        added = step.after - step.before
         layers.append(
-            Ranked(step.name, promised, tuple(mean.tolist()), tuple(error.tolist()), added.macs, added.memory, ms)
+            Ranked(step.name, promised, tuple(mean.tolist()), tuple(error.tolist()), added.macs, added.memory)
         )
-    by: Literal["ms", "macs"] = "ms" if timed else "macs"
-    return Ranking(plan.model, len(answers), tuple(sorted(layers, key=lambda layer: -layer.per(by))), times)
+    return Ranking(plan.model, len(answers), tuple(sorted(layers, key=lambda layer: -layer.per("macs"))))
 
 
 def _cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
@@ -170,6 +150,31 @@ def _cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
             f"{labels.min().item()} to {labels.max().item()}"
         )
     return nn.functional.cross_entropy(logits, labels)
+
+
+def plan_best(
+    model: nn.Module, images: Example, labels: Tensor, config: RecastConfig, limits: Budget,
+    pool: PoolConfig | None = None,
+) -> tuple[Plan, Ranking]:  # fmt: skip
+    """Plan the layers that promise most for their cost, as many as fit into the budget; rank all layers for it.
+
+    Raises `RecastError` where no layer's gates promise anything, or none fits.
+    """
+    first = part_of(images, slice(0, 1))
+    every = make_plan(model, first, config, where="all", budget=Budget(tokens=limits.tokens))
+    ranking = rank(model, every, images, labels)
+    plan: Plan | None = None
+    refusal = RecastError("no layer's gates promise anything: rank on more images (num_images), or name layers")
+    names: list[str] = []
+    for name in ranking.order():
+        try:
+            plan = make_plan(model, first, config, where=[*names, name], budget=limits, pool=pool)
+            names.append(name)
+        except RecastError as error:  # it does not fit; a smaller one may
+            refusal = error
+    if plan is None:
+        raise refusal
+    return plan, ranking
 
 
 def gate_slopes(

@@ -11,9 +11,9 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load
-from recast.lab.config import ModelConfig
 from recast.lab.data.images import is_image_name
 from recast.models.build import build
+from recast.models.config import ModelConfig
 from recast.models.names import FORMS, no_subject
 from recast.models.trust import is_function, may_run
 from recast.models.weights import PICKLED, read_header

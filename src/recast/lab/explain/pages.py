@@ -11,7 +11,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load
-from recast.lab.config import ModelConfig, Recipe
+from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
@@ -33,6 +33,7 @@ from recast.lab.recipe import why_untaught
 from recast.lab.records import ARMS, Row
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
+from recast.models.config import ModelConfig
 from recast.tables import read_records
 
 SEED = 0

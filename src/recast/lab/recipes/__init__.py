@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +22,7 @@ import yaml
 from recast.errors import RecastError, suggest
 from recast.lab.config import Recipe
 from recast.lab.recipe import recipe_from_dict
+from recast.models.names import PLUGINS
 
 DATA = {
     "imagenet": (1_281_167, "IMAGENET"), "folder": (14_197_122, "IMAGENET21K"), "cifar100": (50_000, "CIFAR100"),
@@ -98,10 +100,18 @@ def compute(
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
 
 
-def read_papers(names: Sequence[str]) -> dict[str, list[Entry]]:
+def recipe_files() -> list[Path]:
+    """Return the YAML files of this folder and of the plugins (`models.names.PLUGINS`), without importing those."""
+    folders = [Path(__file__).parent]
+    for name in PLUGINS:
+        if (spec := find_spec(name)) is not None and spec.submodule_search_locations:
+            folders += map(Path, spec.submodule_search_locations)
+    return [path for folder in dict.fromkeys(folders) for path in sorted(folder.rglob("*.yaml"))]
+
+
+def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
     """Paper → its recipes, in the order of the files."""
-    folder = files("recast.lab.recipes")
-    papers = [yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER) for name in names]
+    papers = [yaml.load(path.read_text("utf-8"), LOADER) for path in paths]
     bases = {name: base for paper in papers for name, base in paper.get("bases", {}).items()}
 
     def settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,10 +162,7 @@ def filled(template: Any, columns: Mapping[str, Any]) -> Any:
     return filled(template.format_map(columns), columns)
 
 
-_BY_PAPER = read_papers((
-    "own", "transfer", "tcnn", "tcnn_star", "prs", "deit", "deit3", "cait", "resmlp", "patchconvnet", "rsb",
-    "attention_pool", "grafit",
-))  # fmt: skip
+_BY_PAPER = read_papers(recipe_files())
 
 RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
 """Every recipe."""

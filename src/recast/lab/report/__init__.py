@@ -12,7 +12,7 @@ from pathlib import Path
 from recast.errors import RecastError
 from recast.files import check_ours, check_place, write_text
 
-__all__ = ["write_report"]
+__all__ = ["results_of", "write_report"]
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
@@ -22,7 +22,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         runs: run folders, see `recast.lab.report.load`.
         out: the HTML file; for one run the default is RUN/report.html.
         figures: a folder for every figure as SVG and PNG, the numbers behind it as CSV, and tables to cite; see
-            `recast.lab.report.export`. It must be new, empty, or hold the figures of an earlier report, which it replaces.
+            `recast.lab.report.export`. It must be new, empty, or hold the figures of an earlier report.
 
     Page and folder are written under temporary names and renamed: a failure leaves older ones alone.
 
@@ -63,3 +63,17 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     if figures is not None:
         write_figures(Path(figures), parts, groups)
     return target
+
+
+def results_of(run: Path | str) -> str:
+    """Return the arms of an evaluated run side by side, as Markdown; empty where nothing was measured."""
+    from recast.lab.report.arms_table import arms_table
+    from recast.lab.report.load import read_run
+    from recast.lab.report.table import NOTE, markdown
+
+    read = read_run(Path(run))
+    if not read.rows:
+        return ""
+    table = arms_table(read)
+    heads = ["", *(cell.text.replace("\n", " ") for cell in table.heads[1:])]
+    return "\n".join([f"## Measured on {read.recipe.data.name}\n", markdown(table.groups, heads), "", NOTE, ""])

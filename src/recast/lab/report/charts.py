@@ -22,7 +22,8 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recast.lab.records import FourierLine, FrontierLine, HeadLine, PlaneLine, SimilarityLine
+from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
+from recast.lab.records import FrontierLine, PlaneLine
 
 DEPTHS = 9
 """Steps of the ordered colours, from the first block (or the earliest run) to the last."""

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recast.analysis.records import FourierLine, HeadLine
 from recast.files import number
-from recast.lab.records import ARMS, FourierLine, HeadLine
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Key, lines_table
 from recast.lab.report.draw import Point, Series, draw_heat_map, layer_ticks, series_chart

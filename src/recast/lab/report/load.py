@@ -20,24 +20,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.errors import RecastError, shown
 from recast.fields import read_fields
 from recast.files import number, read_json, read_lines, read_names, read_text, require
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import (
-    Difference,
-    Epoch,
-    Evaluation,
-    FourierLine,
-    FrontierLine,
-    HeadLine,
-    PlaneLine,
-    Provenance,
-    Row,
-    SimilarityLine,
-    Switching,
-)
+from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, PlaneLine, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention
 from recast.lab.report.neighbours import FILE, Neighbours, read_neighbours
 from recast.lab.suites import MAIN, PER_CORRUPTION

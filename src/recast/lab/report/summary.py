@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from recast.analysis.records import Wakefulness
 from recast.files import number
 from recast.lab.recipe import functions_of
-from recast.lab.records import ARMS, Wakefulness
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from recast.analysis.records import HeadLine
 from recast.files import number
-from recast.lab.records import ARMS, HeadLine
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.arms_table import arm_heads, write
 from recast.lab.report.formats import NBSP

@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import PurePath
 from typing import NamedTuple
 
+from recast.analysis.records import Wakefulness
 from recast.errors import listed
 from recast.files import number
 from recast.lab.recipe import HOW_IT_RUNS, PATHS, flat
-from recast.lab.records import Wakefulness
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import FROM_START, words

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import timm
@@ -24,9 +25,11 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
 from recast.errors import RecastError
+from recast.lab.networks import CifarResNet
 from recast.lab.tasks.neck import Stages
+from recast.models.names import DETECTORS
 from recast.models.register import pretrained_cfg, register
-from recast.papers.tcnn.small import CifarResNet
+from recast.models.sources import ON_TIMM_BUILDERS
 
 __all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "detector", "losing", "total_loss"]
 
@@ -148,4 +151,5 @@ STEM = "backbone.body.conv1"
 default_cfgs = generate_default_cfgs(
     {"scenes_rcnn": pretrained_cfg(96, 8, ((0.0,) * 3, (1.0,) * 3), first_conv=STEM, classifier=HEAD)}
 )
+ON_TIMM_BUILDERS.update({kind: partial(detector, kind) for kind in DETECTORS})
 register("scenes_rcnn", SceneRCNN, "A small Mask R-CNN, for the embedded scenes.", {})

@@ -33,6 +33,18 @@ class Stages(nn.Module):
         if self.neck is not None:
             self.channels, self.strides = list(self.neck.channels), list(self.neck.strides)
 
+    def adapt_weights(
+        self, model: nn.Module, weights: Mapping[str, Tensor], whole: bool, origin: str
+    ) -> Mapping[str, Tensor]:
+        """Return a classifier's weights under the names that they have in `model`, whose body this is (`with_body`).
+
+        Raises RecastError where the weights must be those of the whole network and are the body's alone.
+        """
+        around = with_body(model, weights)
+        if around is not None and whole:
+            raise RecastError(f"{origin} has no head of {type(model).__name__}, only its body: set model.new_head")
+        return weights if around is None else around
+
     def maps(self, x: Tensor) -> list[Tensor]:
         """Of images x, each (B, C, h, w)."""
         maps = self.body(x)

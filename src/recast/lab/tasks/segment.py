@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
+from recast.lab.networks import HALF, CifarResNet
 from recast.lab.tasks.neck import Stages
 from recast.models.register import pretrained_cfg, register
-from recast.papers.tcnn.small import HALF, CifarResNet
+from recast.models.sources import ON_TIMM_BUILDERS
 
 __all__ = ["SceneFCN", "UperHead", "UperNet", "class_maps"]
 
@@ -146,4 +147,5 @@ HEADS = tuple(f"scores.{stage}" for stage in range(3))
 default_cfgs = generate_default_cfgs(
     {"scenes_fcn": pretrained_cfg(96, 9, HALF, first_conv="trunk.conv1", classifier=HEADS)}
 )
+ON_TIMM_BUILDERS["upernet"] = UperNet
 register("scenes_fcn", SceneFCN, "A small ResNet with skips, for the embedded scenes.", {})

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError, first_line
-from recast.lab.config import DistillConfig, ModelConfig
+from recast.lab.config import DistillConfig
 from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
 from recast.models.trust import is_function
 
 Outputs = Tensor | tuple[Tensor, Tensor]

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError, optional_package
 from recast.files import read_lines, sealed, write_text
@@ -30,7 +31,7 @@ from recast.lab.device import peak_bytes
 from recast.lab.evaluation.detection import average_precisions, rows_of, stacked, summarised
 from recast.lab.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.lab.recipe import recipe_to_dict
-from recast.lab.records import Epoch, Wakefulness
+from recast.lab.records import Epoch
 from recast.lab.report.formats import duration, memory
 from recast.lab.suites import MAIN, METRICS
 from recast.lab.tasks.detect import check_detections, losing, total_loss

@@ -22,6 +22,7 @@ from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.shards import ImageStream
 from recast.lab.data.sources import labelled_images
 from recast.lab.device import check_memory, choose_device
+from recast.lab.experimental.ranking import plan_best
 from recast.lab.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe
 from recast.lab.tasks.detect import check_detections
 from recast.lab.tasks.embedding import add_embedding_
@@ -36,9 +37,8 @@ from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
 from recast.surgery.limits import Budget
 from recast.surgery.plan import Plan
-from recast.surgery.planning import plan, plan_best
+from recast.surgery.planning import plan
 from recast.surgery.scales import batch_norms
-from recast.surgery.select import is_auto
 from recast.tracing.hooks import in_eval
 from recast.tracing.observe import observe
 
@@ -283,7 +283,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
 
 def _is_chosen_here(recipe: Recipe) -> bool:
     """Whether the recipe leaves the layers to a measurement: recipe.yaml of the run then names those that it found."""
-    return is_auto(recipe.where) or (recipe.has_layers and Budget.parse(recipe.budget).ms is not None)
+    return recipe.where == ["auto"]
 
 
 def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) -> Plan:
@@ -293,14 +293,13 @@ def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) 
             f"{process_count()} processes would measure for themselves which layers to take: write the plan first, "
             "recast plan … --out plan.json, and give it as --plan"
         )
-    if not is_auto(recipe.where):
+    if not _is_chosen_here(recipe):
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         return plan(parent, example, recipe.recast, where=where, budget=limits, pool=recipe.pool)
     if data.task != "classify":
         raise RecastError(f"where=auto ranks layers on images with one class each, {data.name} is for another task")
     images, labels = labelled_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
-    timed = limits.ms is not None
-    return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool, timed=timed)[0]
+    return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool)[0]
 
 
 def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:

@@ -10,6 +10,7 @@ patchconvnet_models.py): GELU after the first three convolutions of the stem onl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -110,6 +111,12 @@ class PatchConvNet(Trunk):
         self.pool: nn.Module = nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
+
+    def adapt_weights(
+        self, model: nn.Module, weights: Mapping[str, Tensor], whole: bool, origin: str
+    ) -> Mapping[str, Tensor]:
+        """Return published weights under the names of this network (`checkpoint_filter_fn`)."""
+        return checkpoint_filter_fn(weights, self)
 
     def reset_pool(self, global_pool: str, num_classes: int) -> None:
         """Attention pooling is kept where it is; per class it gets new tokens where their number changes."""

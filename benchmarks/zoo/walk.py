@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from recast.lab.zoo.architectures import on_meta_device
-from recast.lab.zoo.examine import examine
-from recast.lab.zoo.rows import ZooRow, append_row, read_zoo
 from recast.tracing.cost import count_parameters
+from zoo.architectures import on_meta_device
+from zoo.examine import examine
+from zoo.rows import ZooRow, append_row, read_zoo
 
 BYTES_PER_PARAMETER = 16
 UNKNOWN_BYTES = 10 * 2**30
@@ -57,7 +57,7 @@ def walk(
     known = {row.model: row for row in read_zoo(out)} if out.exists() else {}
     waiting = [name for name in names if name not in known]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recast.lab.zoo.walk", "torchvision"])
+    context.set_forkserver_preload(["zoo.walk", "torchvision"])
     others = set(multiprocessing.active_children())
     running: dict[Future[ZooRow], Job] = {}
     try:

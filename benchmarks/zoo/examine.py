@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
 from recast.lab.device import peak_bytes
-from recast.lab.zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
-from recast.lab.zoo.rows import ZooRow
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.exactness import relative_error
@@ -26,6 +24,8 @@ from recast.surgery.verify import Trace, full_precision, swapped_heads, trace, u
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.hooks import captured_inputs
+from zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
+from zoo.rows import ZooRow
 
 TOLERANCE = 1e-4
 """Relative error of the outputs in fp32; what exceeds it must keep to FP64_TOLERANCE in fp64."""

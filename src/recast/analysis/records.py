@@ -1,0 +1,111 @@
+"""Records of the analyses, one a line of their tables, and whether attention was at work. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+AWAKE = 0.01
+"""Share of a layer's output that a head's content must make, beyond what a global mean would, to count as awake."""
+SLEPT = 0.1
+"""With a smaller share of its heads awake, a network's attention slept."""
+UNIFORM = 0.98
+"""Mean entropy of the content maps, in shares of its maximum, from which on they are called uniform."""
+
+
+@dataclass(frozen=True)
+class Wakefulness:
+    """How much of a network's attention was at work after an epoch."""
+
+    heads: int
+    """Heads that have a content map."""
+    awake: int
+    """Heads whose content makes at least AWAKE of their layer's output beyond the global mean."""
+    entropy: float
+    """Of the content maps over its maximum, in the mean over the heads."""
+
+    @classmethod
+    def of(cls, layers: Mapping[str, Mapping[str, Any]]) -> Wakefulness | None:
+        """From `Epoch.layers`; None where nothing was measured."""
+        shares, entropies = (
+            [value for layer in layers.values() for value in layer.get(name, ()) if value is not None]
+            for name in ("attention_share", "entropy")
+        )
+        if not shares:
+            return None
+        return cls(len(shares), sum(share >= AWAKE for share in shares), sum(entropies) / len(entropies))
+
+    @property
+    def slept(self) -> bool:
+        """Whether a run that ended so is no evidence about attention."""
+        return self.awake < SLEPT * self.heads
+
+    def __str__(self) -> str:
+        if not self.slept:
+            return f"attention is awake in {self.awake} of {self.heads} heads"
+        how = f"attention slept: {self.awake} of {self.heads} heads do what a global mean would not"
+        if self.entropy >= UNIFORM:
+            return f"{how}, their maps are uniform (entropy {self.entropy:.3f} of its maximum)"
+        return f"{how}, their gates stayed nearly closed"
+
+    @property
+    def remedy(self) -> str:
+        """What to try where attention slept; else empty."""
+        if not self.slept:
+            return ""
+        uniform = "start with query_key=images, or raise optim.qk_lr"
+        return uniform if self.entropy >= UNIFORM else "raise optim.gate_lr, or train for more updates"
+
+
+@dataclass(frozen=True)
+class FourierLine:
+    """One point of a block's curve (PRS, Fig. 2)."""
+
+    model: str
+    block: str
+    index: int
+    depth: float
+    """0 for the first block, 1 for the last."""
+    frequency: float
+    """In units of π: 1 is the fastest change that the feature map can hold."""
+    delta_log_amplitude: float
+    """Minus that of the constant part."""
+    mode: str
+    n: int
+
+
+@dataclass(frozen=True)
+class HeadLine:
+    """What one head does, measured on `n` images."""
+
+    model: str
+    epoch: int | None
+    """None: the network as it is now."""
+    layer: str
+    head: int
+    tap_row: int
+    tap_column: int
+    gate: float | None
+    """Of the content map: γ, of either sign, or the share 1 − σ(λ); None where there is no gate."""
+    span: float | None
+    """1/α; None where it is infinite or there is none."""
+    distance: float | None
+    """Mean attention distance in pixels of the layer's input."""
+    nonlocality: float | None
+    entropy: float | None
+    """In nats."""
+    is_convolution: bool
+    n: int
+
+
+@dataclass(frozen=True)
+class SimilarityLine:
+    """Linear CKA between a layer of one model and one of another; None where one is the same for all images."""
+
+    model_a: str
+    layer_a: str
+    model_b: str
+    layer_b: str
+    cka: float | None
+    n: int
