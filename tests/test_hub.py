@@ -24,6 +24,7 @@ from recast.checking import check
 from recast.errors import RecastError
 from recast.hub import push_to_hub
 from recast.io import load, save
+from recast.lab.report import results_of
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
@@ -171,7 +172,7 @@ def test_an_evaluated_run_brings_its_table(
     run = tmp_path / "run"
     shutil.copytree(Path(__file__).parent / "report/runs/before", run)
     save(child, run / "weights.safetensors", constructor(CONFIG))
-    push_to_hub(run, REPO)
+    push_to_hub(run, REPO, results=results_of(run))
     text = (hub / REPO / "README.md").read_text(encoding="utf-8")
     assert "## Measured on" in text
     assert "95 % intervals" in text

@@ -25,7 +25,6 @@ BASES = {
     "explain": "explain run images/a.png --out new.html",
     "fold": "fold run --out new.safetensors",
     "report": "report run --out new.html",
-    "zoo": "zoo timm:digits_resnet --out new.csv",
     # what is right takes minutes: something is always wrong
     "quickstart": "quickstart --out notes.txt",
 }
@@ -47,7 +46,6 @@ def command_cases(scale: int, number: int, world: Path) -> Iterator[Case]:
 
 def _asked() -> dict[str, list[str]]:
     """Command → its options, as the help has them."""
-    from recast.lab.cli.zoo import ZooOptions
 
     from recast.lab.cli.evaluate import EvaluateOptions
     from recast.lab.cli.explain import Options
@@ -61,7 +59,7 @@ def _asked() -> dict[str, list[str]]:
 
     kinds: dict[str, Callable[[], Any]] = {
         "plan": PlanOptions, "verify": VerifyOptions, "train": TrainOptions, "evaluate": EvaluateOptions,
-        "explain": Options, "fold": FoldOptions, "report": ReportOptions, "zoo": ZooOptions,
+        "explain": Options, "fold": FoldOptions, "report": ReportOptions,
         "quickstart": QuickstartOptions,
     }  # fmt: skip
     return {  # but for --serve, which does not end by itself
@@ -94,7 +92,7 @@ def _options(scale: int, number: int) -> Iterator[Case]:
         words = [*BASES[name].split(), *([f"{option}={value}"] if i % 2 else [option, *value.split(" ")])]
         if i % 3 == 0 and option not in ("--out", "--resume"):
             words.append("--json")
-        codes = (0, 1, 2) if name in ("verify", "zoo") else (0, 2)
+        codes = (0, 1, 2) if name == "verify" else (0, 2)
         yield Case(
             "command lines, values", f"{i}", words, codes=codes, may_change=(*_kept(BASES[name]), "new/*", "new")
         )
@@ -227,7 +225,6 @@ def _full_disks(scale: int, number: int) -> Iterator[Case]:
                 EXPLAIN,
                 REPORT,
                 f"{PLAN} --out new.json",
-                "zoo timm:digits_resnet --out new.csv",
             )
         )
         # below it is what Python itself writes of a command

@@ -346,7 +346,7 @@ OTHERS = (
     ("weights.pth", f"{PLAN} --checkpoint weights.pth"),
     ("child.safetensors", EXPLAIN), ("images/a.png", EXPLAIN_RUN), ("images", "explain run images --out new.html"),
     ("names.txt", "explain child.safetensors images/a.png --classes names.txt --out new.html"),
-    ("new.html", REPORT), ("new.html", EXPLAIN), ("new", TRAIN), ("new.csv", "zoo timm:digits_resnet --out new.csv"),
+    ("new.html", REPORT), ("new.html", EXPLAIN), ("new", TRAIN),
     ("new", "report run --figures new --out new.html"), ("new.json", f"{PLAN} --out new.json"),
     ("new", "quickstart --out new"), ("new", "train --resume new"), ("new", "report new"), ("new", "evaluate new"),
     ("data.zip", "verify digits_resnet --num-classes 2 --data zip --data-dir data.zip --img-size 16"),

@@ -20,6 +20,8 @@ from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
+from recast.lab.evaluation import evaluate
+from recast.lab.experimental.ranking import rank
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.examples import batch_of, part_of, read_batches
@@ -78,9 +80,7 @@ def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None
     assert pooled.place is not None
     assert pooled.place.name == "pool"
     assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
-    assert recast.rank(model, planned, example, LABELS, timed=False).images == 16
-    ranking = recast.rank(model, planned, example, LABELS)
-    assert ranking.times is not None
+    assert rank(model, planned, example, LABELS).images == 16
     exported = recast.export(child, example, tmp_path / "two.pt2")
     assert exported.any_size
     assert max(check.error for check in exported.checks) < 1e-5
@@ -230,7 +230,7 @@ def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
     child.net.layer4[0].conv2.gamma.data.fill_(0.1)
     assert 0 < recast.fold_(child, tol=1.0, data=[(x, torch.tensor([0, 1]))])[-1].output_error < 1  # type: ignore[operator]
     data = load_data(DataConfig(num_val=20))
-    wrapped, direct = (recast.evaluate(m, "fgsm", data, progress=False) for m in (model, plain))
+    wrapped, direct = (evaluate(m, "fgsm", data, progress=False) for m in (model, plain))
     assert [row.value for row in wrapped] == [row.value for row in direct]
     targets = torch.zeros(2, 1, dtype=torch.long)
     assert torch.equal(grad_cam(model, x, targets), grad_cam(plain, x, targets))  # type: ignore[arg-type]
@@ -287,9 +287,9 @@ def test_weights_without_values_are_one_clear_error(kind: str, tmp_path: Path) -
         lambda model: recast.recast_(model, planned),
         lambda model: recast.verify(model, child, IMAGES),
         lambda model: calibrate_(child, model, IMAGES),
-        lambda model: recast.rank(model, planned, IMAGES, LABELS),
+        lambda model: rank(model, planned, IMAGES, LABELS),
         lambda model: recast.load(path, parent=model),
-        lambda model: recast.evaluate(model, "clean", data),
+        lambda model: evaluate(model, "clean", data),
         lambda model: recast.save(model, tmp_path / "other.safetensors"),
     ):
         with pytest.raises(RecastError, match=r"lazy layers|on the meta device"):

@@ -22,13 +22,13 @@ import torch
 from small import assert_same, small_child, small_data, small_fit, small_parent, without_clocks
 
 from recast.errors import RecastError
+from recast.lab import signals
 from recast.lab.config import AugmentConfig, RegularizationConfig
 from recast.lab.signals import stop_signals, undisturbed
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
-from recast.run import signals
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 After = Callable[[str, int, Callable[[], object]], AbstractContextManager[None]]

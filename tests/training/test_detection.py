@@ -127,7 +127,7 @@ def test_a_detector_by_its_name(tmp_path: Path) -> None:
     classifier = timm.create_model("resnet10t", num_classes=7)
     save(classifier, tmp_path / "net.safetensors")
     model = ModelConfig("fasterrcnn:resnet10t", str(tmp_path / "net.safetensors"))
-    with pytest.raises(RecastError, match=r"has no head of fasterrcnn:resnet10t, only its body: set model.new_head"):
+    with pytest.raises(RecastError, match=r"has no head of FasterRCNN, only its body: set model.new_head"):
         build(model, num_classes=8)
     small = replace(SMALL, num_train=4, num_val=2)
     config = recipe(

@@ -133,11 +133,11 @@ def test_upernet(tmp_path: Path, trunk: str) -> None:
 def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learns a few scenes around the weights of a classifier, recast; and the run is opened again."""
     monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})
-    monkeypatch.setattr(sources, "UperNet", partial(UperNet, hidden=8))
+    monkeypatch.setitem(sources.ON_TIMM_BUILDERS, "upernet", partial(UperNet, hidden=8))
     classifier = timm.create_model("test_resnet", num_classes=7)
     save(classifier, tmp_path / "net.safetensors")
     model = ModelConfig("upernet:test_resnet", str(tmp_path / "net.safetensors"))
-    with pytest.raises(RecastError, match=r"has no head of upernet:test_resnet.*set model\.new_head"):
+    with pytest.raises(RecastError, match=r"has no head of UperNet.*set model\.new_head"):
         build(model, num_classes=9)
     config = recipe(
         model=replace(model, new_head=True), data=DataConfig("scenes", img_size=32, batch_size=4), epochs=1,

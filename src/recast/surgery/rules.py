@@ -234,7 +234,7 @@ def _geometry(conv: nn.Conv2d) -> Geometry:
 @recasts(Conv2dSame)
 def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
     """W_out^h = the kernel's position h, W_val = I, Δ_h = the position's offset (d'Ascoli et al. 2021, Eq. 6)."""
-    return _layer(conv, _geometry(conv), effective_weight(conv), config)
+    return as_attention(conv, _geometry(conv), effective_weight(conv), config)
 
 
 @recasts(nn.ConvTranspose2d)
@@ -242,7 +242,7 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastL
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
     if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
         raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
-    return _layer(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
+    return as_attention(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
 
 @recasts(StdConv2d)
@@ -253,12 +253,12 @@ def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
     maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
     raw = effective_weight(conv)
     if config.keep_parametrization:
-        return _layer(conv, _geometry(conv), raw, config, maker)
+        return as_attention(conv, _geometry(conv), raw, config, maker)
     with torch.no_grad():
-        return _layer(conv, _geometry(conv), maker(raw), config)
+        return as_attention(conv, _geometry(conv), maker(raw), config)
 
 
-def _layer(
+def as_attention(
     conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
     maker: nn.Module | None = None,
 ) -> RecastLayer:  # fmt: skip
