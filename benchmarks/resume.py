@@ -32,6 +32,7 @@ import torch
 from safetensors.torch import load_file
 from timing import RESULTS, write_table
 
+from recast import files
 from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
 from recast.lab.records import Epoch
@@ -40,7 +41,6 @@ from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.run import files
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
