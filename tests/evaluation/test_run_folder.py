@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from recast.errors import RecastError
 from recast.files import locked
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, load_data
+from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.lab.evaluation.runner import Results
 from recast.lab.records import Row
@@ -103,19 +102,6 @@ def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) 
         open_run(copied)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [("evaluation.json", '{"suites": {"cle', "truncated or"), ("evaluation.json", "{}", "lacks suites"),
-     ("classes.json", "{}", "must be a JSON list of names")],
-)  # fmt: skip
-def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name: str, text: str, message: str) -> None:
-    (copied / name).write_text(text, encoding="utf-8")
-    with pytest.raises(RecastError, match=rf"{name}.*{message}"):
-        measured(copied, ["clean"])
-    assert not (copied / "rows.csv").exists()
-    assert not (copied / "scores").exists()
-
-
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     options = Options(num_images=20, eps=(2.0,))
     measured(copied, ["fgsm", "agreement"], options=options, command="recast x")
@@ -158,20 +144,9 @@ def test_a_bad_request_writes_nothing(copied: Path) -> None:
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda classes: ["a", "b"], "was trained on 10 classes, digits has 2"),
-        (lambda classes: classes[::-1], r"class 0 was '0' when .* was trained, now it is '9'"),
-    ],
-)
-def test_data_that_changed_since_the_run(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]], message: str
-) -> None:
-    def changed(*config: Any) -> Data:
-        found = load_data(*config)
-        return replace(found, classes=change(found.classes))
-
-    monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
-    with pytest.raises(RecastError, match=message):
-        open_run(copied)
+def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for classes in (["a", "b"], [*"9876543210"]):
+        changed = lambda *config, classes=classes: replace(load_data(*config), classes=classes)  # noqa: E731
+        monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
+        with pytest.raises(RecastError, match="was trained"):
+            open_run(copied)
