@@ -16,10 +16,6 @@ from recast.lab.evaluation.attacks import auto_attack, pgd
 
 Score = Callable[..., dict[str, Any]]
 Values = Callable[..., dict[str, float]]
-STEPS: dict[str, Callable[[float], dict[str, Any]]] = {
-    "fgsm": lambda eps: {"steps": 1, "step_size": eps},
-    "pgd": lambda eps: {"step_size": None},
-}
 
 
 @pytest.fixture
@@ -38,33 +34,25 @@ def noise_like(images: Tensor, seeds: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(("steps", "size"), [(1, 2.0), (3, 0.9)])
-def test_steps_are_the_formula_of_fgsm_and_pgd(steps: int, size: float, victim: PixelModel) -> None:
-    images, labels = torch.full((2, 3, 16, 16), 0.5), torch.tensor([3, 4])
+def test_steps_are_the_formula_of_fgsm_and_pgd(
+    steps: int, size: float, victim: PixelModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = batch[0].clone(), batch[1]
+    before = {key: value.clone() for key, value in victim.state_dict().items()}
     expected = images
     for _ in range(steps):
         pixels = expected.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(victim(pixels), labels), pixels)
         expected = images + (expected + size / 255 * gradient.sign() - images).clamp(-2 / 255, 2 / 255)
+        expected = expected.clamp(0, 1)
     attacked = pgd(victim, images, labels, 2.0, steps=steps, step_size=size)
     torch.testing.assert_close(attacked, expected)
-    with pytest.raises(RecastError, match="at least 1 step"):
-        pgd(victim, images, labels, 1.0, steps=0)
-
-
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("eps", [0.5, 8.0])
-def test_attack_stays_in_the_ball_and_in_the_pixel_range(
-    name: str, eps: float, victim: PixelModel, batch: tuple[Tensor, Tensor]
-) -> None:
-    images, labels = batch[0].clone(), batch[1]
-    before = {key: value.clone() for key, value in victim.state_dict().items()}
-    attacked = pgd(victim, images, labels, eps, **STEPS[name](eps))
-    assert (attacked - images).abs().max().item() == pytest.approx(eps / 255, rel=1e-4)  # reached, not passed
-    assert 0 <= attacked.min() <= attacked.max() <= 1
-    assert not attacked.requires_grad
     assert images.equal(batch[0])
+    assert not attacked.requires_grad
     assert all(parameter.grad is None for parameter in victim.parameters())
     assert all(value.equal(before[key]) for key, value in victim.state_dict().items())
+    with pytest.raises(RecastError, match="at least 1 step"):
+        pgd(victim, images, labels, 1.0, steps=0)
 
 
 def test_rows_of_the_suites(trained: nn.Module, digits: Data, values: Values) -> None:

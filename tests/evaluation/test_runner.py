@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,36 +12,27 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.data import Data
-from recast.lab.evaluation import Options
+from recast.lab.evaluation import Options, cache
 from recast.lab.evaluation.context import NotMeasured
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.evaluation.suites import EVALUATORS, Evaluator
+from recast.lab.evaluation.suites import EVALUATORS
 from recast.lab.records import Row
 from recast.lab.suites import METRICS, SUITES
 
 
 def rows_of(
-    models: Any, data: Data, suites: Any = "clean", size: int = 20, cache: Path | None = None, **told: Any
+    models: Any, data: Data, suites: Any = "clean", size: int = 20, folder: Path | None = None, **options: Any
 ) -> list[Row]:
-    return evaluate(models, suites, data, cache=cache, options=Options(**told), batch_size=size, progress=False)
+    return evaluate(models, suites, data, cache=folder, options=Options(**options), batch_size=size, progress=False)
 
 
-def run(model: nn.Module, data: Data, cache: Path, suite: str = "clean", size: int = 20, **told: Any) -> list[float]:
-    return [row.value for row in rows_of(model, data, suite, size, cache, **told)]
+def run(model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **told: Any) -> list[float]:
+    return [row.value for row in rows_of(model, data, suite, size, folder, **told)]
 
 
-def test_what_is_known_is_not_measured_again(digits: Data, tmp_path: Path, spy: Any) -> None:
-    model = spy()
-    first = run(model, digits, tmp_path)
-    assert model.seen == 50
-    again = spy()
-    assert run(again, digits, tmp_path) == first
-    assert again.seen == 0
-    assert run(model, digits, tmp_path / "elsewhere") == first
-    assert model.seen == 100
-
-
-def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
+def test_other_weights_images_normalisation_options_or_code_are_measured(
+    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = run(spy(), digits, tmp_path)
     turned = spy()
     turned.scale = -1.0  # in no tensor and in no repr
@@ -66,25 +56,9 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
     ):
         run(attacked, digits, tmp_path, "fgsm", **options)
         assert attacked.seen == seen
-
-
-def test_scores_of_other_code_are_measured(digits: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a score holds can change while the version stays: one kept by older code would be misread."""
-    text = """import torch
-from recast.lab.evaluation.context import Score
-def score(batch):
-    for name in batch.models:
-        yield Score(name, "top1", torch.zeros(len(batch)))
-"""
-    (tmp_path / "own_score.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("own_score")
-    found, model = list[float](), nn.Conv2d(3, 10, 1)
-    for new in (text, text, text.replace("zeros", "ones")):
-        (tmp_path / "own_score.py").write_text(new)
-        monkeypatch.setitem(EVALUATORS, "clean", Evaluator(importlib.reload(module).score))
-        found += run(model, digits, tmp_path / "cache")
-    assert found == [0, 0, 100]
+    monkeypatch.setattr(cache, "code_of", lambda _: "what a score holds can change while the version stays")
+    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
+    assert attacked.seen == 3 * once
 
 
 @pytest.mark.parametrize("batch_size", [20, 7])
@@ -105,9 +79,9 @@ def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path, spy: A
     first, second = spy(), spy(1)
     second.limit[0] = 20
     with pytest.raises(KeyboardInterrupt):
-        rows_of({"a": first, "b": second}, digits, cache=tmp_path)
+        rows_of({"a": first, "b": second}, digits, folder=tmp_path)
     second.limit[0] = 10**9
-    rows_of({"a": first, "b": second}, digits, cache=tmp_path)
+    rows_of({"a": first, "b": second}, digits, folder=tmp_path)
     assert (first.seen, second.seen) == (40 + 30, 20 + 30)
 
 
